@@ -108,7 +108,7 @@ HELP = {
         "requests, cached prompts and restarts; sampling is slower.",
         "kv_cache_tokens": "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.",
         "state_cache": "Memory of each device for states of cached prompts, such as 4GiB, of models whose "
-        "layers keep states (Qwen3.5); auto keeps as many as --decode-rows.",
+        "layers keep states (Qwen3.5, gpt-oss); auto keeps as many as --decode-rows.",
     },
 }
 

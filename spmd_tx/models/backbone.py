@@ -304,6 +304,10 @@ def _attend(layer: LayerPass, index: Array, qkv: tuple[Array, Array, Array], cac
     qkv = tuple(checkpoint_name(x, name) for x, name in zip(qkv, ("query", "key", "value"), strict=True))
     if not isinstance(cache, Keep):
         return layer.how.attend(index, *qkv, cache, **sight)
+    if mixer.window:
+        assert layer.how.attend_window is not None
+        y_BTNE, rings = layer.how.attend_window(index, *qkv, cache.states, **sight)
+        return y_BTNE, cache.replace(states=rings)
     y_BTNE, pages = layer.how.attend(index, *qkv, cache.pages, **sight)
     return y_BTNE, cache.replace(pages=pages)
 

@@ -55,6 +55,12 @@ class ModelConfig:
         mixer = self.declared.stateful
         return mixer.k_heads if isinstance(mixer, DeltaRule) else 0
 
+    @property
+    def window(self) -> int:
+        """The tokens that a token sees in layers with a window, itself among them; 0: there are none."""
+        mixer = self.declared.stateful
+        return mixer.window if isinstance(mixer, Softmax) else 0
+
     @cached_property
     def declared(self) -> Model:
         """The declaration. Raises ValueError if one was stated that has other sizes."""

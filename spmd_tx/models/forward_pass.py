@@ -48,6 +48,7 @@ class Pass:
     product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
     slots: StateSlots | None = None  # None: every row begins with nothing read
+    attend_window: Attend | None = None  # of layers that keep a window in slots, while sampling
 
     def gather(self, x_BTD: Array) -> Array:
         if not self.sequence_parallel or lax.axis_size(TP) == 1:

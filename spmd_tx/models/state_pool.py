@@ -22,21 +22,26 @@ from jaxtyping import Int
 from spmd_tx.models import delta_memory
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Kept, Mixer
+from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.delta_layer import State
 from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.kv_cache import KvCache, cache_weights
+from spmd_tx.models.window_ring import ring_weights
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
 NOTHING = 0  # the slot of zeros
 
 
-def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State:
+def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State | KvCache:
     """Declare a pool with ``slots`` slots per data shard, slot 0 among them; its arrays begin as zeros.
 
-    The channels of ``inputs`` are in the order of devices of tp, each with its own queries, keys and values.
+    Of attention within a window it has rings. The channels of ``inputs`` are in the order of devices of tp,
+    each with its own queries, keys and values.
     """
     lead = (layers, slots * mesh.shape[FSDP] * mesh.shape[EP])
+    if isinstance(sizes, Softmax):
+        return ring_weights(sizes, mesh, lead, dtype)
 
     def array(kept: Kept) -> Weight:
         axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
@@ -49,7 +54,7 @@ class Keep(PyTreeNode):
     """Holds what all layers keep of the sequences being sampled: pages, and states in slots."""
 
     pages: Any
-    states: State
+    states: Any  # State, or KvCache with rings (window_ring.py)
 
 
 def cache_and_states(
@@ -89,7 +94,7 @@ def _written(old: Array, layer: Array, slots_B: Array, new: Array) -> Array:
     return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
 
 
-def copy_slots(pool: State, copies_C2: Int[Array, "C 2"]) -> State:
+def copy_slots(pool: Any, copies_C2: Int[Array, "C 2"]) -> Any:
     """Copy slots (from, to) in all layers, one pair after another. Pairs (0, 0) at the end cost nothing.
 
     A copy from slot 0 makes a slot that has read nothing.
@@ -97,7 +102,7 @@ def copy_slots(pool: State, copies_C2: Int[Array, "C 2"]) -> State:
     order_C = jnp.arange(copies_C2.shape[0])
     count = jnp.max(jnp.where(copies_C2[:, 1] != NOTHING, order_C + 1, 0))
 
-    def one(number: Array, pool: State) -> State:
+    def one(number: Array, pool: Any) -> Any:
         source, target = copies_C2[number]
         return jax.tree.map(partial(_copy, source=source, target=target), pool)
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models.paged.attention import paged_attention
+from spmd_tx.models.paged.attention import paged_attention, takes
+from spmd_tx.models.window_ring import page_of
 from spmd_tx.sharding.mesh import AXES, DATA, TP
 
 LAYERS, LAYER = 2, 1
@@ -30,7 +32,10 @@ def problem_of(name: str, sizes: Any) -> str | None:
     hold and wherever it stands. Behind the last token of a row, and before its window, pages hold infinities.
     """
     for window in sizes.windows:
-        problem = _problem_in(window, name, sizes)
+        page_size = page_of(window) if window else sizes.page_size
+        if not takes(name, sizes.head_dim, page_size):
+            continue
+        problem = _problem_in(window, name, msgspec.structs.replace(sizes, page_size=page_size))
         if problem is not None:
             return f"{problem} in a window of {window} tokens" if window else problem
     return None

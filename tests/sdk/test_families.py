@@ -79,7 +79,7 @@ def trained(server, kill_in: int | None = None) -> tuple[list[float], list[list[
         return list(logprobs_of(trainer, batch(seed=9))), drew
 
 
-@pytest.mark.parametrize("server", ["qwen3_5", "glm4_moe_lite"], indirect=True)
+@pytest.mark.parametrize("server", ["qwen3_5", "glm4_moe_lite", "gpt_oss"], indirect=True)
 def test_a_run_whose_workers_are_killed_ends_bit_for_bit(server):
     assert trained(server, kill_in=3) == trained(server)
 

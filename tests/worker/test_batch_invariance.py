@@ -38,7 +38,8 @@ DENSE = tiny_model.Spec(
     std=0.1,
 )
 MIXTURE = replace(DENSE, n_experts=4, experts_per_token=2, d_ff=64)
-SPECS = {"dense": DENSE, "mixture": MIXTURE}
+WINDOWS = replace(DENSE, family="gpt_oss", d_ff=64)
+SPECS = {"dense": DENSE, "mixture": MIXTURE, "windows": WINDOWS}
 CONTEXT, PAGE_SIZE, ROWS, STEPS, BANK_SLOTS, VERSIONS = 256, 16, 32, 8, 5, 3
 LEAST_PAGES = CONTEXT // PAGE_SIZE + 3
 ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their place changes no bit
@@ -50,6 +51,7 @@ ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their pla
         pytest.param(((1, 1, 1), "dense"), id="one device", marks=pytest.mark.slow),
         pytest.param(((2, 1, 2), "dense"), id="fsdp and tp"),
         pytest.param(((1, 2, 1), "mixture"), id="experts", marks=pytest.mark.slow),
+        pytest.param(((1, 1, 2), "windows"), id="windows", marks=pytest.mark.slow),
     ],
 )
 def engine(request, tmp_path_factory):
@@ -93,7 +95,7 @@ class Sampler:
         shapes = SamplingShapes(
             shards, CONTEXT, PAGE_SIZE, ROWS, on_cpu=engine.plan.on_cpu, batch_invariant=setup.batch_invariant
         )
-        limits = SamplingLimits(shapes, pages or engine.plan.pages, STEPS)
+        limits = SamplingLimits(shapes, pages or engine.plan.pages, STEPS, engine.plan.state_slots)
         model = SamplingModel(engine.model, CONTEXT, None, batch_invariant=setup.batch_invariant)
         self.bank = VersionBank(BANK_SLOTS, Path("/nowhere"))
         self.batch = SampleBatch(model, self.bank, limits)
@@ -190,7 +192,8 @@ def test_behind_pages_that_other_requests_have_read(engine, alone):
     sampler.run()
     ask(sampler)
     sampler.run()
-    assert sampler.results["ours"].prompt_cache_hit_tokens == 128
+    keeps_states = engine.model.declared.stateful is not None  # then the option leaves no prefixes
+    assert sampler.results["ours"].prompt_cache_hit_tokens == (0 if keeps_states else 128)
     assert sampler.answer("ours") == alone
 
 

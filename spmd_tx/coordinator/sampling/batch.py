@@ -99,7 +99,7 @@ class SampleBatch:
                 page_size=shapes.page_size,
                 pages=limits.pages_per_shard,
                 decode_steps=limits.decode_steps,
-                has_cache=not (has_states and (model.config.n_experts or shapes.batch_invariant)),
+                has_cache=not (has_states and shapes.batch_invariant),
                 piece=shapes.piece,
                 state_slots=limits.state_slots,
                 has_routing=bool(model.config.n_experts),

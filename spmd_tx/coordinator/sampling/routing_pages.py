@@ -14,7 +14,7 @@ MOST_BYTES = 256 << 20  # of one data shard
 
 
 class RoutingPages:
-    """Keeps the experts of full pages by the pages' keys; the least recently used ones go first."""
+    """Keeps the experts of pages by the pages' keys; the least recently used ones go first."""
 
     def __init__(self, page_size: int, most_bytes: int = MOST_BYTES) -> None:
         self._page_size = page_size
@@ -22,12 +22,18 @@ class RoutingPages:
         self._bytes = 0
         self._pages: dict[bytes, np.ndarray] = {}  # [page size, L, C]; least recently used first
 
+    def knows(self, key: bytes) -> bool:
+        return key in self._pages
+
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return the keys up to the first page whose experts are not known."""
         return list(takewhile(self._pages.__contains__, keys))
 
     def of(self, keys: Sequence[bytes]) -> np.ndarray:
-        """Return the experts [N, L, C] of a text's first pages, at least one, all of which are known."""
+        """Return the experts [N, L, C] of a text's first pages, at least one, all of which are known.
+
+        The last one may be partly filled.
+        """
         self._use((key, self._pages[key]) for key in keys)
         return np.concatenate([self._pages[key] for key in keys])
 
@@ -35,8 +41,10 @@ class RoutingPages:
         """Keep the experts of a text's first pages; there must be those of all their tokens."""
         pages = np.split(experts_NLC[: len(keys) * self._page_size], len(keys)) if keys else []
         self._use(zip(keys, pages, strict=True))
-        while self._bytes > self._most_bytes:
-            self.forget(next(iter(self._pages)))
+
+    def remember_tail(self, key: bytes, experts_NLC: np.ndarray) -> None:
+        """Keep the experts of a partly filled page's first tokens, of which this is the key."""
+        self._use([(key, experts_NLC)])
 
     def forget(self, key: bytes) -> None:
         """Forget a page, if it is known."""
@@ -49,3 +57,5 @@ class RoutingPages:
             kept = self._pages.pop(key, None)
             self._bytes += page.nbytes if kept is None else 0
             self._pages[key] = page.copy() if kept is None else kept
+        while self._bytes > self._most_bytes:
+            self.forget(next(iter(self._pages)))

@@ -1,13 +1,12 @@
 """One data shard: its resident samples, their pages and the prefix cache, and preemption. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import replace
 
 from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
 from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
 from spmd_tx.coordinator.sampling.routing_pages import RoutingPages
+from spmd_tx.coordinator.sampling.start import KeptPrompt, Start
 from spmd_tx.coordinator.sampling.state_moves import Copy
 from spmd_tx.coordinator.sampling.state_slots import (
     NO_HIT,
@@ -19,30 +18,6 @@ from spmd_tx.coordinator.sampling.state_slots import (
     is_due,
     place,
 )
-
-
-@dataclass(frozen=True)
-class Start:
-    """Says what a Prefill must do for samples that become resident."""
-
-    pages: list[int]  # of the common content, without its last token
-    written: int  # how many of its first tokens the pages hold already
-    found: int  # those of them that were found in the prefix cache
-    copies: dict[Sample, Copy]  # a partly filled last page is copied for each sample that does not own it
-    experts: np.ndarray | None = None  # of a mixture: [found, L, C]
-    # With a hit, before anything is read: its partly filled last page, and its state.
-    first_pages: list[Copy] = field(default_factory=list)
-    first_states: list[Copy] = field(default_factory=list)
-    kept_states: list[Copy] = field(default_factory=list)  # at the end: the state of a kept prompt
-
-
-@dataclass
-class _KeptPrompt:
-    """Holds what samples that have yet to start find of their prompt."""
-
-    pages: list[int]
-    slot: int = NOTHING  # of its state, if the model keeps any
-    is_read: bool = False  # whether planned commands fill the slot
 
 
 class Shard:
@@ -76,7 +51,7 @@ class Shard:
         self._pages_found = piece // page_size or 1  # and multiples of it
         self._keeps_drawn = not piece  # whether pages that Decodes have written may be found
         self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
-        self._prompts: dict[SampleJob, _KeptPrompt] = {}
+        self._prompts: dict[SampleJob, KeptPrompt] = {}
         self._lent: list[int] = []  # pages that the planned command copies first
 
     def count_of(self, sampler: str) -> int:
@@ -124,19 +99,18 @@ class Shard:
             self.residents.append(sample)
         self.sort_residents()
         start = Start(list(pages), hit.length if kept is None else written, hit.length, copies)
-        if self._routing is not None and shared:
-            keys = self._keys(part[0]).first(shared, part[0].content)
-            start = replace(start, experts=self._routing.of(keys))
+        if self._routing is not None and hit.length:
+            start = replace(start, experts=self._routing.of(self._keys_to(part[0], hit.length)))
         if self._states is not None:
             self._start_states(self._states, start, part, hit, kept)
         if keep_prompt and kept is None and part[0].is_at_prompt and self._free_slots(part):
             self.pool.hold(pages)
             (slot,) = self._states.take(1) if self._states is not None else [NOTHING]
-            self._prompts[job] = _KeptPrompt(list(pages), slot)
+            self._prompts[job] = KeptPrompt(list(pages), slot)
         return start
 
     def _start_states(
-        self, states: StateSlots, start: Start, part: list[Sample], hit: Hit, kept: _KeptPrompt | None
+        self, states: StateSlots, start: Start, part: list[Sample], hit: Hit, kept: KeptPrompt | None
     ) -> None:
         """Give each sample a slot, and note the copies that the first one begins with."""
         for sample, slot in zip(part, states.take(len(part)), strict=True):
@@ -162,7 +136,9 @@ class Shard:
         if self._routing is not None:
             keys = self._routing.known(keys)
         if self._states is not None:
-            return self._states.find(self._cache, first.job.scope, keys, content[:most], size) or NO_HIT
+            is_usable = (lambda key: True) if self._routing is None else self._routing.knows
+            found = self._states.find(self._cache, first.job.scope, keys, content[:most], size, is_usable)
+            return found or NO_HIT
         found = self._cache.find(keys)
         pages = found[: len(found) - len(found) % self._pages_found]
         return Hit(NOTHING, len(pages) * size, pages)
@@ -171,6 +147,13 @@ class Shard:
         if sample.keys is None or sample.keys.scope != sample.job.scope:
             sample.keys = BlockKeys(sample.job.scope, self._page_size)
         return sample.keys
+
+    def _keys_to(self, sample: Sample, length: int) -> list[bytes]:
+        """Return the keys of the pages with the first tokens of a sample's content."""
+        keys, content = self._keys(sample), sample.content[:length]
+        full = keys.first(length // self._page_size, content)
+        where = place(keys.scope, full, content, self._page_size)
+        return [*full, where.key] if where.tail else full
 
     def _remember(self, sample: Sample, pages: list[int], count: int) -> None:
         """Let the first ``count`` pages, which are full, be found in the prefix cache."""
@@ -185,8 +168,12 @@ class Shard:
         """Note the experts of a sample's tokens, as far as they are known and their pages are cached."""
         if self._routing is None or (experts_NLC := sample.routing) is None:
             return
-        keys = self._keys(sample).first(len(experts_NLC) // self._page_size, sample.content)
-        self._routing.remember(keys[: len(self._cache.find(keys))], experts_NLC)
+        full = len(experts_NLC) // self._page_size
+        keys = self._keys_to(sample, len(experts_NLC))
+        cached = len(self._cache.find(keys))
+        self._routing.remember(keys[: min(cached, full)], experts_NLC)
+        if cached > full:
+            self._routing.remember_tail(keys[full], experts_NLC[full * self._page_size :])
 
     def state_copies(self, prefill: ChunkedPrefill, *, has_room: bool) -> list[Copy]:
         """Return the copies of the state that the planned chunks leave.
@@ -239,8 +226,9 @@ class Shard:
             # Commands in flight write behind this position only.
             if self._keeps_drawn:
                 self._remember(sample, sample.pages, sample.position // self._page_size)
-                self.remember_routing(sample)
             self._leave_state(sample)
+            if self._keeps_drawn:
+                self.remember_routing(sample)
         else:
             sample.prefill.give_up(sample)
             if sample.prefill.is_given_up:
@@ -303,6 +291,7 @@ class Shard:
             if len(self._cache.find(wanted)) == len(wanted):
                 self._states.keep(sample.state, where)
                 sample.state = NOTHING
+            self.remember_routing(sample)
         self.drop_state(sample)
 
     def forget_prompt(self, job: SampleJob) -> None:

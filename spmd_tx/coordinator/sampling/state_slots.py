@@ -10,7 +10,7 @@ A command first copies the snapshots from which rows start into the rows' own sl
 reads the rows, then makes its other copies; so what it copies can be found only by later commands.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -131,11 +131,18 @@ class StateSlots:
         self._doomed = []
 
     def find(
-        self, cache: PrefixCache, scope: str, keys: Sequence[bytes], content: Sequence[int], page_size: int
+        self,
+        cache: PrefixCache,
+        scope: str,
+        keys: Sequence[bytes],
+        content: Sequence[int],
+        page_size: int,
+        is_usable: Callable[[bytes], bool] = lambda key: True,
     ) -> Hit | None:
         """Return the longest beginning of ``content`` that has a snapshot and whose pages are cached.
 
-        ``keys`` are those of its full pages. The pages stay only if they are held at once.
+        ``keys`` are those of its full pages; a partly filled page must be ``is_usable``. The pages stay only
+        if they are held at once.
         """
         pages = cache.find(keys)
         for full in range(len(pages), -1, -1):
@@ -143,7 +150,7 @@ class StateSlots:
             for length in sorted(self._tails.get(before, ()), reverse=True):
                 tail = tuple(content[full * page_size : full * page_size + length])
                 where = Place(before, tail)
-                last = cache.find([where.key]) if tail else []
+                last = cache.find([where.key]) if tail and is_usable(where.key) else []
                 if where.key not in self._snapshots or len(tail) < length or len(last) < bool(tail):
                     continue
                 slot = self._snapshots.pop(where.key)

@@ -51,8 +51,10 @@ class Softmax:
     @property
     def per_token(self) -> tuple[Kept, ...]:
         shape = (self.kv_heads, self.width)
-        return Kept("keys", shape, 0), Kept("values", shape, 0)
+        return () if self.window else (Kept("keys", shape, 0), Kept("values", shape, 0))
 
     @property
     def per_sequence(self) -> tuple[Kept, ...]:
-        return ()
+        """The tokens of the window."""
+        shape = (self.window, self.kv_heads, self.width)
+        return (Kept("keys", shape, 1), Kept("values", shape, 1)) if self.window else ()

@@ -70,6 +70,8 @@ def _kinds(keys: Keys) -> list[str]:
     kinds = keys.get("layer_types") or ["sliding_attention", "full_attention"] * n_layers
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise Refusal(f"sets layer_types to {kinds!r}; supported are sliding_attention and full_attention")
+    if "full_attention" not in kinds[:n_layers]:
+        raise Refusal(f"sets layer_types to {kinds!r}; at least one layer must be full_attention")
     return kinds[:n_layers]
 
 

@@ -63,9 +63,17 @@ def candidates(platform: str, head_dim: int, page_size: int, is_bfloat16: bool) 
     """List the implementations that a platform and these sizes allow, the fastest first."""
     if platform == "cpu":
         return ["row_by_row"]
-    fits = {
-        "tpu": head_dim % mosaic.LANES == 0 and page_size % mosaic.SUBLANES == 0,
-        "gpu": triton.fits(head_dim, page_size),
-    }
-    is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD.get(platform, 0) and fits[platform]
+    is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD.get(platform, 0)
+    is_possible = is_possible and takes(KERNELS[platform], head_dim, page_size)
     return [KERNELS[platform], "reference"] if is_possible else ["reference"]
+
+
+def takes(implementation: str, head_dim: int, page_size: int) -> bool:
+    """Return whether an implementation can have heads of this width and pages of so many tokens."""
+    match implementation:
+        case "mosaic":
+            return head_dim % mosaic.LANES == 0 and page_size % mosaic.SUBLANES == 0
+        case "triton":
+            return triton.fits(head_dim, page_size)
+        case _:
+            return True

@@ -164,8 +164,7 @@ class Sizes:
         budget = self.setup.state_cache_bytes
         if budget is not None:
             return 1 + rows + budget // self.state
-        has_prefixes = not self.model.n_experts and not self.setup.batch_invariant
-        return 1 + rows + (rows if has_prefixes else min(rows, KEPT_PROMPTS))
+        return 1 + rows + (min(rows, KEPT_PROMPTS) if self.setup.batch_invariant else rows)
 
     @property
     def data_shards(self) -> int:

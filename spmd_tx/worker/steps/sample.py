@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import head
+from spmd_tx.models import head, window_ring
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
@@ -141,9 +141,14 @@ def make_prefill(
         if tables is not None:
             attend = continue_attend(on(mesh, paged_attention), tables, pages, rows.positions)
         product = product_of(mesh)
-        slots = None
+        slots = attend_window = None
         if rows.state_sources is not None:
             slots = StateSlots(rows.state_sources, rows.state_targets, decodes=False)
+        if slots is not None and model.window:
+            where = model.window, rows.segments, rows.positions, slots
+            attend_window = window_ring.prefill_attend(attention, *where)
+            if tables is not None:
+                attend_window = window_ring.continue_attend(on(mesh, paged_attention), *where)
         how = Pass(
             attend,
             *loras,
@@ -152,6 +157,7 @@ def make_prefill(
             product=product,
             segments=rows.segments,
             slots=slots,
+            attend_window=attend_window,
         )
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
         if experts_BTLC is not None:
@@ -249,10 +255,14 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            attend = partial(decode_attend, on(mesh, paged_attention), tables_BN)
+            paged = on(mesh, paged_attention)
+            attend = partial(decode_attend, paged, tables_BN)
+            in_window = partial(window_ring.decode_attend, paged, model.window)
             forced = None if rows.forced is None else rows.forced[:, step]
             where = (model, base, adapters, loras, cache, state, rows)
-            cache, state, one = _step(*where, forced, attend, stacked_map, product_of(mesh), top, any_filters)
+            cache, state, one = _step(
+                *where, forced, (attend, in_window), stacked_map, product_of(mesh), top, any_filters
+            )
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
 
@@ -292,7 +302,7 @@ def _step(
     state: RowState,
     rows: DecodeRows,
     forced_B: Array | None,
-    attend_at: Callable[[Array, Array], Attend],
+    attends: tuple[Callable[..., Attend], Callable[..., Attend]],
     stacked_map: StackedMap | None,
     product: str,
     top: int,
@@ -300,16 +310,18 @@ def _step(
 ) -> tuple[KvCache | Keep, RowState, Drawn]:
     """Feed every live row its last token and draw the next one; a row that is forced takes that token.
 
+    ``attends`` make attention to pages, and to rings of layers with a window.
     ``any_filters`` as in draw_split; None: tokens are drawn from whole logits, by every device of tp.
     """
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
-    attend = attend_at(positions_B, is_alive_B)
     tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
-    slots = segments_B1 = None
+    attend = attends[0](positions_B, is_alive_B)
+    slots = segments_B1 = attend_window = None
     if rows.states is not None:
         slots = StateSlots(rows.states, jnp.where(is_alive_B, rows.states, NOTHING), decodes=True)
         segments_B1 = jnp.ones_like(tokens_B1)
+        attend_window = attends[1](slots, positions_B, is_alive_B) if model.window else None
     how = Pass(
         attend,
         *loras,
@@ -319,6 +331,7 @@ def _step(
         product=product,
         segments=segments_B1,
         slots=slots,
+        attend_window=attend_window,
     )
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]

@@ -72,8 +72,9 @@ def assert_all_kept(bench: MixtureBench, prompts: dict[str, list[int]]) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, PAGE_SIZE + 1, 40])
 @pytest.mark.parametrize("num_samples, shards", [(1, 1), (9, 2)])
-def test_every_token_but_the_last_has_its_experts(length, num_samples, shards):
-    bench = MixtureBench(shards=shards)
+@pytest.mark.parametrize("state_slots", [0, 9])
+def test_every_token_but_the_last_has_its_experts(length, num_samples, shards, state_slots):
+    bench = MixtureBench(shards=shards, state_slots=state_slots)
     bench.admit("a", prompt_of(length), max_tokens=19, num_samples=num_samples, seed=5)
     bench.run()
     assert_all_kept(bench, {"a": prompt_of(length)})
@@ -90,8 +91,9 @@ def test_tokens_behind_a_stop_are_left_out():
     assert_all_kept(bench, {"b": prompt_of(5)})
 
 
-def test_a_sample_that_had_to_make_room_keeps_those_it_has():
-    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1)
+@pytest.mark.parametrize("state_slots", [0, 33])
+def test_a_sample_that_had_to_make_room_keeps_those_it_has(state_slots):
+    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1, state_slots=state_slots)
     prompts = {str(number): prompt_of(6 + number, number) for number in range(6)}
     for name, prompt in prompts.items():
         bench.admit(name, prompt, max_tokens=30)
@@ -121,8 +123,25 @@ def test_tokens_that_are_found_in_the_cache_have_theirs(batch_invariant):
     )
 
 
-def test_pages_are_not_found_before_the_experts_of_their_tokens_are_known():
-    bench = MixtureBench()
+def test_snapshots_of_states_are_found_with_the_experts_up_to_them():
+    bench = MixtureBench(state_slots=1 + 4 + 8)
+    prompts = {"first": prompt_of(39), "same": prompt_of(39), "longer": prompt_of(50)}
+    for name, prompt in prompts.items():
+        bench.admit(name, prompt, max_tokens=9, seed=5)
+        bench.run()
+    prompts["turn"] = [*prompt_of(39), *bench.tokens("first")[0], *prompt_of(3)]
+    bench.admit("turn", prompts["turn"], max_tokens=3)
+    bench.run()
+    assert_all_kept(bench, prompts)
+    hits = {name: bench.results[name].prompt_cache_hit_tokens for name in prompts}
+    assert hits == {"first": 0, "same": 38, "longer": 38, "turn": 39 + 9 - 1}
+    assert 38 % PAGE_SIZE, "these ends are on partly filled pages"
+    assert 47 % PAGE_SIZE
+
+
+@pytest.mark.parametrize("state_slots", [0, 1 + 4 + 4])
+def test_pages_are_not_found_before_the_experts_of_their_tokens_are_known(state_slots):
+    bench = MixtureBench(state_slots=state_slots)
     for name in "ab":
         bench.admit(name, prompt_of(40), max_tokens=3)
         bench.send()
@@ -131,8 +150,9 @@ def test_pages_are_not_found_before_the_experts_of_their_tokens_are_known():
     assert_all_kept(bench, dict.fromkeys("ab", prompt_of(40)))
 
 
-def test_pages_with_new_contents_do_not_keep_the_experts_of_the_old_ones():
-    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1)
+@pytest.mark.parametrize("state_slots", [0, 33])
+def test_pages_with_new_contents_do_not_keep_the_experts_of_the_old_ones(state_slots):
+    bench = MixtureBench(rows=16, pages=MAX_CONTEXT // PAGE_SIZE + 1, state_slots=state_slots)
     prompts = {str(number): prompt_of(40, number % 3) for number in range(12)}
     for name, prompt in prompts.items():
         bench.admit(name, prompt, max_tokens=9)

@@ -74,12 +74,12 @@ def test_samples_of_one_prompt_start_from_copies_of_its_state(length, num_sample
 
 def test_a_model_with_experts_reads_a_prompt_once_for_samples_that_start_later():
     moe = replace(MODEL, n_experts=4, experts_per_token=2, normalize_expert_weights=True)
-    bench, prompt = Bench(state_slots=1 + 4 + 1, model=moe), prompt_of(2 * PAGE_SIZE + 3)
+    bench, prompt = Bench(state_slots=1 + 4 + 2, model=moe), prompt_of(2 * PAGE_SIZE + 3)
     bench.admit("a", prompt, max_tokens=10, num_samples=7)
     bench.run()
     assert bench.tokens("a") == [expected("a", prompt, 10, index=index)[0] for index in range(7)]
     assert written(bench) == len(prompt) - 1
-    assert free_slots(bench) == [5]
+    assert free_slots(bench) == [6]
 
 
 def test_a_stop_token_of_the_device_leaves_a_state_but_a_stop_string_does_not(bench):
