@@ -79,6 +79,23 @@ def test_matrices_that_are_encoded_otherwise_are_refused(family, method, said):
     assert said in refusal(family, quantization_config={"quant_method": method, **blocks})
 
 
+@pytest.mark.parametrize(
+    "modules, said",
+    [
+        (
+            ["lm_head", "re:mlp.(gate"],
+            "'re:mlp.(gate' among the modules of its quantization_config, which is not",
+        ),
+        ([3], "has 3 among the modules of its quantization_config; it must be a name"),
+        ("lm_head", "has 'lm_head' as the modules of its quantization_config; it must be a list"),
+    ],
+)
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore"])
+def test_modules_that_are_not_encoded_are_names_or_regular_expressions(key, modules, said):
+    blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], key: modules}
+    assert said in refusal("llama", quantization_config=blocks)
+
+
 def test_an_architecture_that_is_not_served_is_named_with_the_nearest_and_all_others():
     message = refusal("llama", architectures=["DeepseekV32ForCausalLM"], auto_map={"AutoModel": "x.Y"})
     assert message.startswith("holds a DeepseekV32ForCausalLM; supported architectures: ")

@@ -28,7 +28,9 @@ def encoded(model: Model, raw: Mapping[str, Any]) -> Model:
         if not any(isinstance(each.map.source.encoding, Mxfp4) for each in model.adapted.values()):
             raise Refusal("has a quantization_config that is not served: mxfp4 is read of gpt-oss only")
         return model
-    spared = quantization.get("modules_to_not_convert") or quantization.get("ignore") or ()
+    spared = quantization.get("modules_to_not_convert") or quantization.get("ignore") or []
+    if not isinstance(spared, list):
+        raise Refusal(f"has {spared!r} as the modules of its quantization_config; it must be a list of names")
     return replace(
         model,
         encoding=encoding,
@@ -37,8 +39,18 @@ def encoded(model: Model, raw: Mapping[str, Any]) -> Model:
     )
 
 
-def _pattern(module: str) -> str:
-    """Return a regular expression of a module and those within it, or what follows "re:"."""
+def _pattern(module: object) -> str:
+    """Return a regular expression of a module and those within it, or what follows "re:". Raises Refusal."""
+    if not isinstance(module, str):
+        raise Refusal(f"has {module!r} among the modules of its quantization_config; it must be a name")
     if module.startswith("re:"):
-        return f"(?:{module.removeprefix('re:')}).*"
+        pattern = f"(?:{module.removeprefix('re:')}).*"
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise Refusal(
+                f"has {module!r} among the modules of its quantization_config, which is not a regular "
+                f"expression: {error}"
+            ) from None
+        return pattern
     return rf"(?:.*\.)?{re.escape(module)}(?:\..*)?"
