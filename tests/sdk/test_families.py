@@ -2,6 +2,8 @@
 
 import os
 import signal
+from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -60,28 +62,58 @@ def test_samples_have_the_probabilities_that_training_computes(server):
             np.testing.assert_allclose(each.logprobs, trained, rtol=0, atol=2e-4)
 
 
-def trained(server, kill_in: int | None = None) -> tuple[list[float], list[list[float]]]:
-    """Train, and kill the workers in one of the steps; (log-probabilities, tokens of samples)."""
-    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+def trained(url: str, interrupt: Callable[[str], None]) -> tuple[list[float], list[list[float]]]:
+    """Train and sample, and interrupt a step and the sampling; (log-probabilities, tokens of samples)."""
+    with tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
         trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
         for step in range(5):
             gradient = trainer.forward_backward(batch(seed=step), "cross_entropy")
             update = trainer.optim_step(STEP)
-            if step == kill_in:
-                os.kill(server.worker_pids()[0], signal.SIGKILL)
+            if step == 3:
+                interrupt("training")
             gradient.result(SECONDS)
             update.result(SECONDS)
         sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
         asked = sampler.sample(types.ModelInput.from_ints(PROMPT), 2, drawn(max_tokens=24, seed=1))
-        if kill_in is not None:
-            os.kill(server.worker_pids()[0], signal.SIGKILL)
+        interrupt("sampling")
         drew = [list(each.tokens) for each in asked.result(SECONDS).sequences]
         return list(logprobs_of(trainer, batch(seed=9))), drew
 
 
-@pytest.mark.parametrize("server", ["qwen3_5", "glm4_moe_lite", "gpt_oss"], indirect=True)
+def not_at_all(_: str) -> None:
+    """Let a run go on."""
+
+
+STATEFUL = ["qwen3_5", "glm4_moe_lite", "gpt_oss"]  # states, latents, windows
+
+
+@pytest.mark.parametrize("server", STATEFUL, indirect=True)
 def test_a_run_whose_workers_are_killed_ends_bit_for_bit(server):
-    assert trained(server, kill_in=3) == trained(server)
+    def kill(_: str) -> None:
+        os.kill(server.worker_pids()[0], signal.SIGKILL)
+
+    assert trained(server.url, kill) == trained(server.url, not_at_all)
+
+
+@pytest.mark.parametrize("family", STATEFUL)
+def test_a_run_whose_server_is_killed_ends_bit_for_bit(family, tmp_path):
+    model = tiny_model.write(
+        tmp_path / "model", tiny_model.Spec(vocab_size=VOCABULARY, max_positions=CONTEXT)
+    )
+    families.write(model, family, **SIZES)
+    with ExitStack() as servers:
+        started = [servers.enter_context(serving(model, tmp_path / "data"))]
+        started[0].wait_until_ready()
+        expected = trained(started[0].url, not_at_all)
+
+        def kill(_: str) -> None:
+            os.kill(started[-1].process.pid, signal.SIGKILL)
+            started[-1].process.wait()
+            port = started[-1].url.rpartition(":")[2]
+            started.append(servers.enter_context(serving(model, tmp_path / "data", port=port)))
+
+        assert trained(started[0].url, kill) == expected
+    assert len(started) == 3
 
 
 def test_latent_attention_runs_on_base_weights_that_are_split_over_fsdp(tmp_path):
