@@ -34,7 +34,7 @@ export function Curves({ runs, empty }: { runs: Shown[]; empty: string }) {
         <input type="search" placeholder="Filter metrics" aria-label="Filter metrics" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
         <button type="button" disabled={!names.length} onClick={() => download(runs)}>Export CSV</button>
       </div>
-      {shown.length === 0 && <p class="empty">{names.length ? `No metric is called like “${filter}”.` : empty}</p>}
+      {shown.length === 0 && <p class="empty">{names.length ? `No metric has “${filter}” in its name.` : empty}</p>}
       <div class="charts">
         {shown.map((name) => <Chart key={name} name={name} runs={runs} axis={axis} smoothing={smoothing} />)}
       </div>

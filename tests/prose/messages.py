@@ -1,6 +1,6 @@
-"""Gathers what the program says, its help texts and its messages, as a page for the prose linter.
+"""Gathers what the program says, its help texts, messages and pages, as a page for the prose linter.
 
-Usage: python -m tests.prose.messages FILE. Braces of f-strings become the word "SOMETHING".
+Usage: python -m tests.prose.messages FILE. What is filled in becomes the word "SOMETHING".
 """
 
 import ast
@@ -15,6 +15,7 @@ import typer
 from spmd_tx.cli.main import app
 
 PACKAGE = Path(__file__).parents[2] / "spmd_tx"
+CONSOLE = PACKAGE.parent / "console" / "src"
 LOGGED = ("debug", "info", "warning", "error", "exception", "critical")
 FEWEST_WORDS = 3  # shorter texts are names, not sentences
 
@@ -22,7 +23,8 @@ FEWEST_WORDS = 3  # shorter texts are names, not sentences
 def main(page: Path) -> None:
     page.parent.mkdir(parents=True, exist_ok=True)
     texts = {
-        text: place for place, text in (*help_texts(typer.main.get_command(app), "spmd-tx"), *messages())
+        text: place
+        for place, text in (*help_texts(typer.main.get_command(app), "spmd-tx"), *messages(), *shown())
     }
     page.write_text(
         "\n\n".join(f"<!-- {place} -->\n\n{as_markdown(text)}" for text, place in texts.items()) + "\n"
@@ -51,6 +53,19 @@ def messages() -> Iterator[tuple[str, str]]:
                     text = sentence(argument)
                     if text is not None and len(text.split()) >= FEWEST_WORDS:
                         yield f"{file.relative_to(PACKAGE.parent)}:{argument.lineno}", text
+
+
+def shown() -> Iterator[tuple[str, str]]:
+    """What the console's pages show: the text between tags, and strings that are sentences."""
+    for file in sorted(CONSOLE.rglob("*.tsx")):
+        source = file.read_text()
+        tagless = re.sub(r"</?(?:code|em|strong|small|b|i|a)\b[^<>]*>", "", source)
+        between = re.findall(r">([^<>{}=;]*(?:\{[^<>{}]*\}[^<>{}=;]*)*)</", tagless)
+        strings = re.findall(r"\"([^\"\n]+)\"|`([^`\n]+)`", source)
+        for text in (*between, *(one or other for one, other in strings)):
+            said = re.sub(r"\$?\{[^{}]*\}", "SOMETHING", text).strip()
+            if len(said.split()) >= FEWEST_WORDS and said[:1].isupper() and "=>" not in said:
+                yield f"{file.relative_to(PACKAGE.parent)}", said
 
 
 def spoken(node: ast.AST) -> Iterator[ast.Call]:

@@ -61,7 +61,7 @@ function Row({ checkpoint, change }: { checkpoint: Checkpoint; change: (method: 
   const mayChange = caller.value !== null && !caller.value.is_read_only;
   const saved = Date.parse(checkpoint.time) / 1000;
   const expires = checkpoint.expires_at && Date.parse(checkpoint.expires_at) / 1000;
-  const remove = () => confirm(`Delete ${checkpoint.tinker_path}? It cannot be brought back.`) && change("DELETE", route);
+  const remove = () => confirm(`Delete ${checkpoint.tinker_path}? This cannot be undone.`) && change("DELETE", route);
   return (
     <>
       <tr>

@@ -37,14 +37,14 @@ function Keys({ failed }: Part) {
   useEffect(() => poll(load, POLL_SECONDS), []);
   const revoke = (key: Key) => {
     const whose = key.is_own ? "the key that you have signed in with" : `key ${key.id} of ${key.owner}`;
-    if (confirm(`Revoke ${whose}? It cannot be made valid again.`)) void request("DELETE", `/console/api/keys/${key.id}`).then(load, failed);
+    if (confirm(`Revoke ${whose}? This cannot be undone.`)) void request("DELETE", `/console/api/keys/${key.id}`).then(load, failed);
   };
   if (!found) return null;
   const shown = found.keys.filter((key) => withOld || !key.problem);
   return (
     <section class="wide">
       <h2>API keys</h2>
-      {found.keys.length === 0 && <p class="empty">There are no keys, so everyone who reaches the server is let in. <code>spmd-tx keys create</code> makes one.</p>}
+      {found.keys.length === 0 && <p class="empty">There are no keys, so everyone who can reach the server has access. <code>spmd-tx keys create</code> makes one.</p>}
       {found.keys.length > 0 && (
         <>
           <label class="check"><input type="checkbox" checked={withOld} onChange={(event) => setWithOld(event.currentTarget.checked)} /> Show revoked and expired keys</label>

@@ -79,7 +79,7 @@ export function Runs() {
           <input ref={field} type="search" placeholder="Filter runs  /" aria-label="Filter runs" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
         </div>
         {problem && <p class="problem" role="alert">{problem}</p>}
-        {runs?.length === 0 && <p class="empty">There are no runs yet. One appears here with the first training client that is created.</p>}
+        {runs?.length === 0 && <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>}
         <ul class="runs">
           {listed.map((run) => <Row key={run.id} run={run} color={color(run.id)} choose={choose} />)}
         </ul>
