@@ -22,7 +22,7 @@ def test_the_page_of_options_is_written_from_the_options():
     assert written == write_options_page.page(), f"run: {write_options_page.COMMAND}"
 
 
-@pytest.mark.parametrize("table", ["families", pytest.param("devices", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("table", ["families", "full", pytest.param("devices", marks=pytest.mark.slow)])
 def test_the_page_of_models_has_the_tables_of_today(table):
     written = write_models_page.PAGE.read_text()
     assert written == write_models_page.page(table), f"run: {write_models_page.COMMAND} {table}"

@@ -1,6 +1,6 @@
 """Writes the tables of docs/models.md: the families that are served, and plans for known models.
 
-Usage: python -m tests.write_models_page [families | devices]
+Usage: python -m tests.write_models_page [families | devices | full]
 """
 
 import json
@@ -15,6 +15,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
 from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.errors import StartError
+from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.worker.memory.accelerators import parse_devices
@@ -23,6 +24,10 @@ from tests.support.known_models import CONFIGS
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 COMMAND = "python -m tests.write_models_page"
 CONTEXT = 32768  # tokens
+FULL_CONTEXT = 8192  # where all weights are trained
+TRAINED_BYTES = (
+    16 + 3 * 2
+)  # per parameter: weight, gradient and two moments in fp32, and three copies in bf16
 KINDS = {"h100": "H100", "h200": "H200", "v5p": "TPU v5p"}
 COUNTS = (1, 2, 4, 8, 16)
 OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
@@ -109,8 +114,28 @@ def devices() -> Iterable[str]:
             yield f"| {name} | {2 * numbers / 1e9:.0f} GB | {counts} |"
 
 
-def _least(folder: str, size: int, kind: str) -> str:
-    config = ServerConfig(base_model=folder, dtype="bfloat16", max_context_length=CONTEXT)
+def full() -> Iterable[str]:
+    """Yield the table of models all of whose weights can be trained."""
+    yield f"| model | weights in training | {' | '.join(KINDS.values())} |"
+    yield "|---|---|" + "---|" * len(KINDS)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, raw in CONFIGS.items():
+            model = declare(raw)
+            if any(isinstance(place.layer.channel, Mixture) for place in model.places):
+                continue
+            Path(folder, "config.json").write_text(json.dumps(raw))
+            size = TRAINED_BYTES * sum(map(math.prod, stored_shapes(model).values()))
+            counts = " | ".join(_least(folder, size, kind, full_parameters=True) for kind in KINDS)
+            yield f"| {name} | {size / 1e9:.0f} GB | {counts} |"
+
+
+def _least(folder: str, size: int, kind: str, *, full_parameters: bool = False) -> str:
+    config = ServerConfig(
+        base_model=folder,
+        dtype="bfloat16",
+        max_context_length=FULL_CONTEXT if full_parameters else CONTEXT,
+        full_parameters=full_parameters,
+    )
     for count in COUNTS:
         these = parse_devices(f"{count}x{kind}", None)
         if size > count * (these.bytes or 0):
@@ -123,7 +148,7 @@ def _least(folder: str, size: int, kind: str) -> str:
     return "-"
 
 
-TABLES = {"families": families, "devices": devices}
+TABLES = {"families": families, "devices": devices, "full": full}
 
 if __name__ == "__main__":
     PAGE.write_text(page(*sys.argv[1:]))

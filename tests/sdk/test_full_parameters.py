@@ -5,8 +5,10 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tinker
@@ -180,6 +182,55 @@ def test_two_processes_write_a_whole_model_and_go_on_after_a_kill(model_dir, tmp
         tenant.close("success").result(SECONDS)
 
 
-def test_an_adapter_is_refused(tenant):
+def test_a_model_whose_write_is_killed_is_complete_or_not_there(model_dir, tmp_path):
+    """Kill the worker, then the whole server, as soon as a file of the model is on the disk."""
+    data, names = tmp_path / "data", {"model.safetensors", "config.json", "tokenizer.json"}
+
+    def is_begun(name: str) -> bool:
+        return any(name in str(path) for path in (data / "checkpoints").rglob("*"))
+
+    def complete(name: str) -> list[Path]:
+        found = list(data.glob(f"checkpoints/*/sampler_weights/{name}"))
+        assert all(names <= {file.name for file in folder.iterdir()} for folder in found)
+        return found
+
+    with ExitStack() as servers:
+        options = {"full_parameters": True, "snapshot_seconds": 0}
+        started = [servers.enter_context(serving(model_dir, data, **options))]
+        started[0].wait_until_ready()
+        tenant = tinker.ServiceClient(base_url=started[0].url, api_key="tml-killed")
+        trainer = begin(tenant)
+        train(trainer, DATA, adam=ADAM)
+        expected = logprobs_of(trainer, [supervised(PROMPT)])
+
+        def kill_worker() -> None:
+            os.kill(started[-1].worker_pids()[0], signal.SIGKILL)
+
+        def kill_server() -> None:
+            os.kill(started[-1].process.pid, signal.SIGKILL)
+            started[-1].process.wait()
+            port = started[-1].url.rpartition(":")[2]
+            started.append(servers.enter_context(serving(model_dir, data, port=port, **options)))
+
+        for name, kill in (("worker", kill_worker), ("server", kill_server)):
+            saved = trainer.save_weights_for_sampler(name)
+            while not is_begun(name):
+                complete(name)
+            complete(name)
+            kill()
+            path = saved.result(SECONDS).path
+            assert len(complete(name)) == 1
+            sampler = tenant.create_sampling_client(model_path=path).result(SECONDS)
+            told = np.array(sampler.compute_logprobs(prompt(PROMPT)).result(SECONDS)[1:])
+            np.testing.assert_allclose(told, expected, atol=1e-4)
+        np.testing.assert_array_equal(logprobs_of(trainer, [supervised(PROMPT)]), expected)
+        tenant.close("success").result(SECONDS)
+
+
+def test_an_adapter_is_refused(tenant, full_server):
     with pytest.raises(tinker.BadRequestError, match="trains all weights"):
         tenant.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS)
+    asked = {"base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    answer = httpx.post(f"{full_server.url}/api/v1/external_weights_upload_start", json=asked)
+    assert answer.status_code == 400
+    assert "uploads are LoRA adapters and this server trains all weights" in answer.text

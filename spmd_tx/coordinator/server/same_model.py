@@ -23,6 +23,7 @@ class Record(msgspec.Struct):
     sizes: dict[str, int]
     trains_all_weights: bool = False
     base_dtype: str = "auto"
+    dtype: str = "auto"
 
 
 def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
@@ -32,7 +33,14 @@ def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
     """
     file = config.data_dir / RECORD
     sizes = {name: getattr(model, name) for name in SIZES}
-    record = Record(config.base_model, model.architecture, sizes, config.full_parameters, config.base_dtype)
+    record = Record(
+        base_model=config.base_model,
+        architecture=model.architecture,
+        sizes=sizes,
+        trains_all_weights=config.full_parameters,
+        base_dtype=config.base_dtype,
+        dtype=config.dtype,
+    )
     if not file.exists():
         make_folder(config.data_dir)
         write_file(file, msgspec.json.encode(record))
@@ -61,11 +69,17 @@ def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
             f"{config.data_dir} is of a server that trains {before}, and this one is {now} "
             "--full-parameters; start it as before, or set another --data-dir"
         )
-    if known.base_dtype != config.base_dtype:
-        logger.warning(
-            "--base-dtype was %s at the last start and is %s now: adapters go on, but the base has other "
-            "numbers, so their losses change",
-            known.base_dtype,
-            config.base_dtype,
-        )
+    for option, before, now in (
+        ("--base-dtype", known.base_dtype, config.base_dtype),
+        ("--dtype", known.dtype, config.dtype),
+    ):
+        if before != now:
+            logger.warning(
+                "%s was %s at the last start and is %s now: models continue, but with other numbers, so "
+                "their losses change, and steps since the last snapshot are run again with other results",
+                option,
+                before,
+                now,
+            )
+    if (known.base_dtype, known.dtype) != (config.base_dtype, config.dtype):
         write_file(file, msgspec.json.encode(record))

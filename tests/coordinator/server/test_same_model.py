@@ -37,10 +37,13 @@ def test_adapters_and_whole_models_do_not_share_a_data_directory(tmp_path):
             check_same_model(replace(config, data_dir=other.data_dir), QWEN3_4B)
 
 
-def test_another_base_dtype_is_told_once(tmp_path, caplog):
+def test_other_types_are_told_once(tmp_path, caplog):
     config = ServerConfig(base_model="m", data_dir=tmp_path)
     for base_dtype in ("auto", "int8", "int8"):
         check_same_model(replace(config, base_dtype=base_dtype), QWEN3_4B)
+    for dtype in ("float32", "float32"):
+        check_same_model(replace(config, base_dtype="int8", dtype=dtype), QWEN3_4B)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "--base-dtype was auto at the last start and is int8 now"
+        "--base-dtype was auto at the last start and is int8 now",
+        "--dtype was auto at the last start and is float32 now",
     ]

@@ -1,0 +1,51 @@
+"""Models all of whose weights are trained take turns on the device, and wait in files if memory is short."""
+
+import jax
+import numpy as np
+import pytest
+
+from spmd_tx.demo import tiny_model
+from spmd_tx.protocol import commands
+from spmd_tx.worker import engine as engines
+from spmd_tx.worker.full_engine import FullEngine
+from spmd_tx.worker.programs.compiled import Programs
+from tests.support.tiny_engine import to_numpy
+from tests.support.tiny_setup import tiny_setup
+
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
+ADAPTER = commands.AdapterSpec(rank=0)
+
+
+@pytest.mark.parametrize("budget, is_on_disk", [(0, True), (1 << 30, False)])
+def test_a_model_that_waited_is_bit_for_bit_what_it_was(budget, is_on_disk, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "idle_budget", lambda processes: budget)
+    model = tiny_model.write(tmp_path / "model", tiny_model.Spec())
+    places = {"model_dir": str(model), "idle_adapters": str(tmp_path / "idle"), "compilation_cache": ""}
+    setup = tiny_setup(full_copies=3, bank_slots=1, max_rank=1, **places)
+    engine = FullEngine.start(setup, Programs(lambda what: None), lambda what: None)
+    chance = np.random.default_rng(0)
+
+    def begin() -> list[np.ndarray]:
+        """Put a model into the slot, as if it had been trained."""
+        engine.create_adapter(commands.CreateAdapter(slot=0, seed=0, adapter=ADAPTER))
+        engine.state.train = jax.tree.map(
+            lambda leaf: jax.device_put(chance.normal(size=leaf.shape).astype(leaf.dtype), leaf.sharding),
+            engine.state.train,
+        )
+        return jax.tree.leaves(to_numpy(engine.state.train))
+
+    first = begin()
+    engine.swap_out(commands.SwapOut(slot=0, model="first"))
+    second = begin()
+    _, metrics = engine.swap_out(commands.SwapOut(slot=0, model="second"))
+    for model_id, expected in (("first", first), ("second", second)):
+        _, found = engine.swap_in(commands.SwapIn(slot=0, model=model_id))
+        assert found["from_disk"] == is_on_disk
+        assert all(map(np.array_equal, jax.tree.leaves(to_numpy(engine.state.train)), expected))
+        engine.swap_out(commands.SwapOut(slot=0, model=model_id))
+    size = sum(leaf.nbytes for leaf in (*first, *second))
+    assert metrics["host_bytes"] + metrics["disk_bytes"] >= size
+    engine.drop_swapped(commands.DropSwapped(models=["first", "second"]))
+    engine._idle.settle()
+    assert not any(path.is_file() for path in (tmp_path / "idle").rglob("*"))
