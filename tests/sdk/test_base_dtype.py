@@ -62,19 +62,21 @@ def test_a_trained_model_loses_little(trained, base_dtype):
 
 
 @pytest.mark.parametrize(
-    "base_dtype, n_experts, mesh",
+    "base_dtype, kind, mesh",
     [
-        ("int8", 0, {"fully_sharded_data_parallel_size": 2, "shard_base_weights": "yes"}),
-        ("fp8", 0, {"tensor_parallel_size": 2}),
-        ("int4", 0, {"tensor_parallel_size": 2}),
-        ("int4", 8, {"expert_parallel_size": 2}),
+        ("int8", {}, {"fully_sharded_data_parallel_size": 2, "shard_base_weights": "yes"}),
+        ("fp8", {}, {"tensor_parallel_size": 2}),
+        ("int4", {}, {"tensor_parallel_size": 2}),
+        ("int4", {"n_experts": 8}, {"expert_parallel_size": 2}),
+        ("int8", {"family": "qwen3_5"}, {"tensor_parallel_size": 2}),
+        ("fp8", {"family": "llama"}, {}),
     ],
-    ids=["int8-fsdp", "fp8-tp", "int4-tp", "int4-experts-ep"],
+    ids=["int8-fsdp", "fp8-tp", "int4-tp", "int4-experts-ep", "int8-qwen3_5", "fp8-llama"],
 )
-def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, n_experts, mesh, tmp_path, monkeypatch):
+def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, kind, mesh, tmp_path, monkeypatch):
     """What is sampled has the log-probabilities that training gives after the worker was killed."""
     monkeypatch.setattr(examples, "SECONDS", PATIENCE)
-    model = tiny_model.write(tmp_path / "model", replace(SPEC, n_experts=n_experts))
+    model = tiny_model.write(tmp_path / "model", replace(SPEC, **kind))
     with serving(model, tmp_path / "data", base_dtype=base_dtype, **mesh) as server:
         server.wait_until_ready()
         results(server)
