@@ -49,11 +49,13 @@ class Case:
     context: int
     budgets: Mapping[str, "Budget"]
     adapters: int = USUAL_ADAPTERS  # slots for training, and for sampling
+    base_dtype: str = "auto"
 
     @property
     def name(self) -> str:
         fewer = "" if self.adapters == USUAL_ADAPTERS else f" adapters={self.adapters}"
-        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}{fewer}"
+        base = "" if self.base_dtype == "auto" else f" base-dtype={self.base_dtype}"
+        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}{fewer}{base}"
 
     @property
     def is_tpu(self) -> bool:
@@ -99,9 +101,10 @@ class Line:
         )
 
 
-def model_named(name: str) -> ModelConfig:
+def model_named(name: str, base_dtype: str = "auto") -> ModelConfig:
     """Return a model that cases name: by its sizes, or from a config.json. Raises StartError."""
-    return REAL_MODELS.get(name) or read_model_config(CONFIGS / name)
+    known = REAL_MODELS.get(name) if base_dtype == "auto" else None
+    return known or read_model_config(CONFIGS / name, base_dtype=base_dtype)
 
 
 def read(text: str) -> list[Case]:
@@ -110,7 +113,8 @@ def read(text: str) -> list[Case]:
 
 
 def _case(name: str, roles: Mapping[str, Any]) -> Case:
-    model, devices, mesh, context, *fewer = name.split()
+    model, devices, mesh, context, *others = name.split()
+    options = dict(other.split("=") for other in others)
     budgets = {}
     for role, figures in roles.items():
         most = dict(figures)
@@ -120,8 +124,11 @@ def _case(name: str, roles: Mapping[str, Any]) -> Case:
             raise ValueError(f"{name}, {role}: {unknown or 'not a role, or a known miss without a budget'}")
         budgets[role] = Budget(most, known)
     fsdp, ep, tp = map(int, mesh.split(","))
-    adapters = int(fewer[0].removeprefix("adapters=")) if fewer else USUAL_ADAPTERS
-    return Case(model, devices, (fsdp, ep, tp), int(context), budgets, adapters)
+    adapters = int(options.pop("adapters", USUAL_ADAPTERS))
+    base_dtype = options.pop("base-dtype", "auto")
+    if options:
+        raise ValueError(f"{name}: {' '.join(options)} is not an option of a case")
+    return Case(model, devices, (fsdp, ep, tp), int(context), budgets, adapters, base_dtype)
 
 
 def write(cases: Sequence[Case], found: Mapping[str, Mapping[str, Mapping[str, float]]], text: str) -> str:
@@ -198,9 +205,10 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
         max_context_length=case.context,
         max_lora_adapters=case.adapters,
         sampler_slots=case.adapters,
+        base_dtype=case.base_dtype,
     ).with_mesh(case.mesh)
     devices = parse_devices(case.devices, None)
-    plan = plan_for(config, model_named(case.model), devices)
+    plan = plan_for(config, model_named(case.model, case.base_dtype), devices)
     target = target_for(plan, devices)
     wanted = [role for role in case.budgets if not roles or role in roles]
     programs = by_role(programs_of(plan, target.mesh))

@@ -47,7 +47,8 @@ def read_lines(text: str) -> list[Line]:
 
 def _place(case: Case) -> tuple[str, str, str]:
     devices = case.devices if case.is_tpu else case.devices.replace("x", " x ", 1)
-    return case.model, devices, ", ".join(map(str, case.mesh))
+    model = case.model if case.base_dtype == "auto" else f"{case.model}, {case.base_dtype}"
+    return model, devices, ", ".join(map(str, case.mesh))
 
 
 def _line(case: Case, program: ProgramReport) -> Line:

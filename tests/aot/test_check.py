@@ -24,6 +24,14 @@ def test_a_case_may_have_fewer_adapters():
     assert case.name == "qwen3-4b v5e:2x4 2,1,4 2048 adapters=4"
 
 
+def test_a_case_may_have_a_base_in_fewer_bits():
+    (case,) = read(TEXT.replace("2048", "2048 base-dtype=int8"))
+    assert (case.adapters, case.base_dtype) == (8, "int8")
+    assert case.name == "qwen3-4b v5e:2x4 2,1,4 2048 base-dtype=int8"
+    with pytest.raises(ValueError, match="base is not an option of a case"):
+        read(TEXT.replace("2048", "2048 base=int8"))
+
+
 def lines(**found):
     (case,) = read(TEXT)
     figures = {"sorts": 0, "bytes_moved": 5e9, "launches": 800} | found
