@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spmd_tx.coordinator.checkpoints.foreign_adapter import FILES, convert, most_bytes
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.exports.adapter_formats import export_adapter
 from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
@@ -194,13 +195,19 @@ def cut(tensors, module, rank):
         tensors[name] = tensors[name][:rank].copy() if "lora_A" in name else tensors[name][:, :rank].copy()
 
 
+MIXTURES = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "qwen3_5_moe", "qwen3_moe")
+LAYOUTS = [(family, "shared-outer") for family in sorted({*families.CONFIGS, *MIXTURES, "qwen3"})]
+LAYOUTS += [(family, "per-expert") for family in MIXTURES]
+
+
 @pytest.mark.parametrize("form", ["peft", "tinker"])
-@pytest.mark.parametrize(
-    "family, layout",
-    [("gpt_oss", "shared-outer"), ("glm4_moe", "per-expert"), ("qwen3_5_moe", "shared-outer")],
-)
+@pytest.mark.parametrize("family, layout", LAYOUTS, ids=str)
 def test_what_was_exported_for_others_comes_back_as_it_was(tmp_path, form, family, layout):
-    path = families.write(tmp_path / "model", family)
+    path = tmp_path / "model"
+    if family in families.CONFIGS:
+        families.write(path, family)
+    else:
+        tiny_model.write(path, tiny_model.Spec(family=family, d_model=48))
     model = read_model_config(path, layout)
     folder = write_folder(tmp_path / "adapter", WHOLE, model, BASE)
     export_adapter(folder, path, tmp_path / "sent", form, BASE)
