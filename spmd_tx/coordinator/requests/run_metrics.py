@@ -7,15 +7,28 @@ the forward_backward requests since the step before, and what the client has sen
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from sqlalchemy import ColumnElement, Select, Table, and_, case, delete, func, orm, select, update
+from sqlalchemy import (
+    ColumnElement,
+    ScalarSelect,
+    Select,
+    Table,
+    and_,
+    case,
+    delete,
+    func,
+    orm,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.requests.records import Finished, Settled
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage import bulk_rows
-from spmd_tx.coordinator.storage.tables import RunMetrics
+from spmd_tx.coordinator.storage.tables import Model, RunMetrics
 
 FORWARD_BACKWARD, OPTIM_STEP, CLIENT = "forward_backward", "optim_step", "client"
 WEIGHT = "num_datums:sum"  # of means, when several requests make one step
@@ -24,6 +37,7 @@ THINNED_POINTS = 1000  # steps of a run that are left when it is old
 MOST_THINNED = 20  # runs at a time, since the log waits meanwhile
 
 Values = dict[str, float | None]
+Column = InstrumentedAttribute[Any]
 
 
 class Point(NamedTuple):
@@ -119,14 +133,24 @@ async def summary(db: AsyncSession, line: str) -> Summary:
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
     """Delete runs that have not changed since a time, and thin out those that have not since another."""
-    newest = func.max(RunMetrics.at)
-    runs = select(RunMetrics.line).group_by(RunMetrics.line)
-    await db.execute(delete(RunMetrics).where(RunMetrics.line.in_(runs.having(newest < before))))
-    long = runs.where(RunMetrics.kind == OPTIM_STEP).having(
-        newest < thin_before, func.count() > 2 * THINNED_POINTS
+    unchanged = select(Model.id).where(_newest(RunMetrics.at) < before)
+    await db.execute(
+        delete(RunMetrics).where(RunMetrics.line.in_(unchanged)).execution_options(synchronize_session=False)
     )
-    for line in (await db.scalars(long.limit(MOST_THINNED))).all():
+    steps = select(func.count()).where(_is_step(Model.id)).scalar_subquery()
+    thinnable = select(Model.id).where(
+        _newest(RunMetrics.at) < thin_before,
+        _newest(RunMetrics.step, RunMetrics.kind == OPTIM_STEP).is_(None),  # else it is thinned already
+        steps > 2 * THINNED_POINTS,
+    )
+    for line in (await db.scalars(thinnable.limit(MOST_THINNED))).all():
         await _thin(db, line)
+
+
+def _newest(column: Column, *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
+    """Select what the newest row of a model's run has there, without reading the others."""
+    rows = select(column).where(RunMetrics.line == Model.id, *conditions)
+    return rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1).scalar_subquery()
 
 
 async def _thin(db: AsyncSession, line: str) -> None:
@@ -175,7 +199,7 @@ async def _between(db: AsyncSession, line: str, after: int, last: int) -> Sequen
     return [_Row(*row) for row in found]
 
 
-def _is_step(line: str) -> ColumnElement[bool]:
+def _is_step(line: str | Column) -> ColumnElement[bool]:
     return and_(RunMetrics.line == line, RunMetrics.kind == OPTIM_STEP)
 
 

@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
+    ScalarSelect,
     TextClause,
     and_,
     delete,
+    exists,
     func,
     insert,
     or_,
@@ -112,10 +114,24 @@ async def sessions_in_use(db: AsyncSession) -> list[str]:
 
 async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
     """Return, by session, the creation time of the oldest forward_backward that may have to be replayed."""
-    needed = and_(RequestRow.kind == "forward_backward", _is_needed_to_restore())
-    query = select(RequestRow.session_id, func.min(RequestRow.created_at)).where(needed)
-    rows = await db.execute(query.group_by(RequestRow.session_id))
-    return {row[0]: row[1] for row in rows}
+    first = (
+        select(RequestRow.created_at)
+        .where(
+            RequestRow.line == Model.id,
+            RequestRow.kind == "forward_backward",
+            RequestRow.seq_id > func.coalesce(_older_of_two(Model.id), -1),
+        )
+        .order_by(RequestRow.seq_id)
+        .limit(1)
+        .scalar_subquery()
+    )
+    oldest: dict[str, float] = {}
+    for session_id, created_at in await db.execute(
+        select(Model.session_id, first).where(_is_in_use(Model.session_id))
+    ):
+        if created_at is not None:
+            oldest[session_id] = min(created_at, oldest.get(session_id, created_at))
+    return oldest
 
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
@@ -131,7 +147,8 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     newest = (
         select(Sampler.model_id, func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
     )
-    recently_used = select(RequestRow.line).where(
+    was_used = exists().where(
+        RequestRow.line == Sampler.id,
         RequestRow.kind == "sample",
         or_(RequestRow.created_at >= ages.versions, RequestRow.finished_at.is_(None)),
     )
@@ -139,7 +156,7 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
         ephemeral,
         Sampler.created_at < ages.versions,
         tuple_(Sampler.model_id, Sampler.created_at).not_in(newest),
-        Sampler.id.not_in(recently_used),
+        ~was_used,
     )
     return list(await db.scalars(query))
 
@@ -162,17 +179,21 @@ def _is_old(ages: Ages) -> ColumnElement[bool]:
 
 def _is_needed_to_restore() -> ColumnElement[bool]:
     """Samples change no state. A creation stays as long as its model, so that a duplicate is recognized."""
-    older_of_two = (
-        select(func.min(SnapshotRow.seq_id))
-        .where(SnapshotRow.model_id == RequestRow.line, counts())
-        .having(func.count() >= KEPT)
-        .scalar_subquery()
-    )
-    is_behind_snapshots = RequestRow.seq_id > func.coalesce(older_of_two, -1)
+    is_behind_snapshots = RequestRow.seq_id > func.coalesce(_older_of_two(RequestRow.line), -1)
     return and_(
         RequestRow.kind != "sample",
         _is_in_use(RequestRow.session_id),
         or_(RequestRow.seq_id == 0, is_behind_snapshots),
+    )
+
+
+def _older_of_two(model_id: InstrumentedAttribute[str]) -> ScalarSelect[int]:
+    """Select the request of the older of a model's two newest snapshots; null where there are fewer."""
+    return (
+        select(func.min(SnapshotRow.seq_id))
+        .where(SnapshotRow.model_id == model_id, counts())
+        .having(func.count() >= KEPT)
+        .scalar_subquery()
     )
 
 

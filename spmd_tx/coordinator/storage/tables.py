@@ -110,6 +110,13 @@ class RequestRow(Base):
         UniqueConstraint("line", "seq_id"),
         Index("ix_requests_unfinished", "finished_at", "number"),
         Index(
+            "ix_requests_unfinished_of_line",
+            "line",
+            "seq_id",
+            sqlite_where=text("finished_at IS NULL"),
+            postgresql_where=text("finished_at IS NULL"),
+        ),
+        Index(
             "ix_requests_coordinator_losses",
             "coordinator_losses",
             sqlite_where=text("coordinator_losses > 0"),

@@ -3,6 +3,7 @@ import pytest
 from spmd_tx.coordinator.requests import run_metrics
 from spmd_tx.coordinator.requests.records import Failed, Finished, Request, RequestTimes, Settled
 from spmd_tx.coordinator.runtime import clock
+from tests.coordinator.retention.contents import add_model
 
 RUN, OTHER = "s:train:0", "t:train:0"
 
@@ -99,6 +100,8 @@ async def test_a_list_shows_the_newest_value_of_each_metric(database):
 
 async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):
     monkeypatch.setattr(run_metrics, "THINNED_POINTS", 3)
+    for run in (RUN, OTHER):
+        await add_model(database, run)
     for number in range(9):
         await step(database, 1 + 2 * number, loss=float(number))
         await step(database, 1 + 2 * number, line=OTHER) if number < 4 else None
