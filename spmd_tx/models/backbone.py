@@ -265,8 +265,7 @@ def attention(
     assert isinstance(mixer, Softmax)
     h_BTD = layer.norm(x_BTD, "attention_norm")
 
-    def heads(name: str) -> Array:
-        y = layer.columns(h_BTD, name)
+    def heads(y: Array) -> Array:
         return y.reshape(*y.shape[:2], -1, mixer.width)
 
     def placed(y: Array, name: str) -> Array:
@@ -274,12 +273,10 @@ def attention(
             y = norm(y, w[f"{name}_norm"], Norm(mixer.eps, mixer.is_zero_centred))
         return y if mixer.rope is None else rotate(y, positions_BT, mixer.rope)
 
-    q_BTNE, gate_BTNE = layer.columns(h_BTD, "q"), None
-    if mixer.gate:
-        q_BTNE, gate_BTNE = query_and_gate(q_BTNE, mixer.width)
-    else:
-        q_BTNE = q_BTNE.reshape(*q_BTNE.shape[:2], -1, mixer.width)
-    q_BTNE, k_BTKE, v_BTKE = placed(q_BTNE, "q"), placed(heads("k"), "k"), heads("v")
+    q_BTH, k_BTH = (layer.how.as_computed(layer.columns(h_BTD, name)) for name in ("q", "k"))
+    q_BTNE, gate_BTNE = query_and_gate(q_BTH, mixer.width) if mixer.gate else (heads(q_BTH), None)
+    q_BTNE, k_BTKE = placed(q_BTNE, "q"), placed(heads(k_BTH), "k")
+    v_BTKE = heads(layer.columns(h_BTD, "v"))
     if mixer.rope is not None:
         q_BTNE = grow_queries(q_BTNE, positions_BT, mixer.rope)
     if mixer.kv_heads % tp:  # every device holds all key-value heads and uses that of its query heads

@@ -62,5 +62,13 @@ class Pass:
             return sum_scatter(partial_BTD, TP, 1)
         return lax.psum(partial_BTD, TP)
 
+    def as_computed(self, y: Array) -> Array:
+        """Keep a map's result for one token per row as its product lays it out in memory.
+
+        XLA for TPUs would choose the layout that is best for what comes next, want the map's matrix to fit
+        it, and copy the stack of all layers' matrices first. A training step loses more without that choice.
+        """
+        return lax.optimization_barrier(y) if self.stationary and self.product == "mosaic" else y
+
     def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
         return linear(x, kernel, width_out, stationary=self.stationary)

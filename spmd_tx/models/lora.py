@@ -185,6 +185,7 @@ class ExpertAdapters:
     apply: ApplyLora  # to all rows, where experts run over all of them
     halves: Halves  # for this device's rows
     all_halves: Halves  # for all rows
+    are_joint: bool = False  # whether a product may take all slots' factors, as in bank_lora
 
 
 def expert_adapters(
@@ -194,7 +195,8 @@ def expert_adapters(
     ones = jnp.ones_like(scale_S)
     apply = make(slots_R, scale_S)
     own = Halves(make(slots_B, scale_S), make(slots_B, ones))
-    return ExpertAdapters(slots_R, scale_S, apply, own, Halves(apply, make(slots_R, ones)))
+    all_rows = Halves(apply, make(slots_R, ones))
+    return ExpertAdapters(slots_R, scale_S, apply, own, all_rows, are_joint=make is bank_lora)
 
 
 def bank_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:

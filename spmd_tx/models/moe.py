@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.activations import gated
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts import slot_product
 from spmd_tx.models.experts.factors import (
     Factors,
     expert_factors,
@@ -141,7 +142,8 @@ def _grouped(
     place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
     if layer is not None:
         place = place.replace(expert_N=place.expert_N + layer * local)
-    grouping = Grouping(tiling, how.product, by_tile, d_model, width_out, activation)
+    in_place = how.expert_lora.are_joint and slot_product.is_best(how.product, tiling, local, slots)
+    grouping = Grouping(tiling, how.product, by_tile, d_model, width_out, activation, in_place)
     return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
 
 

@@ -268,6 +268,8 @@ def main(argument: str) -> None:
     name = implementation(jax.default_backend())
     try:
         problem = problem_of_product(name, sizes)
+        if problem is None and name == "mosaic":  # which multiplies by factors, too
+            problem = problem_of_product(name, msgspec.structs.replace(sizes, width=RANK, encoding=""))
         if problem is None and name == "triton":
             problem = problem_of_stack(sizes) or problem_of_sums(name, sizes) or problem_of_memories(sizes)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas

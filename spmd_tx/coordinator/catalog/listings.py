@@ -131,15 +131,15 @@ async def _count(db: AsyncSession, query: Select[Any]) -> int:
 
 
 async def _training_run(db: AsyncSession, model: Model) -> TrainingRun:
-    last_request = select(func.max(RequestRow.created_at)).where(RequestRow.line == model.id)
-    last_request_time = await db.scalar(last_request) or model.created_at
+    newest_first = select(RequestRow.created_at).order_by(RequestRow.seq_id.desc())
+    last_request_time = await db.scalar(newest_first.where(RequestRow.line == model.id).limit(1))
     return TrainingRun(
         training_run_id=model.id,
         base_model=model.base_model,
         model_owner=await db.scalar(select(Session.owner).where(Session.id == model.session_id)) or "",
         is_lora=model.rank > 0,
         lora_rank=model.rank,
-        last_request_time=_rfc3339(last_request_time),
+        last_request_time=_rfc3339(last_request_time or model.created_at),
         corrupted=False,
         last_checkpoint=await _last_checkpoint(db, model, WEIGHTS),
         last_sampler_checkpoint=await _last_checkpoint(db, model, SAMPLER_WEIGHTS),

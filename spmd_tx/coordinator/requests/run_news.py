@@ -7,7 +7,7 @@ answer serves all of them.
 import time
 from collections import deque
 
-SECONDS = 1.0  # between two times at which news is told
+SECONDS = 2.0  # between two times at which news is told
 KEPT = 60  # news that a slow listener can still get
 MOST_RUNS = 10_000  # that have changed while nobody listened
 

@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "traces"  # in the data directory
 MAX_REQUESTS = 200_000  # of one trace, the newest
+READ_AT_ONCE = 500  # while nothing else runs
 FRESH_SECONDS = 10.0  # up to this age a trace is served again
 PATIENCE_SECONDS = 2.0  # for a small trace in the same call; the SDK asks again after 5 seconds
 KEPT_SECONDS = 2 * 3600.0  # longer than its URL is valid
@@ -193,15 +194,21 @@ class TraceExports:
             for table in (RequestRow, PastRequest):
                 columns = [getattr(table, name) for name in TracedRequest._fields]
                 query = select(*columns).where(table.session_id == session_id)
-                rows = await db.execute(query.order_by(table.number.desc()).limit(MAX_REQUESTS))
-                found += [TracedRequest(*row) for row in rows]
-        return sorted(set(found), key=lambda each: each.number)[-MAX_REQUESTS:]
+                rows = await db.stream(query.order_by(table.number.desc()).limit(MAX_REQUESTS))
+                async for part in rows.partitions(READ_AT_ONCE):
+                    found += [TracedRequest(*row) for row in part]
+        return await asyncio.to_thread(_newest, found)
 
 
 def old_files(data_dir: Path, now: float) -> list[Path]:
     """The traces that have outlived their URLs. Blocks."""
     before = min(time.time(), now) - KEPT_SECONDS
     return [path for path in (data_dir / FOLDER).glob("*") if path.stat().st_mtime < before]
+
+
+def _newest(requests: list[TracedRequest]) -> list[TracedRequest]:
+    """Return each request once: one that moved while its session was read was found twice."""
+    return sorted(set(requests), key=lambda each: each.number)[-MAX_REQUESTS:]
 
 
 def _is_fresh(path: Path) -> bool:

@@ -25,6 +25,7 @@ from spmd_tx.models.experts.factor_sums import Pieces, Spans, add_in_order, bloc
 from spmd_tx.models.experts.factors import Factors
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
+from spmd_tx.models.experts.slot_product import slot_product
 from spmd_tx.models.lora import Lora
 from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
@@ -46,6 +47,7 @@ class Grouping:
     d_model: int
     width_out: int  # of results; columns behind those of factors.py are zeros
     activation: str = "silu"  # of activations.ACTIVATIONS
+    in_place: bool = False  # whether factors are read as slot_product.py does
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -160,19 +162,31 @@ def _chunk(
         lax.dynamic_slice_in_dim(x, number * blocks, blocks)
         for x in (place.expert_N, place.slot_N, place.group_N)
     )
-    pieces = {name: x.reshape(-1, *x.shape[2:])[group_N].astype(x_PD.dtype) for name, x in pieces.items()}
-    scale_N = scale_S[slot_N].astype(x_PD.dtype)
-    expert_M = expert_N[:: how.tiling.tile // how.tiling.block]
-    run = partial(_run, how, kernels, expert_M, scale_N, spans(place, number * blocks, blocks))
+    if not how.in_place:
+        pieces = {name: x.reshape(-1, *x.shape[2:])[group_N] for name, x in pieces.items()}
+    pieces = {name: x.astype(x_PD.dtype) for name, x in pieces.items()}
+    scale_N, per_tile = scale_S[slot_N].astype(x_PD.dtype), how.tiling.tile // how.tiling.block
+    own_M = (group_N // scale_S.shape[0])[::per_tile]
+    its = _Blocks(expert_N[::per_tile], own_M, slot_N, scale_N, spans(place, number * blocks, blocks))
+    run = partial(_run, how, kernels, its)
     return run, (x_PD, weight_P, pieces), (token_P, is_pair_P)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Says where the blocks of a chunk belong."""
+
+    expert_M: Array  # of each tile, counted over all layers that are stacked
+    own_M: Array  # the same, counted over one layer
+    slot_N: Array
+    scale_N: Array
+    of_groups: Spans
 
 
 def _run(
     how: Grouping,
     kernels: Kernels,
-    expert_M: Array,
-    scale_N: Array,
-    of_groups: Spans,
+    its: _Blocks,
     x_PD: Array,
     weight_P: Array,
     pieces: Pieces,
@@ -182,16 +196,19 @@ def _run(
 
     Of ``sums`` only the derivative has a meaning (factor_sums.block_product).
     """
-    blocks = scale_N.shape[0]
+    blocks = its.scale_N.shape[0]
 
     def times(x_NJI: Array, name: str, *, narrows: bool) -> Array:
+        if how.in_place:
+            where = its.slot_N, its.own_M
+            return slot_product(how.product, narrows, x_NJI[:, 0], pieces[name], *where)[:, None]
         if sums is None:
             return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, pieces[name])
-        return block_product(how.product, narrows, x_NJI, pieces[name], sums[name], of_groups)
+        return block_product(how.product, narrows, x_NJI, pieces[name], sums[name], its.of_groups)
 
     def low(x_PI: Array, name: str) -> Array:
         x_NJI = x_PI.reshape(blocks, -1, x_PI.shape[1])
-        return times(x_NJI, name, narrows=True) * scale_N[:, None, None]
+        return times(x_NJI, name, narrows=True) * its.scale_N[:, None, None]
 
     def linear(x_PI: Array, name: str, low_NJQ: Array) -> Array:
         added = times(low_NJQ, name, narrows=False)
@@ -199,11 +216,11 @@ def _run(
         return base_PO + added.reshape(base_PO.shape)
 
     def base(x_PI: Array, name: str) -> Array:
-        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], expert_M))
+        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], its.expert_M))
         bias_XO = cast("Array | None", kernels.get(f"{name}_bias"))
         if bias_XO is None:
             return y_PO
-        bias_MO = bias_XO.reshape(-1, y_PO.shape[1])[expert_M]
+        bias_MO = bias_XO.reshape(-1, y_PO.shape[1])[its.expert_M]
         bias_PO = jnp.repeat(bias_MO, y_PO.shape[0] // bias_MO.shape[0], axis=0)
         if name != "down":
             return y_PO + bias_PO
@@ -213,7 +230,7 @@ def _run(
     if "input" in pieces:
         low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
     else:
-        width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[1]
+        width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[-2]
         x_PD, low_gate, low_up, _ = jnp.split(x_PD, [width, width + rank, width + 2 * rank], axis=1)
         low_gate, low_up = (each.reshape(blocks, -1, rank) for each in (low_gate, low_up))
     hidden_PF = gated(how.activation, linear(x_PD, "gate", low_gate), linear(x_PD, "up", low_up))

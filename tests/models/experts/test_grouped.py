@@ -121,6 +121,36 @@ def test_packed_matrices_give_the_bits_of_decoded_ones(product):
         assert np.array_equal(one, other)
 
 
+def decode(rows, slots, lora=None, *, in_place: bool, put_in: int = 0):
+    """The results of rows of one token. ``put_in`` columns stand behind the others."""
+    matrices, usual = parameters()
+    h, chosen, weights, _ = rows
+    tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False)
+    assert tiling.block == 1
+    how = Grouping(tiling, "mosaic", False, WIDTH, WIDTH + put_in, in_place=in_place)
+
+    @jax.jit
+    @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    def results(lora, slots):
+        place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
+        return run_experts(how, matrices, lora, h, weights, SCALES, place)
+
+    return np.asarray(results(lora or usual, jnp.asarray(slots, jnp.int32)))
+
+
+def test_factors_read_in_place_give_the_same():
+    slots = np.arange(ROWS * LENGTH) // 5 % SLOTS
+    rows = tuple(x.reshape(ROWS * LENGTH, 1, -1) for x in random_rows(21))
+    found = decode(rows, slots, in_place=True)
+    np.testing.assert_allclose(found, expected(rows, slots)[0], rtol=0, atol=2e-4)
+    np.testing.assert_allclose(found, decode(rows, slots, in_place=False), rtol=0, atol=1e-5)
+    # Of an adapter that no row has, nothing arrives.
+    large = jax.tree.map(lambda leaf: leaf.at[:, 1].mul(1e6), parameters()[1])
+    without = np.where(slots == 1, 0, slots)
+    found = decode(rows, without, in_place=True)
+    assert np.array_equal(found, decode(rows, without, large, in_place=True))
+
+
 def moved(rows, order):
     return tuple(x[jnp.asarray(order)] for x in rows)
 
@@ -168,6 +198,20 @@ def with_shared_outer(lora, whole):
     if whole:
         shared = {name: jnp.broadcast_to(x, (EXPERTS, *x.shape)) for name, x in shared.items()}
     return lora | {name: lora[name].replace(**{factor: shared[name]}) for name, factor in OUTER}
+
+
+def test_shared_outer_factors_leave_the_others_to_be_read_in_place():
+    slots = np.arange(ROWS * LENGTH) // 5 % SLOTS
+    h, *others = (x.reshape(ROWS * LENGTH, 1, -1) for x in random_rows(31))
+    lora = with_shared_outer(parameters()[1], whole=False)
+    low = [jnp.einsum("rti,rqi->rtq", h, lora[name].a[slots]) for name in ("gate", "up")]
+    rows = (jnp.concatenate([h, *low], axis=-1), *others)
+    one, other = (
+        decode(rows, slots, expert_factors(lora), in_place=each, put_in=RANK) for each in (True, False)
+    )
+    assert np.all(np.any(one[..., :WIDTH], axis=(1, 2)))
+    assert np.all(np.any(one[..., WIDTH:], axis=(1, 2)))
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("product", ["reference", pytest.param("mosaic", marks=pytest.mark.slow)])

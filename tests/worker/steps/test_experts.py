@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.models import moe
-from spmd_tx.models.experts import product
+from spmd_tx.models import moe, row_sums
+from spmd_tx.models.experts import factor_sums, product
 from spmd_tx.worker.steps import train
 from tests.models import reference
 from tests.support.tiny_engine import (
@@ -124,8 +124,10 @@ def test_what_company_replays_changes_no_bit():
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 4, 2), (2, 2, 1)], ids=mesh_name)
 def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
     """Gradients are those of experts that run over all rows."""
-    for table in (product.IMPLEMENTATIONS, product.UNSET):  # Pallas cannot interpret kernels in this place
+    # Pallas cannot interpret kernels in this place.
+    for table in (product.IMPLEMENTATIONS, product.UNSET, row_sums.IMPLEMENTATIONS):
         monkeypatch.setitem(table, "triton", table["reference"])
+    monkeypatch.setattr(factor_sums, "_triton", factor_sums._xla)
     monkeypatch.setattr(moe, "LEAST_GROUPED", 0)
     monkeypatch.setattr(train, "product_of", lambda mesh: "triton")
     w, rows = sampler_weights(MIXTURE), [(random_datum(1, 1),), (random_datum(2, 2),)]

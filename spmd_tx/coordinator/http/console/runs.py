@@ -126,7 +126,7 @@ class StreamController(Controller):
 
     @get("/", opt=UNMETERED)
     async def stream(self, services: Service, access: Accessible) -> ServerSentEvent:
-        """Send the ids of runs that have new metrics, at most once a second."""
+        """Send the ids of runs that have new metrics, at most every two seconds."""
         return ServerSentEvent(_changes(services, access))
 
 

@@ -257,6 +257,8 @@ def test_the_rest_client_lists_and_changes_what_was_saved(rest_client, training_
     rest_client.unpublish_checkpoint_from_tinker_path(path).result(SECONDS)
     rest_client.delete_checkpoint_from_tinker_path(path).result(SECONDS)
     assert len(rest_client.list_checkpoints(run_id).result(SECONDS).checkpoints) == 1
+    training_client.optim_step(types.AdamParams()).result(SECONDS)
+    assert rest_client.get_training_run(run_id).result(SECONDS).last_request_time > run.last_request_time
 
 
 def test_the_rest_client_knows_sessions_and_samplers(rest_client, training_client):
