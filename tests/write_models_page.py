@@ -32,8 +32,8 @@ KINDS = {"h100": "H100", "h200": "H200", "v5p": "TPU v5p"}
 COUNTS = (1, 2, 4, 8, 16)
 OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
     "DeepseekV3ForCausalLM": (
-        "DeepSeek-V3, V3.1, R1; Kimi-K2",
-        "q_b and kv_b stay frozen, as with hosted Tinker",
+        "DeepSeek-V3, V3.1, R1; Kimi-K2, K2.5, K2.6 (`KimiK25ForConditionalGeneration`)",
+        "q_b and kv_b stay frozen, as with hosted Tinker; text only",
     ),
     "Glm4MoeForCausalLM": ("GLM-4.5, 4.5-Air, 4.6", ""),
     "Glm4MoeLiteForCausalLM": ("GLM-4.7-Flash", "q_b and kv_b stay frozen"),

@@ -7,7 +7,8 @@ import pytest
 from spmd_tx.models.declared.layers import Layer, Norm, in_cycles
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.families.registry import declare
-from tests.support.known_models import CONFIGS
+from tests.support.known_models import ALIKE, CONFIGS
+from tests.support.known_models import HOSTED as FURTHER
 
 # Numbers of an adapter of rank 1 (train_mlp, train_attn, train_unembed), as hosted Tinker counts them:
 # tinker_cookbook.hyperparam_utils.get_lora_param_count, tinker-cookbook 0.6.1.
@@ -17,6 +18,9 @@ HOSTED = {
     "Qwen/Qwen3-30B-A3B": (14_450_688, 835_584, 153_984),
     "Qwen/Qwen3-32B": (5_898_240, 2_490_368, 157_056),
     "Qwen/Qwen3-4B": (1_327_104, 737_280, 154_496),
+    "Qwen/Qwen3.5-27B": (4_325_376, 2_965_504, 253_440),
+    "Qwen/Qwen3.5-397B-A17B": (96_030_720, 2_841_600, 252_416),
+    "Qwen/Qwen3.5-4B": (1_130_496, 897_024, 250_880),
     "Qwen/Qwen3.5-35B-A3B": (16_281_600, 1_013_760, 250_368),
     "Qwen/Qwen3.5-9B": (1_572_864, 1_130_496, 252_416),
     "Qwen/Qwen3-8B": (1_769_472, 958_464, 156_032),
@@ -25,6 +29,7 @@ HOSTED = {
     "meta-llama/Llama-3.2-1B": (491_520, 212_992, 130_304),
     "meta-llama/Llama-3.2-3B": (946_176, 573_440, 131_328),
     "moonshotai/Kimi-K2-Thinking": (144_583_680, 1_940_288, 171_008),
+    "moonshotai/Kimi-K2.6": (144_583_680, 1_940_288, 171_008),
     "openai/gpt-oss-20b": (6_842_880, 497_664, 203_968),
     "openai/gpt-oss-120b": (40_124_160, 746_496, 203_968),
 }
@@ -32,8 +37,13 @@ HOSTED = {
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_an_adapter_has_as_many_numbers_as_a_hosted_one(name):
-    numbers = declare(CONFIGS[name]).adapter_numbers("shared-outer")
+    numbers = declare((CONFIGS | FURTHER)[name]).adapter_numbers("shared-outer")
     assert (numbers["mlp"], numbers["attn"], numbers["unembed"]) == HOSTED[name]
+
+
+def test_models_of_the_same_sizes_are_counted():
+    assert set(ALIKE.values()) <= set(HOSTED)
+    assert set(FURTHER) <= set(HOSTED)
 
 
 def test_experts_with_factors_of_their_own_have_one_pair_each():

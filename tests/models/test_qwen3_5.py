@@ -187,57 +187,6 @@ def test_every_layer_is_in_its_place():
     assert [MODEL.declared.kept_numbers(place) for place in MODEL.declared.places] == [(0, 1), (0, 1)]
 
 
-def hosted(d_model, n_layers, heads, v_heads, **feed_forward):
-    """Return the config.json of a model of the hosted sizes."""
-    text = TEXT | {
-        "hidden_size": d_model,
-        "num_hidden_layers": n_layers,
-        "layer_types": None,
-        "num_attention_heads": heads[0],
-        "num_key_value_heads": heads[1],
-        "head_dim": 256,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": v_heads,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "vocab_size": 248_320,
-    }
-    return Keys({**CONFIG, "text_config": {**text, **feed_forward}})
-
-
-def experts(count, width):
-    return {
-        "num_experts": count,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": width,
-        "shared_expert_intermediate_size": width,
-    }
-
-
-# Of Tinker's hosted models, for a rank of 1: tinker_cookbook.hyperparam_utils.get_lora_param_count.
-@pytest.mark.parametrize(
-    "keys, counts",
-    [
-        (hosted(2560, 32, (16, 4), 32, intermediate_size=9216), (1_130_496, 897_024, 250_880)),
-        (hosted(4096, 32, (16, 4), 32, intermediate_size=12288), (1_572_864, 1_130_496, 252_416)),
-        (hosted(5120, 64, (24, 4), 48, intermediate_size=17408), (4_325_376, 2_965_504, 253_440)),
-        (hosted(2048, 40, (16, 2), 32, **experts(256, 512)), (16_281_600, 1_013_760, 250_368)),
-        (hosted(4096, 60, (32, 2), 64, **experts(512, 1024)), (96_030_720, 2_841_600, 252_416)),
-    ],
-    ids=["4B", "9B", "27B", "35B-A3B", "397B-A17B"],
-)
-def test_adapters_have_the_parameters_of_the_hosted_ones(keys, counts):
-    model = (qwen3_5.mixture if keys.raw["text_config"].get("num_experts") else qwen3_5.dense)(keys)
-    found = dict.fromkeys(("mlp", "attn", "unembed"), 0)
-    for adapted in model.adapted.values():
-        widths = adapted.map.width_in, adapted.map.width_out
-        # All experts share the factor that touches the model width.
-        of_experts = max(1, adapted.map.experts)
-        numbers = sum(width if width == model.d_model else of_experts * width for width in widths)
-        found[adapted.map.group] += len(adapted.numbers or range(1)) * numbers
-    assert tuple(found.values()) == counts
-
-
 def test_every_tensor_of_the_text_model_is_read_once():
     read = dict[str, list[range]]()
     for place in MODEL.declared.places:

@@ -77,6 +77,17 @@ def stored(name: str) -> Config:
     return json.loads((Path(__file__).parents[1] / "aot" / "configs" / name / "config.json").read_text())
 
 
+def qwen3_5(like: str, **changed: Any) -> Config:
+    """Return a Qwen3.5 with other sizes than the stored one."""
+    raw = stored(like)
+    return raw | {"text_config": raw["text_config"] | changed}
+
+
+def kimi(text: Config) -> Config:
+    """Return a Kimi-K2.5: what was Kimi-K2 before, in a model with vision."""
+    return {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
+
+
 TIED = {"tie_word_embeddings": True}
 CONFIGS: dict[str, Config] = {
     "Qwen/Qwen3-4B": qwen3(36, 9728) | attention(2560, 32, 8) | TIED,
@@ -103,4 +114,44 @@ CONFIGS: dict[str, Config] = {
     "moonshotai/Kimi-K2-Thinking": deepseek(384, 1, 1, vocabulary=163840) | attention(7168, 64, 64),
     "openai/gpt-oss-20b": gpt_oss(24, 32) | attention(2880, 64, 8, 64),
     "openai/gpt-oss-120b": gpt_oss(36, 128) | attention(2880, 64, 8, 64),
+}
+# Hosted models besides, for which no plan is published.
+HOSTED: dict[str, Config] = {
+    "Qwen/Qwen3.5-4B": qwen3_5("qwen3.5-9b", hidden_size=2560, intermediate_size=9216),
+    "Qwen/Qwen3.5-27B": qwen3_5(
+        "qwen3.5-9b",
+        hidden_size=5120,
+        intermediate_size=17408,
+        num_hidden_layers=64,
+        num_attention_heads=24,
+        linear_num_value_heads=48,
+    ),
+    "Qwen/Qwen3.5-397B-A17B": qwen3_5(
+        "qwen3.5-35b-a3b",
+        hidden_size=4096,
+        num_hidden_layers=60,
+        num_attention_heads=32,
+        num_experts=512,
+        moe_intermediate_size=1024,
+        shared_expert_intermediate_size=1024,
+        linear_num_value_heads=64,
+    ),
+    "moonshotai/Kimi-K2.6": kimi(CONFIGS["moonshotai/Kimi-K2-Thinking"]),
+}
+# Hosted names, and the known model that has the same sizes.
+ALIKE = {
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": "Qwen/Qwen3-235B-A22B",
+    "Qwen/Qwen3-30B-A3B-Base": "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": "Qwen/Qwen3-30B-A3B",
+    "Qwen/Qwen3-4B-Instruct-2507": "Qwen/Qwen3-4B",
+    "Qwen/Qwen3-8B-Base": "Qwen/Qwen3-8B",
+    "Qwen/Qwen3.5-35B-A3B-Base": "Qwen/Qwen3.5-35B-A3B",
+    "Qwen/Qwen3.5-9B-Base": "Qwen/Qwen3.5-9B",
+    "Qwen/Qwen3.6-27B": "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.6-35B-A3B": "Qwen/Qwen3.5-35B-A3B",
+    "Qwen/Qwen3.8-27B": "Qwen/Qwen3.5-27B",
+    "deepseek-ai/DeepSeek-V3.1-Base": "deepseek-ai/DeepSeek-V3.1",
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.3-70B-Instruct": "meta-llama/Llama-3.1-70B",
+    "moonshotai/Kimi-K2.5": "moonshotai/Kimi-K2.6",
 }

@@ -1,19 +1,23 @@
 """DeepSeek-V3 (DeepSeek-AI 2024), and what later families have of it: router, shared expert, dense layers."""
 
+import re
+
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import LM_HEAD, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
+from spmd_tx.models.declared.layers import LAYER, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
-CORRECTION = Source("model.layers.{layer}.mlp.gate.e_score_correction_bias")
+INNER = "language_model."  # with which the names of a text model's tensors begin beside a vision tower
+VISION = (r"vision_tower\..*", r"mm_projector\..*")
 
 
 def latent(keys: Keys) -> Model:
-    """Declare a DeepseekV3ForCausalLM or a Glm4MoeLiteForCausalLM."""
+    """Declare a DeepseekV3ForCausalLM, a Glm4MoeLiteForCausalLM, or the text model of a Kimi-K2.5."""
+    keys, prefix = _text(keys)
     keys.refuse(hidden_act="silu")
     norm, width = Norm(keys.number("rms_norm_eps")), keys.count("qk_rope_head_dim")
     rope = read_rope(keys, width, rotated=width, is_interleaved=bool(keys.get("rope_interleave", True)))
@@ -31,15 +35,26 @@ def latent(keys: Keys) -> Model:
         architecture=keys.raw["architectures"][0],
         vocab_size=keys.count("vocab_size"),
         d_model=keys.count("hidden_size"),
-        stack=stack(keys, mixer, norm),
+        stack=stack(keys, mixer, norm, prefix),
         norm=norm,
         max_positions=rope.most_positions(keys.count("max_position_embeddings")),
-        head=None if keys.get("tie_word_embeddings", False) else LM_HEAD,
-        ignored=unread(keys),
+        embed=Source(f"{prefix}model.embed_tokens.weight"),
+        final_norm=Source(f"{prefix}model.norm.weight"),
+        head=None if keys.get("tie_word_embeddings", False) else Source(f"{prefix}lm_head.weight"),
+        layer_prefix=f"{prefix}{LAYER}",
+        ignored=(*unread(keys, prefix), *(VISION if prefix else ())),
     )
 
 
-def mixture(keys: Keys) -> Mixture:
+def _text(keys: Keys) -> tuple[Keys, str]:
+    """Return the keys of the text model, and with what the names of its tensors begin."""
+    inner = keys.mapping("text_config")
+    if not inner:
+        return keys, ""
+    return Keys({**inner, "architectures": keys.need("architectures")}), INNER
+
+
+def mixture(keys: Keys, prefix: str) -> Mixture:
     """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has."""
     experts, chosen = keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
     width = keys.count("moe_intermediate_size")
@@ -60,16 +75,16 @@ def mixture(keys: Keys) -> Mixture:
         width,
         route,
         shared=Glu(shared * width, module="mlp.shared_experts", prefix="shared_") if shared else None,
-        correction=CORRECTION,
+        correction=Source(f"{prefix}{LAYER}mlp.gate.e_score_correction_bias"),
     )
 
 
-def stack(keys: Keys, mixer: Mixer, norm: Norm) -> Stack:
+def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
     """Declare the layers: the first ones are dense, the others have experts."""
     n_layers, dense = keys.count("num_hidden_layers"), _dense_layers(keys)
     kinds: tuple[tuple[int, Channel], ...] = (
         (dense, Glu(keys.count("intermediate_size"))),
-        (n_layers - dense, mixture(keys)),
+        (n_layers - dense, mixture(keys, prefix)),
     )
     return tuple(Cycle((Layer(mixer, channel, norm),), count) for count, channel in kinds if count)
 
@@ -84,9 +99,9 @@ def _dense_layers(keys: Keys) -> int:
     return dense
 
 
-def unread(keys: Keys) -> tuple[str, ...]:
+def unread(keys: Keys, prefix: str = "") -> tuple[str, ...]:
     """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
     return tuple(
-        rf"model\.layers\.{keys.count('num_hidden_layers') + number}\..*"
+        rf"{re.escape(prefix)}model\.layers\.{keys.count('num_hidden_layers') + number}\..*"
         for number in range(max(1, *(keys.count_or(key, 0, least=0) for key in FURTHER)))
     )

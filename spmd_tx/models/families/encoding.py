@@ -15,9 +15,13 @@ SHAPES = r".*\.weight_shape"  # of packed matrices, which the declaration has, t
 def encoded(model: Model, raw: Mapping[str, Any]) -> Model:
     """Return the model with the encoding of its ``quantization_config``, if there is one. Raises Refusal.
 
-    MXFP4 is left to the families: it encodes what is stored otherwise without it.
+    A model with vision may have it in its ``text_config``. MXFP4 is left to the families: it encodes what is
+    stored otherwise without it.
     """
-    quantization = Keys(raw).mapping("quantization_config")
+    keys = Keys(raw)
+    quantization = keys.mapping("quantization_config") or Keys(keys.mapping("text_config")).mapping(
+        "quantization_config"
+    )
     if not quantization:
         return model
     try:

@@ -16,6 +16,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": glm.mixture,
     "Glm4MoeLiteForCausalLM": deepseek.latent,
     "GptOssForCausalLM": gpt_oss.mixture,
+    "KimiK25ForConditionalGeneration": deepseek.latent,
     "LlamaForCausalLM": llama.llama,
     "Ministral3ForCausalLM": llama.mistral,
     "MistralForCausalLM": llama.mistral,

@@ -1,0 +1,35 @@
+"""Adapters have as many parameters as the cookbook says of hosted models: of each whose family is served."""
+
+import json
+
+import pytest
+
+from spmd_tx.models.families.registry import declare
+from tests.cookbook.cookbook import PYTHON, run_python
+from tests.support.known_models import ALIKE, CONFIGS, HOSTED
+
+pytestmark = pytest.mark.cookbook
+
+TABLE = "from tinker_cookbook.hyperparam_utils import _LORA_PARAMS_PER_RANK_BY_COMPONENT as table"
+PRINT = f"import json; {TABLE}; print('TABLE' + json.dumps(table))"
+# Of vision, of sparse attention, and of families that are not served.
+NOT_SERVED = (
+    "Qwen/Qwen3-VL-",
+    "deepseek-ai/DeepSeek-V4",
+    "moonshotai/Kimi-K3",
+    "nvidia/",
+    "thinkingmachines/",
+)
+NOT_SERVED += ("zai-org/GLM-5",)
+
+
+def test_every_hosted_model_of_a_served_family_has_the_parameters_of_the_cookbooks_table(environment):
+    table = json.loads(run_python(environment, [PYTHON, "-c", PRINT]).partition("TABLE")[2])
+    models, served = CONFIGS | HOSTED, 0
+    for name, counts in table.items():
+        if name.startswith(NOT_SERVED):
+            continue
+        assert declare(models[ALIKE.get(name, name)]).adapter_numbers("shared-outer") == counts, name
+        served += 1
+    print(f"{served} of {len(table)} hosted models are served, with the same counts")
+    assert served >= 30
