@@ -36,7 +36,7 @@ pytestmark = [
 RANK, STEPS, STEP = 8, 3, types.AdamParams(learning_rate=0.02)
 CLOSE, CLOSE_OF_ALL = 1e-4, 5e-4  # nats: of the tokens of a text, and of all tokens at each of its places
 EXPERTS = ("deepseek_v3", "glm4_moe", "glm4_moe_lite", "gpt_oss", "qwen3_5_moe")
-LAYOUTS = [(family, "shared-outer") for family in families.CONFIGS]
+LAYOUTS = [(family, "shared-outer") for family in families.CONFIGS if family != "qwen3_moe"]
 LAYOUTS += [(family, "per-expert") for family in EXPERTS]
 LAYOUTS += [("qwen3_moe", layout) for layout in EXPERT_LORA]
 # A download is written as the hosted service has it, and build_lora_adapter writes for vLLM. PEFT with

@@ -104,6 +104,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_yarn": _DENSE
     | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rope_scaling": _YARN}
     | {"rope_theta": 10000.0, "max_position_embeddings": 64},
+    "qwen3_moe": _COMMON
+    | _ATTENTION
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "num_hidden_layers": 2,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "rope_theta": 10000.0,
+    },
     "glm4_moe": _COMMON
     | _ATTENTION
     | {
