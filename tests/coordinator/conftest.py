@@ -22,7 +22,8 @@ from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.coordinator.sampling.progress import Progress
-from spmd_tx.coordinator.server.build import ServedModel, open_services, open_stores
+from spmd_tx.coordinator.server.build import open_services, open_stores
+from spmd_tx.coordinator.server.served_model import ServedModel
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys

@@ -1,5 +1,7 @@
 """Servers that keep the base model in fewer bits train, sample, crash and restore as others do."""
 
+import os
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,7 @@ from spmd_tx.exports.merged import export_merged
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.sharding.mesh import make_mesh
 from tests.sdk import examples
-from tests.sdk.examples import CONTEXT, VOCABULARY, random_tokens, supervised, train
+from tests.sdk.examples import CONTEXT, VOCABULARY, logprobs_of, random_tokens, supervised, train
 from tests.sdk.server import BASE_MODEL, serving
 from tests.sdk.test_packed_experts import PATIENCE, results
 from tests.support.family_logits import logits
@@ -80,3 +82,28 @@ def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, kind, mesh
     with serving(model, tmp_path / "data", base_dtype=base_dtype, **mesh) as server:
         server.wait_until_ready()
         results(server)
+
+
+def test_steps_of_a_crash_are_not_run_again_with_other_numbers(model, tmp_path):
+    """A server that was killed starts as before only; one that was stopped takes what it is given."""
+    places = (model, tmp_path / "data")
+    with serving(*places) as server:
+        server.wait_until_ready()
+        with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+            trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(PATIENCE)
+            train(trainer, [supervised(TEXT)], adam=STEP)
+            os.kill(server.process.pid, signal.SIGKILL)
+            server.wait()
+            with serving(*places, base_dtype="int8") as refused:
+                assert refused.wait() == 2
+                assert "--base-dtype was auto at the last start and is int8 now; but 2 train" in refused.log
+            port = server.url.rpartition(":")[2]
+            with serving(*places, port=port) as before:
+                before.wait_until_ready()
+                expected = logprobs_of(trainer, [supervised(TEXT)])
+                assert before.terminate() == 0
+            with serving(*places, port=port, base_dtype="int8") as server:
+                server.wait_until_ready()
+                found = logprobs_of(trainer, [supervised(TEXT)])
+                assert 0 < np.abs(found - expected).max() < 0.1
+                assert "models continue, but with other numbers" in server.log

@@ -164,6 +164,12 @@ class Catalog:
             self._sessions.update({session.id: session for session in await db.scalars(have_ended)})
             return list(await db.scalars(are_wanted.order_by(Model.created_at, Model.id)))
 
+    async def ranks(self) -> set[int]:
+        """The ranks that models were asked for with; 0: all weights."""
+        are_trained = select(Model.rank).where(Model.copied_from.is_(None))
+        async with self._database.reading() as db:
+            return set(await db.scalars(are_trained.distinct()))
+
     def has_ended(self, session_id: str) -> bool:
         return session_id not in self._last_seen
 

@@ -32,6 +32,7 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 logger = logging.getLogger(__name__)
 
 MOST_LOSSES_BY_COMMAND = 2  # generations that a command may end before its request is given up
+HAVE_NUMBERS = ("forward_backward", "optim_step")  # kinds whose results depend on every bit of the base
 MOST_LOSSES = 20  # generations that may end for other reasons while a request's commands are out
 
 
@@ -135,6 +136,12 @@ class Scheduler:
         """Take snapshots, so that the next start has little to run again."""
         if self._execution is not None:
             await self._execution.take_all_snapshots()
+
+    async def steps_to_run_again(self) -> int:
+        """Count the training requests behind the newest snapshots, which ``run`` will run again."""
+        restorations = await retry_through_outages(self._plan)
+        again = (known for restoration in restorations for known in restoration.again.values())
+        return sum(known.request.kind in HAVE_NUMBERS for known in again)
 
     async def run(self, workers: Hub, plan: MemoryPlan) -> NoReturn:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from sqlalchemy import update
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent.base_model import find_model, fingerprint
+from spmd_tx.coordinator.agent.base_model import fingerprint
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.catalog.served_names import ServedNames, tokenizer_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, open_checkpoints
@@ -55,11 +54,10 @@ from spmd_tx.coordinator.sampling.versions import Versions, open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
-from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
-from spmd_tx.coordinator.server.preflight import check_mesh, check_pages, context_length
-from spmd_tx.coordinator.server.same_model import check_same_model
+from spmd_tx.coordinator.server.preflight import check_mesh, check_pages
+from spmd_tx.coordinator.server.served_model import ServedModel
 from spmd_tx.coordinator.server.telemetry import open_telemetry
 from spmd_tx.coordinator.server.worker_setup import adapters_at_once, bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
@@ -67,7 +65,6 @@ from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
-from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
@@ -76,19 +73,9 @@ from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
 from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """Holds what the coordinator needs to know of the base model."""
-
-    directory: Path
-    config: ModelConfig
-    max_context: int  # tokens
-    text: LazyModelText
 
 
 @dataclass(frozen=True)
@@ -114,21 +101,6 @@ class Parts:
     generations: Generations
     given_up: GivenUpWatcher
     uses: ProgramUses
-
-
-def open_model(config: ServerConfig) -> ServedModel:
-    """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
-    directory = find_model(config.base_model)
-    read = read_model_config(directory, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
-    model = with_expert_lora(config, read)
-    check_mesh(config, model)
-    check_same_model(config, model)
-    return ServedModel(
-        directory=directory,
-        config=model,
-        max_context=context_length(config, model),
-        text=LazyModelText(partial(load_model_text, directory)),
-    )
 
 
 async def open_parts(
@@ -165,6 +137,9 @@ async def open_parts(
     scheduler = Scheduler(
         stores.queue, stores.catalog, snapshots, builder.make, clock, quarantine, lambda: health.phase
     )
+    if model.numbers is not None:
+        steps, ranks = await scheduler.steps_to_run_again(), await stores.catalog.ranks()
+        await asyncio.to_thread(model.numbers.settle, steps, ranks)
     services = await open_services(config, model, stores, scheduler, health, progress, stack)
     given_up = GivenUpWatcher(database, stores.queue, scheduler)
     return Parts(services, scheduler, hub, health, generations, given_up, uses)
@@ -260,7 +235,7 @@ def open_store(config: ServerConfig) -> CheckpointStore:
 async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) -> Plan:
     """Make the plan for all generations, or one that ``settle`` completes when the devices are known."""
     plan = Plan(
-        model_files=await asyncio.to_thread(fingerprint, model.directory),
+        model_files=model.files or await asyncio.to_thread(fingerprint, model.directory),
         command_timeout=mesh.config.command_timeout,
         next_number=partial(next_generation, database),
     )

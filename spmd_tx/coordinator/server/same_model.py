@@ -1,6 +1,9 @@
-"""Keeps a data directory to one base model, whose adapters fit no other one."""
+"""Keeps a data directory to one base model, whose adapters fit no other one, and to its numbers."""
 
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -21,41 +24,81 @@ class Record(msgspec.Struct):
     base_model: str  # as --base-model had it at first
     architecture: str
     sizes: dict[str, int]
-    trains_all_weights: bool = False
+    trains_all_weights: bool | None = None  # None: not recorded yet
     base_dtype: str = "auto"
     dtype: str = "auto"
+    files: dict[str, str] | None = None  # fingerprints by name; None: not recorded yet
 
 
-def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
+@dataclass(frozen=True)
+class Numbers:
+    """Says what decides the numbers of a model and is not as it was at the last start."""
+
+    file: Path
+    record: Record  # what this start has
+    changes: tuple[str, ...] = ()
+    is_of_one_kind: bool = True  # whether it is known to be of adapters, or of whole models
+
+    def settle(self, steps: int, ranks: Collection[int]) -> None:
+        """Record what this start has; ``ranks`` are those of all models before it. Blocks.
+
+        Raises StartError if ``steps`` of training would be run again with other numbers, since their results
+        are known to clients already.
+        """
+        if not self.is_of_one_kind and ranks:
+            _check_kind(self.file.parent, not any(ranks), bool(self.record.trains_all_weights))
+        if self.changes and steps:
+            raise StartError(
+                f"{'; '.join(self.changes)}; but {steps} training requests since the last snapshots would be "
+                "run again, with other results than clients got. Start the server as before, and end it with "
+                "SIGTERM, which takes a snapshot of every model that has no gradient; or delete "
+                f"{self.file} to run them again nevertheless"
+            )
+        for change in self.changes:
+            logger.warning("%s: models continue, but with other numbers, so their losses change", change)
+        write_file(self.file, msgspec.json.encode(self.record))
+
+
+def check_same_model(config: ServerConfig, model: ModelConfig, files: dict[str, str]) -> Numbers:
     """Raise StartError if the data directory belongs to a base model of another shape. Blocks.
 
-    It belongs to adapters or to whole models, too. A new data directory is from now on this model's.
+    It belongs to adapters or to whole models, too. ``files`` are fingerprints of the base model's. A new data
+    directory is from now on this model's.
     """
     file = config.data_dir / RECORD
-    sizes = {name: getattr(model, name) for name in SIZES}
     record = Record(
         base_model=config.base_model,
         architecture=model.architecture,
-        sizes=sizes,
+        sizes={name: getattr(model, name) for name in SIZES},
         trains_all_weights=config.full_parameters,
         base_dtype=config.base_dtype,
         dtype=config.dtype,
+        files=files,
     )
     if not file.exists():
         make_folder(config.data_dir)
         write_file(file, msgspec.json.encode(record))
-        return
+        return Numbers(file, record)
     try:
         known = msgspec.json.decode(file.read_bytes(), type=Record)
     except msgspec.DecodeError as error:
         raise StartError(f"{file} is damaged: {error}; delete it if the base model has not changed") from None
+    _check_shape(config, known, record)
+    if known.trains_all_weights is not None:
+        _check_kind(config.data_dir, known.trains_all_weights, config.full_parameters)
+    record.base_model = known.base_model
+    changes = tuple(_changes(config, known, record))
+    return Numbers(file, record, changes, known.trains_all_weights is not None)
+
+
+def _check_shape(config: ServerConfig, known: Record, found: Record) -> None:
     differences = [
-        f"{name} is {found} and was {before}"
-        for name, found, before in (
-            ("the architecture", model.architecture, known.architecture),
-            *((name, sizes[name], known.sizes.get(name)) for name in SIZES),
+        f"{name} is {now} and was {before}"
+        for name, now, before in (
+            ("the architecture", found.architecture, known.architecture),
+            *((name, found.sizes[name], known.sizes.get(name)) for name in SIZES),
         )
-        if found != before
+        if now != before
     ]
     if differences:
         raise StartError(
@@ -63,23 +106,32 @@ def check_same_model(config: ServerConfig, model: ModelConfig) -> None:
             f"in {config.data_dir}: {', '.join(differences)}; give --base-model that one, or set another "
             "--data-dir"
         )
-    if known.trains_all_weights != config.full_parameters:
-        before, now = ("all weights", "without") if known.trains_all_weights else ("adapters", "with")
+
+
+def _check_kind(data_dir: Path, trained_all: bool, trains_all: bool) -> None:
+    if trained_all != trains_all:
+        before, now = ("all weights", "without") if trained_all else ("adapters", "with")
         raise StartError(
-            f"{config.data_dir} is of a server that trains {before}, and this one is {now} "
-            "--full-parameters; start it as before, or set another --data-dir"
+            f"{data_dir} is of a server that trains {before}, and this one is {now} --full-parameters; start "
+            "it as before, or set another --data-dir"
         )
-    for option, before, now in (
-        ("--base-dtype", known.base_dtype, config.base_dtype),
-        ("--dtype", known.dtype, config.dtype),
-    ):
-        if before != now:
-            logger.warning(
-                "%s was %s at the last start and is %s now: models continue, but with other numbers, so "
-                "their losses change, and steps since the last snapshot are run again with other results",
-                option,
-                before,
-                now,
-            )
-    if (known.base_dtype, known.dtype) != (config.base_dtype, config.dtype):
-        write_file(file, msgspec.json.encode(record))
+
+
+def _changes(config: ServerConfig, known: Record, found: Record) -> list[str]:
+    changes = [
+        f"{option} was {before} at the last start and is {now} now"
+        for option, before, now in (
+            ("--base-dtype", known.base_dtype, found.base_dtype),
+            ("--dtype", known.dtype, found.dtype),
+        )
+        if before != now
+    ]
+    if known.files is not None and found.files is not None and known.files != found.files:
+        names = known.files.keys() | found.files.keys()
+        other = sorted(name for name in names if known.files.get(name) != found.files.get(name))
+        more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+        changes.append(
+            f"--base-model {config.base_model} has other weights or another configuration than at the last "
+            f"start, in {other[0]}{more}"
+        )
+    return changes

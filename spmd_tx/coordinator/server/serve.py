@@ -22,9 +22,10 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
-from spmd_tx.coordinator.server.build import Parts, open_model, open_parts
+from spmd_tx.coordinator.server.build import Parts, open_parts
 from spmd_tx.coordinator.server.housekeeping import run_housekeeping
 from spmd_tx.coordinator.server.preflight import check_hosts, check_keys, listen
+from spmd_tx.coordinator.server.served_model import open_model
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
 from spmd_tx.protocol import memory_plan

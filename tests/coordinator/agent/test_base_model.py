@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 
 from spmd_tx.coordinator.agent.base_model import check_same, fingerprint
@@ -15,7 +16,8 @@ def test_what_differs_is_named(tmp_path):
     expected = fingerprint(write_model(tmp_path / "there"))
     here = write_model(tmp_path / "here", weights="other weights")
     with pytest.raises(
-        StartError, match=r"model.safetensors is 13 bytes here and 7 bytes there; give --base-model"
+        StartError,
+        match=r"model.safetensors is [0-9a-f]+ of 13 bytes here and [0-9a-f]+ of 7 bytes there; give",
     ):
         check_same(here, expected)
     here = write_model(tmp_path / "here")
@@ -24,12 +26,24 @@ def test_what_differs_is_named(tmp_path):
         check_same(here, expected)
 
 
+def test_other_weights_of_the_same_size_are_another_model(tmp_path):
+    content = np.random.default_rng(0).bytes(3_000_000)
+    here, there = (write_model(tmp_path / place, weights="") for place in ("here", "there"))
+    for folder in (here, there):
+        (folder / "model.safetensors").write_bytes(content)
+    check_same(here, fingerprint(there))
+    trained = np.frombuffer(content, np.uint8) ^ (np.arange(len(content)) % 1000 == 0)  # a few of all bits
+    (here / "model.safetensors").write_bytes(trained.astype(np.uint8).tobytes())
+    with pytest.raises(StartError, match=r"of 3000000 bytes here and [0-9a-f]+ of 3000000 bytes there"):
+        check_same(here, fingerprint(there))
+
+
 def test_another_number_of_files_is_another_model(tmp_path):
     expected = fingerprint(write_model(tmp_path / "there"))
     here = write_model(tmp_path / "here")
     (here / "part.safetensors").write_text("part")
     (here / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "part.safetensors"}}))
-    with pytest.raises(StartError, match=r"model.safetensors is absent here and 7 bytes there"):
+    with pytest.raises(StartError, match=r"model.safetensors is absent here and [0-9a-f]+ of 7 bytes there"):
         check_same(here, expected)
 
 

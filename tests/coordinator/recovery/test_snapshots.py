@@ -35,6 +35,18 @@ async def test_only_what_is_behind_the_snapshot_is_run_again(bench):
     assert (len(bench.workers.sent(LoadState)), len(bench.workers.sent(OptimStep))) == (1, 3)
 
 
+async def test_steps_behind_the_snapshots_are_counted_before_workers_are_there(bench):
+    assert await bench.scheduler.steps_to_run_again() == 0
+    await bench.result(bench.create(A, seed=5))
+    await train_for_a_while(bench, A)  # three steps, with two gradients each
+    assert await bench.scheduler.steps_to_run_again() == 9
+    await bench.scheduler.drain()
+    assert await bench.scheduler.steps_to_run_again() == 0
+    await bench.result(bench.train(A, 10, 5))
+    await bench.scheduler.drain()  # a gradient is in no snapshot
+    assert await bench.scheduler.steps_to_run_again() == 1
+
+
 async def test_a_damaged_snapshot_gives_way_to_the_one_before(bench, caplog):
     bench.snapshots.seconds_between = 0.0
     await bench.result(bench.create(A))

@@ -1,49 +1,94 @@
 """A data directory belongs to the base model that it began with."""
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.same_model import RECORD, check_same_model
+from spmd_tx.coordinator.server.same_model import RECORD, SIZES, check_same_model
 from spmd_tx.errors import StartError
 from tests.support.model_shapes import QWEN3_4B, QWEN3_8B
 
 
 def test_a_model_of_another_shape_is_refused_and_the_first_one_goes_on(tmp_path):
     config = ServerConfig(base_model="m", data_dir=tmp_path / "data")
-    check_same_model(config, QWEN3_4B)
+    check_same_model(config, QWEN3_4B, {})
     with pytest.raises(
         StartError, match=r"m is another model than m, .* d_model is 4096 and was 2560, .* --data-dir"
     ):
-        check_same_model(config, QWEN3_8B)
-    check_same_model(config, QWEN3_4B)
+        check_same_model(config, QWEN3_8B, {})
+    check_same_model(config, QWEN3_4B, {})
 
 
 def test_a_damaged_record_is_named(tmp_path):
     (tmp_path / RECORD).write_text("{")
     with pytest.raises(StartError, match=r"base_model\.json is damaged: .* delete it"):
-        check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_4B)
+        check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_4B, {})
 
 
 def test_adapters_and_whole_models_do_not_share_a_data_directory(tmp_path):
     adapters = ServerConfig(base_model="m", data_dir=tmp_path / "adapters")
     whole = ServerConfig(base_model="m", data_dir=tmp_path / "whole", full_parameters=True)
     for config in (adapters, whole, adapters, whole):
-        check_same_model(config, QWEN3_4B)
+        check_same_model(config, QWEN3_4B, {})
     for config, other in ((adapters, whole), (whole, adapters)):
         with pytest.raises(
             StartError, match=r"trains (all weights|adapters), .* --full-parameters; .* --data-dir"
         ):
-            check_same_model(replace(config, data_dir=other.data_dir), QWEN3_4B)
+            check_same_model(replace(config, data_dir=other.data_dir), QWEN3_4B, {})
 
 
-def test_other_types_are_told_once(tmp_path, caplog):
+FILES = {"config.json": "0", "a.safetensors": "1 of 9 bytes", "b.safetensors": "2 of 9 bytes"}
+
+
+def test_other_numbers_are_told_once(tmp_path, caplog):
     config = ServerConfig(base_model="m", data_dir=tmp_path)
-    for base_dtype in ("auto", "int8", "int8"):
-        check_same_model(replace(config, base_dtype=base_dtype), QWEN3_4B)
-    for dtype in ("float32", "float32"):
-        check_same_model(replace(config, base_dtype="int8", dtype=dtype), QWEN3_4B)
+    other = {**FILES, "a.safetensors": "3 of 9 bytes", "b.safetensors": "4 of 9 bytes"}
+    for base_dtype, dtype, files in (
+        ("auto", "auto", FILES),
+        ("int8", "auto", FILES),
+        ("int8", "float32", FILES),
+        ("int8", "float32", other),
+        ("int8", "float32", other),
+    ):
+        started = replace(config, base_dtype=base_dtype, dtype=dtype)
+        check_same_model(started, QWEN3_4B, files).settle(0, [8])
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "--base-dtype was auto at the last start and is int8 now",
         "--dtype was auto at the last start and is float32 now",
+        "--base-model m has other weights or another configuration than at the last start, in a.safetensors "
+        "and 1 more",
     ]
+
+
+def test_steps_are_not_run_again_with_other_numbers(tmp_path):
+    config = ServerConfig(base_model="m", data_dir=tmp_path)
+    check_same_model(config, QWEN3_4B, FILES).settle(0, [])
+    for _ in range(2):  # a start that was refused is not the last one
+        changed = check_same_model(replace(config, dtype="float32"), QWEN3_4B, FILES)
+        with pytest.raises(
+            StartError,
+            match=r"--dtype was auto .* float32 now; but 3 training .* or delete .*base_model\.json",
+        ):
+            changed.settle(3, [8])
+    check_same_model(config, QWEN3_4B, FILES).settle(3, [8])
+    (tmp_path / RECORD).unlink()
+    check_same_model(replace(config, dtype="float32"), QWEN3_4B, FILES).settle(3, [8])
+
+
+@pytest.mark.parametrize("trains_all", [False, True])
+@pytest.mark.parametrize("ranks, trained_all", [([], None), ([8, 0], False), ([0], True)])
+def test_a_directory_without_a_mark_is_of_the_kind_of_its_models(ranks, trained_all, trains_all, tmp_path):
+    sizes = {name: getattr(QWEN3_4B, name) for name in SIZES}
+    record = {"base_model": "m", "architecture": QWEN3_4B.architecture, "sizes": sizes}
+    (tmp_path / RECORD).write_bytes(msgspec.json.encode(record))
+    config = ServerConfig(base_model="m", data_dir=tmp_path, full_parameters=trains_all)
+    found = check_same_model(config, QWEN3_4B, FILES)
+    if trained_all not in (None, trains_all):
+        with pytest.raises(StartError, match="--full-parameters; start it as before"):
+            found.settle(0, ranks)
+        return
+    found.settle(0, ranks)
+    check_same_model(config, QWEN3_4B, FILES)
+    with pytest.raises(StartError, match="--full-parameters; start it as before"):
+        check_same_model(replace(config, full_parameters=not trains_all), QWEN3_4B, FILES)

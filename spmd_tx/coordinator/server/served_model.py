@@ -1,0 +1,42 @@
+"""Finds the base model, and checks that the configuration and the data directory fit it."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.agent.base_model import find_model, fingerprint
+from spmd_tx.coordinator.server.expert_lora import with_expert_lora
+from spmd_tx.coordinator.server.preflight import check_mesh, context_length
+from spmd_tx.coordinator.server.same_model import Numbers, check_same_model
+from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.models.config import ModelConfig, read_model_config
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Holds what the coordinator needs to know of the base model."""
+
+    directory: Path
+    config: ModelConfig
+    max_context: int  # tokens
+    text: LazyModelText
+    numbers: Numbers | None = None  # None: they need not be kept
+    files: dict[str, str] | None = None  # fingerprints by name; None: not taken yet
+
+
+def open_model(config: ServerConfig) -> ServedModel:
+    """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
+    directory = find_model(config.base_model)
+    read = read_model_config(directory, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
+    model = with_expert_lora(config, read)
+    check_mesh(config, model)
+    files = fingerprint(directory)
+    return ServedModel(
+        directory=directory,
+        config=model,
+        max_context=context_length(config, model),
+        text=LazyModelText(partial(load_model_text, directory)),
+        numbers=check_same_model(config, model, files),
+        files=files,
+    )
