@@ -1,4 +1,4 @@
-"""Finds the adapter that ``spmd-tx export`` writes: in a folder, or among the checkpoints of a server."""
+"""Finds the adapter or model that ``spmd-tx export`` writes: in a folder, or among a server's checkpoints."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,8 @@ def open_adapter(
 ) -> Iterator[Path]:
     """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
 
-    No server has to run, nor must it be stopped. Training checkpoints are converted for the moment.
+    Of a model all of whose weights were trained it is the complete model. No server has to run, nor must it
+    be stopped. Training checkpoints are converted for the moment.
     """
     from spmd_tx.coordinator.checkpoints.files import read_manifest
     from spmd_tx.models.adapter_files import CONFIG_FILE
@@ -36,10 +37,19 @@ def open_adapter(
                 f"the files of {adapter} are encrypted to the keys that its save named; decrypt them into a "
                 "folder (age --decrypt), and export that one"
             )
-        if manifest is None or (folder / CONFIG_FILE).exists():
+        if manifest is None or (folder / CONFIG_FILE).exists() or is_whole(folder):
             yield folder
             return
-        yield _converted(folder, manifest, Path(temporary) / "converted", base_model)
+        convert = _converted if manifest.rank else _converted_model
+        yield convert(folder, manifest, Path(temporary) / "converted", base_model)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether this is the folder of a complete model, and not of an adapter."""
+    from spmd_tx.coordinator.agent.base_model import CONFIG
+    from spmd_tx.models.adapter_files import CONFIG_FILE
+
+    return (folder / CONFIG).exists() and not (folder / CONFIG_FILE).exists()
 
 
 def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Path) -> Path:
@@ -77,4 +87,12 @@ def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str 
     layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
     model = read_model_config(find_config(base_model or manifest.base_model), layout)
     write_peft(folder, place, manifest.adapter, model, manifest.base_model)
+    return place
+
+
+def _converted_model(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+    from spmd_tx.coordinator.agent.base_model import find_model
+    from spmd_tx.worker.state_to_model import write_model_of_state
+
+    write_model_of_state(folder, place, find_model(base_model or manifest.base_model))
     return place

@@ -1,4 +1,4 @@
-"""``spmd-tx export`` writes a trained adapter for other servers and libraries, without a running server."""
+"""``spmd-tx export`` writes what was trained for other servers and libraries, without a running server."""
 
 import sys
 import time
@@ -76,15 +76,16 @@ def export_weights(
     """Write an adapter as a merged Hugging Face checkpoint, or for PEFT or Tinker.
 
     Takes any checkpoint of a server, which need not be running, and PEFT
-    folders. vLLM, SGLang, transformers and others load a merged model like
-    any other. An interrupted export to a folder continues when run again.
+    folders. Of a model all of whose weights were trained, writes the model.
+    vLLM, SGLang, transformers and others load a merged model like any other.
+    An interrupted export to a folder continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
-    from spmd_tx.cli.export_sources import open_adapter
-    from spmd_tx.coordinator.agent.base_model import find_config, find_model
+    from spmd_tx.cli.export_sources import is_whole, open_adapter
+    from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
     from spmd_tx.exports.adapter import base_model_of
     from spmd_tx.exports.adapter_formats import export_adapter
-    from spmd_tx.exports.merged import export_merged
+    from spmd_tx.exports.merged import export_merged, export_whole
 
     if form is not Format.MERGED and dtype is not Dtype.BASE:
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
@@ -92,13 +93,19 @@ def export_weights(
         open_adapter(adapter, data_dir, checkpoints_base, base_model) as folder,
         open_destination(out, push_to_hub, is_private=private) as place,
     ):
-        named = base_model or base_model_of(folder)
-        if form is Format.MERGED:
-            export_merged(
-                folder, find_model(named), place, None if dtype is Dtype.BASE else dtype.value, _Progress()
-            )
+        of_weights = None if dtype is Dtype.BASE else dtype.value
+        if is_whole(folder):
+            if form is not Format.MERGED:
+                raise StartError(
+                    f"{adapter} is a complete model, and --format {form} is for adapters; leave it out"
+                )
+            export_whole(folder, place, of_weights, fingerprint(folder), _Progress())
+        elif form is Format.MERGED:
+            model_dir = find_model(base_model or base_model_of(folder))
+            export_merged(folder, model_dir, place, of_weights, _Progress())
         else:
-            export_adapter(folder, find_config(named), place, form.value, base_model)
+            config_dir = find_config(base_model or base_model_of(folder))
+            export_adapter(folder, config_dir, place, form.value, base_model)
     for written in filter(None, (out, push_to_hub)):
         typer.echo(written)
 

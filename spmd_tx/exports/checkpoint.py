@@ -19,6 +19,7 @@ from spmd_tx.exports.tensors import Tensor
 from spmd_tx.models.adapter_files import safetensors_header
 from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE, Files
 
+OF_SERVERS = "checkpoint.json"  # which describes a checkpoint to its server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 BUFFER_BYTES = 1 << 20
 
@@ -78,7 +79,8 @@ def _write_rest(
 ) -> None:
     """Write the index and config.json, and copy what else the base model has beside its weights."""
     for path in sorted(model_dir.iterdir()):
-        if path.is_file() and not path.name.endswith((*WEIGHTS, ".py")) and not path.name.startswith("."):
+        is_other = path.name.endswith((*WEIGHTS, ".py")) or path.name.startswith(".")
+        if path.is_file() and not is_other and path.name != OF_SERVERS:
             shutil.copyfile(path, folder / path.name)
     if list(plan) != [SINGLE_FILE]:
         weight_map = {each.name: file for file, made in plan.items() for each in made}

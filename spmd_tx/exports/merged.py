@@ -1,5 +1,6 @@
-"""Merges an adapter into its base model. No JAX."""
+"""Merges an adapter into its base model, or writes a model all of whose weights were trained. No JAX."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from spmd_tx.errors import StartError
@@ -30,6 +31,23 @@ def export_merged(
     exported = identity(adapter, base_model=str(model_dir.resolve()), dtype=str(dtype))
     with staged(out, exported) as folder:
         write_checkpoint(folder, files, Tensors(files, model, merge, dtype), progress)
+
+
+def export_whole(
+    model_dir: Path,
+    out: Path,
+    dtype: str | None,
+    fingerprint: Mapping[str, str],
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Write a complete model, which needs no adapter, to the new folder ``out``. Raises StartError.
+
+    ``fingerprint`` identifies the files of the model; ``dtype`` is as for export_merged.
+    """
+    files, exported = Files(model_dir), {**fingerprint, "dtype": str(dtype)}
+    with staged(out, exported) as folder:
+        tensors = Tensors(files, read_model_config(model_dir), None, dtype)
+        write_checkpoint(folder, files, tensors, progress)
 
 
 def _check(merge: Merge, files: Files) -> None:

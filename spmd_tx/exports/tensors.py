@@ -37,11 +37,12 @@ class Tensor:
 
 
 class Tensors:
-    """Holds the base model's files, and an adapter that is added to them."""
+    """Holds the base model's files, and an adapter that is added to them; None: they stay as they are."""
 
-    def __init__(self, files: Files, model: ModelConfig, merge: Merge, dtype: str | None) -> None:
+    def __init__(self, files: Files, model: ModelConfig, merge: Merge | None, dtype: str | None) -> None:
         """``dtype`` is one of FLOATS; None: each tensor stays as the base model has it, also encoded."""
         self._files, self._merge, self._dtype = files, merge, dtype
+        self._changes = {} if merge is None else merge.changes
         self._parts = _encoded_parts(files, model)
         self._scales: tuple[str, list[np.ndarray]] = "", []  # of the matrix whose numbers came last
 
@@ -57,7 +58,7 @@ class Tensors:
 
     def made_of(self, names: Iterable[str]) -> list[Tensor]:
         """Return what becomes of some tensors of the base model."""
-        untied = {c.copied_from: n for n, c in self._merge.changes.items() if c.copied_from is not None}
+        untied = {c.copied_from: n for n, c in self._changes.items() if c.copied_from is not None}
         own = (name for name in names if name not in untied.values())  # tied heads may be stored, too
         found = [tensor for name in own for tensor in self._of(name)]
         return found + [replace(each, name=untied[each.base]) for each in found if each.base in untied]
@@ -79,7 +80,7 @@ class Tensors:
     def content(self, tensor: Tensor) -> Iterator[np.ndarray]:
         """Yield the tensor's numbers from the first to the last, some rows at a time."""
         changed = tensor.name if tensor.encoding is None else tensor.base
-        is_changed = changed in self._merge.changes
+        is_changed = changed in self._changes
         if tensor.part == "shape" or (not is_changed and (tensor.encoding is None or tensor.part)):
             yield from self._copied(tensor)
         elif tensor.part == "scales" and self._scales[0] == tensor.base:
@@ -88,7 +89,7 @@ class Tensors:
             yield from self._encoded(tensor, tensor.encoding)
         else:
             for matrix, first, rows in self._rows(tensor):
-                if is_changed:
+                if is_changed and self._merge is not None:
                     self._merge.add(changed, matrix, first, rows)
                 yield rows.astype(DTYPES[tensor.dtype])
 
@@ -96,7 +97,8 @@ class Tensors:
         """Yield the numbers, and keep the scales, which mostly follow; or yield the scales alone."""
         self._scales = tensor.base, []
         for matrix, first, rows in self._rows(tensor):
-            self._merge.add(tensor.base, matrix, first, rows)
+            if self._merge is not None:
+                self._merge.add(tensor.base, matrix, first, rows)
             numbers, scales = encode(encoding, rows)
             self._scales[1].append(scales)
             yield scales if tensor.part == "scales" else numbers

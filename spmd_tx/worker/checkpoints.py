@@ -92,6 +92,12 @@ def restore_weights(
     return _restore(path, SlotState(like, unread, unread, ocp.PLACEHOLDER)).w
 
 
+def stored_arrays(path: Path) -> dict[str, Any]:
+    """Describe the arrays of a checkpoint, by the fields of SlotState and their names."""
+    with _checkpointer() as checkpointer:
+        return checkpointer.metadata(path.absolute()).item_metadata.tree
+
+
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
     with _checkpointer() as checkpointer:
         return checkpointer.restore(
