@@ -7,6 +7,9 @@ from typing import Any
 from spmd_tx.errors import StartError
 
 RENAMED = {"session-timeout-sec": "session-timeout"}
+STARTED = "workers are started by the server, and on other hosts by spmd-tx worker: --num-processes"
+SAMPLED_HERE = "the workers that train sample, too"
+FOREVER = "315360000"  # seconds: ten years
 MICRO_BATCH = "micro-batches are counted in tokens, and are as large as memory allows: --train-tokens"
 # What decides here instead; the value has no effect.
 DECIDED = {
@@ -17,16 +20,25 @@ DECIDED = {
     "enforce-eager": "steps are always compiled",
     "shard-attention-heads": "heads are split wherever --tensor-parallel-size divides them",
     "session-cleanup-interval-sec": "ended sessions are looked for every 30 seconds",
+    "loss-chunk-size": "logits are computed in pieces that fit into memory",
+    "coordinator-address": "workers find each other through the server: --worker-host and --jax-port",
+    "use-ray": STARTED,
+    "ray-actor-options": STARTED,
+    "ray-pg-bundles": STARTED,
+    "external-inference-url": SAMPLED_HERE,
+    "external-inference-api-key": SAMPLED_HERE,
+    "external-inference-lora-base": SAMPLED_HERE,
+    "forwarding-inference-max-connections": SAMPLED_HERE,
     "backend": "there is one backend, in JAX",
 }
-FLAGS = ("gradient-checkpointing", "enforce-eager", "shard-attention-heads")  # without a value
+FLAGS = ("gradient-checkpointing", "enforce-eager", "shard-attention-heads", "use-ray")  # without a value
 CONFIG = "backend-config"  # a JSON object of further options
 
 
 def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments of a command line under our names, and notes on those without effect.
 
-    Raises StartError for a --backend-config that is no JSON object.
+    Raises StartError for a --backend-config that is no JSON object, and for several residual streams.
     """
     if not arguments or arguments[0] != "serve":
         return list(arguments), []
@@ -35,8 +47,11 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name = option.removeprefix("no-") if option.removeprefix("no-") in FLAGS else option
         if name in DECIDED:
             notes.append(f"--{option} has no effect: {DECIDED[name]}")
+        elif name == "mhc-expansion-rate":
+            if words != ["1"]:
+                raise StartError(f"--{name} is {' '.join(words)}; models here have one residual stream")
         elif name in RENAMED:
-            found += [f"--{RENAMED[name]}", *words]
+            found += [f"--{RENAMED[name]}", *(FOREVER if word == "-1" else word for word in words)]
         else:
             found += [f"--{option}", *words] if option else words
     return found, notes

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ import tinker
 from safetensors.numpy import load_file
 from tinker import types
 
+from spmd_tx.coordinator.training.losses import LOSSES
+from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.models.config import read_model_config
 from tests.sdk.examples import (
     SECONDS,
@@ -23,11 +26,12 @@ from tests.sdk.examples import (
     logprobs_of,
     prompt,
     random_tokens,
+    reinforced,
     sample,
     supervised,
     train,
 )
-from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
 
 pytestmark = pytest.mark.slow
 
@@ -127,6 +131,47 @@ def test_a_run_goes_on_from_its_state_and_from_an_export(tenant, full_server):
     other = tenant.create_training_client_from_state(export).result(SECONDS)
     np.testing.assert_array_equal(logprobs_of(other, QUESTION), weights)
     np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_is_that_of_an_adapter_that_does_nothing_yet(loss, tenant, server):
+    """And all weights are trained by it."""
+    ones = [1.0] * (len(PROMPT) - 1)
+    chances = np.random.default_rng(0).uniform(-5.0, -0.1, len(ones)).tolist()
+    datum = supervised(PROMPT) if loss == "cross_entropy" else reinforced(PROMPT, chances, ones)
+    trainer, found = begin(tenant), []
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as of_adapters:
+        adapter = of_adapters.create_lora_training_client(BASE_MODEL, rank=4).result(SECONDS)
+        for each in (adapter, trainer):
+            found.append(each.forward_backward([datum], loss).result(SECONDS))
+    expected, whole = found
+    for name in ("logprobs", "elementwise_loss"):
+        np.testing.assert_allclose(
+            *(each.loss_fn_outputs[0][name].to_numpy() for each in found), rtol=0, atol=1e-4, err_msg=name
+        )
+    assert whole.metrics["loss:sum"] == pytest.approx(expected.metrics["loss:sum"], abs=1e-3)
+    norms = trainer.optim_step(ADAM).result(SECONDS).metrics
+    assert norms is not None
+    groups = {name: value for name, value in norms.items() if name.startswith("unclipped_grad_l2_")}
+    assert {name.rpartition("_")[2] for name in groups} == {"attn:mean", "mlp:mean", "unembed:mean"}
+    assert all(0 < value < np.inf for value in groups.values()), groups
+
+
+def test_an_exported_model_is_the_base_of_another_server(tenant, full_server, tmp_path):
+    """Also one that is exported from the training checkpoint."""
+    trainer = begin(tenant)
+    train(trainer, DATA, adam=ADAM)
+    expected = logprobs_of(trainer, QUESTION)
+    for save in (trainer.save_weights_external, trainer.save_state):
+        path = save("base").result(SECONDS).path
+        base = tmp_path / parse(path).kind
+        arguments = ["export", path, "--data-dir", full_server.data_dir, "--out", base, "--dtype", "float32"]
+        subprocess.run([COMMAND, *map(str, arguments)], check=True)
+        with serving(base, tmp_path / f"{base.name} data", full_parameters=True) as server:
+            server.wait_until_ready()
+            other = tinker.ServiceClient(base_url=server.url, api_key="tml-other")
+            np.testing.assert_allclose(logprobs_of(begin(other), QUESTION), expected, rtol=0, atol=1e-4)
+            other.close("success").result(SECONDS)
 
 
 def test_another_client_waits_until_the_session_before_it_has_ended(tenant, full_server):
