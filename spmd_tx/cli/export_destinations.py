@@ -1,13 +1,22 @@
 """Puts what ``spmd-tx export`` has written into an object store or on the Hugging Face Hub."""
 
+import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
+from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
 
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
+
 LAST = ("config.json", "adapter_config.json")  # one of them says that an export is whole
+BEGUN = "export.json"  # in an object store while an upload is incomplete: the digests of its files
 NAME = "export"
 
 
@@ -46,21 +55,48 @@ def _to_url(url: str) -> Callable[[Path], None]:
 
     remote = RemoteFiles(url, "--out")
     try:
-        present = set(remote.list(""))
+        present = remote.list("")
     except OSError as problem:
         raise StartError(f"--out {url} cannot be read: {problem}") from problem
-    if present & set(LAST):
+    if BEGUN not in present and not set(LAST).isdisjoint(present):
         raise StartError(f"{url} holds a model or an adapter already; name another place, or remove it")
 
     def upload(folder: Path) -> None:
-        names = [str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file()]
         try:
-            for name in sorted(names, key=lambda name: (name in LAST, name)):
-                remote.upload(folder / name, name)
+            _upload(folder, remote)
         except OSError as problem:
             raise StartError(f"cannot write to --out {url}: {problem}") from problem
 
     return upload
+
+
+def _upload(folder: Path, remote: "RemoteFiles") -> None:
+    """Send all files, except those that an interrupted upload of the same ones has sent already.
+
+    What is sent is noted there before, and the note is removed when all has arrived.
+    """
+    files = {str(each.relative_to(folder)): each for each in folder.rglob("*") if each.is_file()}
+    digests = {name: _digest(file) for name, file in files.items()}
+    present = remote.sizes()
+    noted: dict[str, str] = json.loads(remote.read(BEGUN)) if BEGUN in present else {}
+    for name in (*LAST, *noted):  # of another upload
+        if name in present and noted.get(name) != digests.get(name):
+            remote.delete(name)
+            del present[name]
+    remote.write(BEGUN, json.dumps(digests).encode())
+    total, done = sum(file.stat().st_size for file in files.values()), 0
+    for name in sorted(files, key=lambda name: (name in LAST, name)):
+        size = files[name].stat().st_size
+        if name not in noted or present.get(name) != size:
+            remote.upload(files[name], name)
+        done += size
+        print(f"{show_size(done)} of {show_size(total)} uploaded", file=sys.stderr, flush=True)
+    remote.delete(BEGUN)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "blake2b").hexdigest()
 
 
 def _to_hub(repository: str, *, is_private: bool) -> Callable[[Path], None]:

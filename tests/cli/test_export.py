@@ -121,6 +121,47 @@ def test_from_a_store_and_to_one(tmp_path, made, layout):
         export(made[1], out=out)
 
 
+def test_an_upload_that_was_interrupted_goes_on(tmp_path, made, layout, monkeypatch):
+    """Files that have arrived are not sent again; those of another export are."""
+    out, sent, upload, limits = f"file://{tmp_path}/out", list[str](), RemoteFiles.upload, [0]
+
+    def send(remote, source, name):
+        if len(sent) == limits[0]:
+            raise OSError("the network is gone")
+        sent.append(name)
+        upload(remote, source, name)
+
+    monkeypatch.setattr(RemoteFiles, "upload", send)
+    assert export(made[1], out=tmp_path / "expected").exit_code == 0
+    names = sorted(content(tmp_path / "expected"), key=lambda name: (name == "config.json", name))
+    for limits[0] in range(1, len(names)):
+        with pytest.raises(StartError, match=r"cannot write to --out .*the network is gone"):
+            export(made[1], out=out)
+        assert not (tmp_path / "out/config.json").exists()
+    (tmp_path / "out" / names[0]).write_bytes(b"half")
+    limits[0] = len(names) + 1
+    assert export(made[1], out=out).exit_code == 0
+    assert sent == [*names[:-1], names[0], names[-1]]
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
+def test_an_upload_over_one_that_was_interrupted_is_its_own(tmp_path, made, layout, monkeypatch):
+    out, upload = f"file://{tmp_path}/out", RemoteFiles.upload
+
+    def fail_at_the_end(remote, source, name):
+        if name == "config.json":
+            raise OSError("the network is gone")
+        upload(remote, source, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteFiles, "upload", fail_at_the_end)
+        with pytest.raises(StartError, match="the network is gone"):
+            export(made[1], out=out)
+    assert export(made[1], format="peft", out=out).exit_code == 0
+    assert export(made[1], format="peft", out=tmp_path / "expected").exit_code == 0
+    assert content(tmp_path / "out") == content(tmp_path / "expected")
+
+
 @pytest.mark.parametrize(
     "changes, name, message",
     [

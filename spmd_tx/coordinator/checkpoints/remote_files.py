@@ -84,6 +84,13 @@ class RemoteFiles:
             found = self._system.find(self._place(folder) if folder else self._root)
         return sorted(str(place).removeprefix(f"{self._root}/") for place in found)
 
+    def sizes(self) -> dict[str, int]:
+        """The sizes in bytes of all files, by name."""
+        with self._errors():
+            self._system.invalidate_cache()
+            found = self._system.find(self._root, detail=True)
+        return {str(place).removeprefix(f"{self._root}/"): known["size"] for place, known in found.items()}
+
     def own(self, server_id: str) -> None:
         """Claim the base for a server. Raises StartError if that is impossible, or ConnectionError."""
         try:
