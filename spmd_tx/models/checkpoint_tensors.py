@@ -72,7 +72,7 @@ def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None)
     ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
     for weight in weights:
         for name in tensor_names(weight):
-            if weight.piece == "scales" and weight.encoding is not None:
+            if weight.piece == "scales" and weight.kept == weight.encoding:
                 _check_scales(tensors, weight, name)
             for part in parts(weight, name):
                 seen = ends.get(part.name, part)
@@ -108,8 +108,8 @@ def _check_scales(tensors: Tensors, weight: Weight, name: str) -> None:
     found, kept = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
     if found != kept:
         raise StartError(
-            f"{tensors.file_of(scales)}: {scales} is stored as {found}, but experts stay packed only with "
-            f"scales of {kept}; set --expert-weights to unpacked"
+            f"{tensors.file_of(scales)}: {scales} is stored as {found}, but matrices stay encoded only with "
+            f"scales of {kept}; set --expert-weights to unpacked and --base-dtype to auto"
         )
 
 

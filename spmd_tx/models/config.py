@@ -120,17 +120,12 @@ def _packing(model: Model, model_dir: Path) -> Model:
 def _in_base_dtype(model: Model, base_dtype: str, model_dir: Path) -> Model:
     """Return the model whose adapted maps devices keep in fewer bits. Raises StartError where they cannot."""
     encoding = BASE_DTYPES[base_dtype]
-    if any(each.map.source.encoding for each in model.adapted.values()):
-        raise StartError(
-            f"--base-dtype is {base_dtype}, but {model_dir} stores its weights in fewer bits already; leave "
-            "the option out, and keep experts so with --expert-weights packed"
-        )
     model = replace(model, base_encoding=encoding)
     for array in model.packed:
-        if array.width_in % encoding.group:
+        if array.width_in % array.kept.group:
             raise StartError(
                 f"--base-dtype is {base_dtype}, but the {array.width_in} inputs of {array.name} are not a "
-                f"multiple of {encoding.group}, which share a scale; set it to another one of "
+                f"multiple of {array.kept.group}, which share a scale; set it to another one of "
                 f"{', '.join(BASE_DTYPES)}, or leave it out"
             )
     return model

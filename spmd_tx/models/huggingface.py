@@ -131,7 +131,12 @@ class _Loading:
         numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
         for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
             matrix = weight.encoding, numbers[expert], scales[expert], *wanted[-2:]
-            yield expert, piece_of(weight.piece, *matrix) if weight.piece else decoded_part(*matrix)
+            if weight.piece and weight.kept == weight.encoding:
+                yield expert, piece_of(weight.piece, *matrix)
+            elif weight.piece:
+                yield expert, _piece(weight, decoded_part(*matrix))
+            else:
+                yield expert, decoded_part(*matrix)
 
     def _count(self, size: int) -> None:
         self.done += size
@@ -148,9 +153,13 @@ def _matrices(stored: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]
 def _encoded(weight: Weight, stored: np.ndarray) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """Encode matrices that are stored as floating-point numbers; yield the weight's piece of each."""
     for index, matrix in _matrices(stored):
-        matrix_OI = (matrix if weight.transposed else matrix.T).astype(np.float32)
-        piece = encode_groups(weight.kept, matrix_OI)[weight.piece == "scales"]
+        piece = _piece(weight, matrix if weight.transposed else matrix.T)
         yield index, piece if weight.transposed else piece.T
+
+
+def _piece(weight: Weight, matrix_OI: np.ndarray) -> np.ndarray:
+    """Encode a matrix as devices keep it, and return the weight's part of that."""
+    return encode_groups(weight.kept, matrix_OI.astype(np.float32))[weight.piece == "scales"]
 
 
 def _empty(shape: Sequence[int], dtype: Any) -> np.ndarray:

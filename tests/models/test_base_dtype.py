@@ -76,13 +76,72 @@ def test_a_matrix_of_zeros_stays_so_and_large_numbers_fit(base_dtype):
     assert np.isfinite(found).all()
 
 
-def test_what_is_encoded_already_or_cannot_be_cut_is_refused(tmp_path):
-    encoded = encoded_models.write(tmp_path / "encoded", "int4")
-    with pytest.raises(StartError, match=r"--base-dtype is int8, but .* in fewer bits already; leave"):
-        read_model_config(encoded, base_dtype="int8")
+def test_what_cannot_be_cut_is_refused(tmp_path):
     narrow = families.write(tmp_path / "narrow", "llama")
     with pytest.raises(StartError, match=r"the 32 inputs of q are not a multiple of 64, which share a scale"):
         read_model_config(narrow, base_dtype="fp8")
+
+
+def write_encoded(path, stored):
+    values = {} if stored == "mxfp4" else {"v_head_dim": 16}  # of latent attention
+    return encoded_models.write(path, stored, **WIDE, **values)
+
+
+FEW_BITS = {"mxfp4": ("int8", "fp8", "int4"), "fp8": ("int8", "fp8"), "int4": ("int8", "fp8", "int4")}
+
+
+@pytest.mark.parametrize(
+    "stored, base_dtype",
+    [
+        ("mxfp4", "int8"),
+        ("fp8", "int4"),
+        *(
+            pytest.param(stored, base_dtype, marks=pytest.mark.slow)
+            for stored in encoded_models.MODELS
+            for base_dtype in BASE_DTYPES
+            if (stored, base_dtype) not in (("mxfp4", "int8"), ("fp8", "int4"))
+        ),
+    ],
+)
+def test_what_has_few_bits_stays_as_it_is_and_the_rest_is_rounded(stored, base_dtype, tmp_path):
+    path, mesh = write_encoded(tmp_path / "encoded", stored), make_mesh(1, 1, 1)
+    model, _, kept = loaded(path, mesh, base_dtype)
+    plain = loaded(path, mesh)[2]
+    maps = {name: each.map for name, each in model.declared.adapted.items() if name in kept.layers}
+    assert any(each.source.encoding is not None for each in maps.values())
+    find = jax.jit(lambda layers: {each: decoded(layers[each], jnp.float32) for each in maps})
+    for name, found in find(kept.layers).items():
+        layer, stored_as = np.asarray(plain.layers[name]), maps[name].source.encoding
+        if stored_as is not None and base_dtype in FEW_BITS[stored]:
+            assert maps[name].kept == stored_as
+            np.testing.assert_array_equal(found, layer, err_msg=name)
+            continue
+        encoding = BASE_DTYPES[base_dtype]
+        assert maps[name].kept == encoding
+        groups = layer.reshape(*layer.shape[:-2], -1, encoding.group, layer.shape[-1])
+        error = np.abs(np.asarray(found).reshape(groups.shape) - groups).max(-2)
+        assert (error <= ROUNDED[base_dtype] * np.abs(groups).max(-2)).all(), name
+        assert error.max() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored, base_dtype", [("mxfp4", "int8"), ("fp8", "int4"), ("int4", "int4")])
+def test_of_encoded_checkpoints_all_meshes_have_the_same_logits(stored, base_dtype, tmp_path):
+    path = write_encoded(tmp_path / "encoded", stored)
+    tokens = np.random.default_rng(0).integers(0, 96, 40, dtype=np.int32)
+    found, split = (
+        logits(make_mesh(*shape), path, tokens, base_dtype=base_dtype) for shape in ((1, 1, 1), (2, 2, 2))
+    )
+    np.testing.assert_allclose(split, found, rtol=0, atol=5e-5 * np.abs(found).max())
+
+
+def test_packed_experts_and_the_rest_in_fewer_bits(tmp_path):
+    path = write_encoded(tmp_path / "encoded", "fp8")
+    model = read_model_config(path, expert_weights="packed", base_dtype="int4")
+    kept = {type(each.map.kept).__name__ for each in model.declared.adapted.values() if each.map.experts}
+    others = {each.map.kept for each in model.declared.adapted.values() if not each.map.experts}
+    assert kept == {"Fp8Blocks"}
+    assert BASE_DTYPES["int4"] in others
 
 
 @pytest.mark.slow

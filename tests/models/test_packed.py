@@ -66,5 +66,7 @@ def test_scales_that_would_be_rounded_are_refused(tmp_path, monkeypatch):
     path = encoded_models.write(tmp_path, "int4")
     wide = {"BF16": checkpoint_files.DTYPES["F16"]}
     monkeypatch.setattr(checkpoint_files, "DTYPES", checkpoint_files.DTYPES | wide)
-    with pytest.raises(StartError, match=r"stored as float16, but experts stay packed only with .*bfloat16"):
+    with pytest.raises(
+        StartError, match=r"stored as float16, but matrices stay encoded only with .*bfloat16"
+    ):
         loaded(path, make_mesh(1, 1, 1), "packed")

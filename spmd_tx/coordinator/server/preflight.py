@@ -59,10 +59,10 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
 def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
     """Refuse to cut groups of numbers that share a scale."""
     fsdp, _, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
-    what, remedy = "packed experts have", "--expert-weights to unpacked"
-    if config.base_dtype != AUTO:
-        what, remedy = f"matrices in {config.base_dtype} have", "--base-dtype to auto"
     for array in model.declared.packed:
+        what, remedy = "packed experts have", "--expert-weights to unpacked"
+        if config.base_dtype != AUTO and not (array.experts and model.declared.packs_experts):
+            what, remedy = f"matrices in {config.base_dtype} or fewer bits have", "--base-dtype to auto"
         groups = array.width_in // array.kept.group
         if array.split == "rows" and groups % tp:
             raise StartError(

@@ -161,9 +161,9 @@ class Model:
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
     packs_experts: bool = False  # whether experts that a checkpoint encodes stay encoded on devices
-    base_encoding: Any = (
-        None  # one of encoding.py: in which devices keep adapted maps; None: as they are stored
-    )
+    # One of encoding.py: in which devices keep adapted maps, or in as few bits as a checkpoint encodes them;
+    # None: as floating-point numbers.
+    base_encoding: Any = None
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -263,8 +263,11 @@ class Model:
         if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):
             encoding = self.encoding
         kept = encoding if self.packs_experts and array.experts else None
-        if encoding is None and array.group is not None:
-            kept = self.base_encoding
+        base = self.base_encoding
+        if kept is None and base is not None and array.group is not None:
+            kept = base
+            if encoding is not None and encoding.of_byte >= base.of_byte:
+                kept = base if array.width_in % encoding.group else encoding
         return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
 
 

@@ -142,14 +142,14 @@ def _packing(sizes: Sizes) -> ModelConfig | None:
 def _in_fewer_bits(sizes: Sizes) -> Iterator[tuple[str, ModelConfig]]:
     """Yield the model in each type that its base can be kept in on this mesh, the most exact first."""
     declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
-    if declared.base_encoding is not None or any(
-        each.map.source.encoding for each in declared.adapted.values()
-    ):
+    if declared.base_encoding is not None:
         return
     for name, encoding in BASE_DTYPES.items():
         model = replace(declared, base_encoding=encoding)
-        inputs = [each.width_in // (tp if each.split == "rows" else 1) for each in model.packed]
-        if not any(width % encoding.group for width in inputs):
+        inputs = [
+            (each.width_in // (tp if each.split == "rows" else 1), each.kept.group) for each in model.packed
+        ]
+        if inputs and not any(width % group for width, group in inputs):
             yield name, configured(model, sizes.model.expert_lora)
 
 
