@@ -54,6 +54,18 @@ class Tenant(msgspec.Struct, frozen=True):
     device_share: float  # of the time in which devices worked for anybody
 
 
+class Unfinished(msgspec.Struct, frozen=True):
+    """Tells of a request that is not finished yet."""
+
+    id: str
+    kind: str
+    line: str
+    owner: str
+    seconds: float  # since it was accepted
+    is_running: bool  # whether its first command is sent
+    reason: str | None  # why it waits
+
+
 class Throughput(msgspec.Struct, frozen=True):
     """Holds what was done in one slice of the window."""
 
@@ -98,6 +110,8 @@ class ServerPage(msgspec.Struct, frozen=True):
     memory: Memory | None  # null: no workers were ready yet
     window_seconds: float  # of tenants and throughput
     tenants: list[Tenant]  # most device time first
+    queue: list[Unfinished]  # oldest first
+    queue_length: int  # with those that the list leaves out
     throughput: list[Throughput]  # oldest first
     disk: Disk
     suspects: list[Suspect]

@@ -43,6 +43,7 @@ class ServerController(Controller):
 async def _page(services: Services) -> ServerPage:
     health, record, now = services.health, services.health.record, clock.now()
     work = tenants.Work(services, now - WINDOW_SECONDS, now)
+    by_owner = await work.tenants()
     return ServerPage(
         version=version("spmd_tx"),
         model=services.config.model_name,
@@ -61,7 +62,9 @@ async def _page(services: Services) -> ServerPage:
         programs=_programs(services),
         memory=None if record.plan is None else _memory(record.plan),
         window_seconds=WINDOW_SECONDS,
-        tenants=await work.tenants(),
+        tenants=by_owner,
+        queue=work.queue(),
+        queue_length=work.queue_length,
         throughput=work.throughput(),
         disk=Disk(services.storage.free_bytes, services.storage.bytes_by_kind, services.storage.problem),
         suspects=await _suspects(services),

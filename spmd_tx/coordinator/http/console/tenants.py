@@ -9,10 +9,11 @@ from sqlalchemy import select
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.recent import SLICE_SECONDS, Timed
 from spmd_tx.coordinator.storage.tables import Session
-from spmd_tx.coordinator.wire.server_page import Tenant, Throughput
+from spmd_tx.coordinator.wire.server_page import Tenant, Throughput, Unfinished
 
 TRAINING = frozenset({"forward", "forward_backward"})
 KEYS_PER_QUERY = 500
+MOST_UNFINISHED = 10  # since finding out why they wait takes a while
 UNKNOWN = "?"  # the owner of a session that is not in the database any more
 
 
@@ -27,6 +28,7 @@ class Work:
         self._ended = recent.ended_since(since)
         self._open = services.queue.at_work()
         first, last = int(max(since, recent.known_since) // SLICE_SECONDS), int(now // SLICE_SECONDS)
+        self.queue_length = len(self._open)
         self._devices = {number: recent.devices(number * SLICE_SECONDS) for number in range(first, last + 1)}
 
     async def tenants(self) -> list[Tenant]:
@@ -39,6 +41,10 @@ class Work:
         everybodys = sum(seconds.values()) or 1.0
         found = [self._tenant(owner, timed, seconds[owner] / everybodys) for owner, timed in by_owner.items()]
         return sorted(found, key=lambda tenant: (-tenant.device_share, tenant.owner))
+
+    def queue(self) -> list[Unfinished]:
+        """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
+        return [self._unfinished(timed) for timed in self._open[:MOST_UNFINISHED]]
 
     def throughput(self) -> list[Throughput]:
         """List what was done in each slice; the last one is left out, as it is not over."""
@@ -65,6 +71,18 @@ class Work:
                 some = Session.id.in_(ids[start : start + KEYS_PER_QUERY])
                 for session, owner in await db.execute(select(Session.id, Session.owner).where(some)):
                     self._owners[session] = owner
+
+    def _unfinished(self, timed: Timed) -> Unfinished:
+        request, times = timed.request, timed.times
+        return Unfinished(
+            id=request.id,
+            kind=request.kind,
+            line=request.line,
+            owner=self._owners.get(request.session_id, UNKNOWN),
+            seconds=self._now - times.accepted_at,
+            is_running=times.sent_at is not None,
+            reason=self._services.scheduler.status(request.id).reason,
+        )
 
     def _device_seconds(self) -> dict[str, float]:
         found = defaultdict[str, float](float)

@@ -64,6 +64,17 @@ async def test_tenants_have_their_waits_and_shares(api, services, model_id):
     assert 0 <= tenant["wait_median"] <= tenant["wait_most"] <= tenant["oldest_seconds"]
 
 
+async def test_the_queue_has_the_oldest_unfinished_requests_with_their_owners(api, services, model_id):
+    services.scheduler.is_paused = True
+    ids = [await step(api, model_id, seq_id) for seq_id in range(1, 13)]
+    services.queue.note("sent", ids[:1])
+    found = await page(api)
+    assert [each["id"] for each in found["queue"]] == ids[:10]
+    assert found["queue_length"] == 12
+    assert [each["is_running"] for each in found["queue"][:2]] == [True, False]
+    assert {each["owner"] for each in found["queue"]} == {"local"}
+
+
 async def test_a_tenant_keeps_its_name_when_its_session_has_ended(client_for):
     alice, admin = await client_for("alice"), await client_for("root", role="admin")
     session_id = (await alice.post("create_session", json={})).json()["session_id"]
