@@ -82,6 +82,14 @@ export async function signIn(candidate: string): Promise<void> {
   signIns.value++;
 }
 
+/** Forgets the key in this browser. */
+export async function signOut(): Promise<void> {
+  await request("DELETE", "/console/api/session").catch(() => undefined);
+  key = null;
+  caller.value = null;
+  mustSignIn.value = true;
+}
+
 export interface Caller {
   owner: string;
   role: "user" | "admin" | "read-only";
@@ -129,6 +137,8 @@ export interface Server {
   }[];
   throughput: { at: number; trained: number; sampled: number; busy: number }[];
   disk: { free_bytes: number | null; bytes_by_kind: Record<string, number>; problem: string | null };
+  queue: { id: string; kind: string; line: string; owner: string; seconds: number; is_running: boolean; reason: string | null }[];
+  queue_length: number;
   suspects: { id: string; kind: string; line: string; owner: string; state: string; losses: number; coordinator_losses: number; reason: string | null }[];
 }
 

@@ -1,7 +1,7 @@
 // One metric of several runs as curves, with the values under the pointer.
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { duration, number } from "./format";
+import { duration, mark, number } from "./format";
 import { curve, smooth, type Axis } from "./series";
 import type { Point } from "./api";
 import { theme } from "./theme";
@@ -87,6 +87,11 @@ function aligned(runs: Shown[], name: string, axis: Axis, smoothing: number): uP
   return uPlot.join(smoothing > 0 ? [...raw, ...smoothed] : raw);
 }
 
+/** How many decimals the longest of some marks needs: two for 0, 0.25 and 0.5. */
+function decimals(marks: number[]): number {
+  return Math.max(...marks.map((value) => (String(Number(value.toPrecision(8))).split(".")[1] ?? "").length));
+}
+
 function options(
   runs: Shown[], axis: Axis, isSmoothed: boolean, width: number, pointed: (index: number | null) => void,
 ): uPlot.Options {
@@ -110,7 +115,7 @@ function options(
       { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
       {
         stroke: ink, grid, ticks: { show: false }, font, size: 54, gap: 4,
-        values: (_, values) => values.map((value) => (value === 0 ? "0" : Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5 ? value.toExponential(1) : String(value))),
+        values: (_, values) => values.map((value) => mark(value, decimals(values))),
       },
     ],
     series: [{}, ...(isSmoothed ? runs.map(faint) : []), ...runs.map(line)],

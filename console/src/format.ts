@@ -3,9 +3,22 @@
 export function number(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return value.toExponential(2);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4);
+  if (size !== 0 && (size < 1e-3 || size >= 1e7)) return minus(value.toExponential(2));
+  if (Number.isInteger(value)) return minus(value.toLocaleString("en"));
+  return minus(size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4));
+}
+
+/** A number with true minus signs. */
+export function minus(text: string): string {
+  return text.replaceAll("-", "−");
+}
+
+/** A mark of an axis, with as many decimals as the marks beside it. */
+export function mark(value: number, decimals: number): string {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size < 1e-3 || size >= 1e5) return minus(value.toExponential(1));
+  return minus(value.toFixed(Math.min(6, decimals)));
 }
 
 export function ago(at: number | null, now = Date.now() / 1000): string {
@@ -16,7 +29,7 @@ export function ago(at: number | null, now = Date.now() / 1000): string {
 
 export function duration(seconds: number): string {
   for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]] as const) {
-    if (seconds >= size) return `${(seconds / size).toFixed(seconds < 10 * size ? 1 : 0)} ${unit}`;
+    if (seconds >= size) return `${(seconds / size).toFixed(seconds < 10 * size ? 1 : 0).replace(".0", "")} ${unit}`;
   }
   return `${Math.round(seconds)} s`;
 }

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import "@preact/signals";
 import "uplot/dist/uPlot.min.css";
 import "./style.css";
-import { caller, identify, mustSignIn, signIns } from "./api";
+import { caller, identify, mustSignIn, signIns, signOut } from "./api";
 import { Checkpoints } from "./pages/checkpoints";
 import { People } from "./pages/people";
 import { Playground } from "./pages/playground";
@@ -58,6 +58,9 @@ function App() {
           {caller.value?.role === "admin" && <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>Server</a>}
           {caller.value?.role === "admin" && <a href={address("/people")} aria-current={path === "/people" ? "page" : undefined}>People</a>}
         </nav>
+        {caller.value?.needs_key && !mustSignIn.value && (
+          <span class="who"><span title={`role: ${caller.value.role}`}>{caller.value.owner}{caller.value.role !== "user" && <small> {caller.value.role}</small>}</span> <button type="button" onClick={signOut}>Sign out</button></span>
+        )}
         <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>
       </header>
       <main id="main" tabIndex={-1}><Page /></main>

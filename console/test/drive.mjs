@@ -5,6 +5,7 @@ import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
+import { liveStories } from "./live.mjs";
 
 const [story, address, executablePath, text] = process.argv.slice(2);
 const facts = JSON.parse(text ?? "{}");
@@ -62,7 +63,8 @@ const STORIES = {
     await page.getByText("The run spent most of this time waiting for its client (46 %)").waitFor();
     assert.match(await page.locator(".share-bar").getAttribute("aria-label"), /^Client 46 %, Device 31 %, Queue 12 %/);
     assert.equal(await page.locator(".shares tbody tr").count(), 5);
-    assert.equal(await page.locator(".lanes").count(), 2);
+    assert.equal(await page.locator(".lanes").count(), 3);
+    assert.match(await page.locator(".lanes svg").nth(2).getAttribute("aria-label"), /^\d+ times without a request, /);
     assert.ok((await page.locator(".lanes .s-device").count()) > 100);
     assert.equal(await page.getByText("3 micro-batches of 1 other model ready").count(), 1);
     await look(page, "timing");
@@ -142,6 +144,7 @@ const STORIES = {
     await page.getByText("worker 1 on node-b was killed by signal 9").waitFor();
     await page.getByText("121 of 133 ready, compiling prefill 16x1024").waitFor();
     assert.equal(await page.getByRole("row", { name: /^ada 52 %/ }).count(), 1);
+    await page.getByText("and 3 younger ones").waitFor();
     assert.equal(await page.getByText("there are none").count(), 0);
     await look(page, "server");
   },
@@ -151,13 +154,13 @@ const STORIES = {
     await page.getByRole("row", { name: /^grace 77fe02d1 user 4 adapters, 20 requests per second/ }).waitFor();
     await page.getByRole("row", { name: /key revoked ada ada key 0d2a8b3c$/ }).waitFor();
     assert.equal(await page.getByText("was revoked").count(), 0);
-    assert.equal(await page.locator(".series rect").count(), 3 * 24);
+    assert.equal(await page.locator(".series g").count(), 3 * 24);
     await look(page, "people");
     await page.getByLabel("Show revoked").check();
     await page.getByText("was revoked").waitFor();
     await page.getByText("7 days", { exact: true }).click();
     await page.waitForURL(/hours=168/);
-    await page.waitForFunction(() => document.querySelectorAll(".series rect").length === 3 * 168);
+    await page.waitForFunction(() => document.querySelectorAll(".series g").length === 3 * 168);
     const all = await page.locator(".chart .at").first().textContent();
     await page.getByLabel("Owner").selectOption("grace");
     assert.notEqual(await page.locator(".chart .at").first().textContent(), all);
@@ -182,6 +185,7 @@ const STORIES = {
       await page.goto(`${address}/console${path}`);
       await page.locator(part).first().waitFor();
       await isNarrow();
+      await look(page, `phone_${path.slice(1).replaceAll("/", "_")}`);
     }
   },
   async sign_in(page) {
@@ -194,202 +198,8 @@ const STORIES = {
     await page.getByLabel("API key").press("Enter");
     await page.locator(".run").first().waitFor();
   },
-  async live_curves(page) {
-    await signIn(page);
-    await page.getByRole("link", { name: facts.name }).click();
-    const loss = page.locator(".chart", { hasText: "loss per token" });
-    await loss.waitFor();
-    const steps = () => page.locator(".facts div", { hasText: "Steps" }).locator("dd").textContent().then(Number);
-    const before = [await steps(), await loss.locator(".values").textContent()];
-    await page.waitForFunction(
-      ([count, value]) => {
-        const fact = [...document.querySelectorAll(".facts div")].find((each) => each.firstChild.textContent === "Steps");
-        const chart = [...document.querySelectorAll(".chart")].find((each) => each.textContent.includes("loss per token"));
-        return Number(fact.lastChild.textContent) >= count + 3 && chart.querySelector(".values").textContent !== value;
-      },
-      before,
-    );
-    console.log("late");
-    await page.locator(".chart", { hasText: "judged later" }).waitFor();
-  },
-  async live_timing(page) {
-    await signIn(page);
-    await page.goto(`${address}/console/runs/${facts.run}/timing?seconds=60`);
-    await page.locator(".summary", { hasText: facts.words }).waitFor();
-    await page.locator(".lanes rect").first().waitFor();
-    await look(page, `timing_${facts.cause}`);
-  },
-  async live_isolation(page) {
-    await signIn(page);
-    await page.getByText(facts.mine).first().waitFor();
-    assert.equal(await page.getByText(facts.theirs).count(), 0);
-    assert.equal(await page.getByRole("link", { name: "Server" }).count(), 0);
-    for (const path of ["", "/timing", "/samples", `/samples/${facts.request}`].map((page) => `/runs/${facts.run}${page}`)) {
-      await page.goto(`${address}/console${path}`);
-      await page.locator(".problem", { hasText: "does not exist" }).waitFor();
-      assert.equal(await page.getByText(facts.theirs).count(), 0);
-    }
-    for (const path of ["server", "people"]) {
-      await page.goto(`${address}/console/${path}`);
-      await page.locator(".problem", { hasText: "for admins" }).waitFor();
-    }
-  },
-  async live_checkpoints(page) {
-    await signIn(page);
-    await page.getByRole("link", { name: "Checkpoints" }).click();
-    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to sample", exact: true }) });
-    await row.waitFor();
-    assert.equal(await page.getByText(facts.theirs).count(), 0);
-    const saving = page.waitForEvent("download");
-    await row.getByRole("link", { name: "Download" }).click();
-    assert.ok(readFileSync(await (await saving).path()).length > 1000);
-    if (facts.may_change === "no") {
-      await row.getByRole("button").click();
-      await page.getByText("sampler_weights/to sample").waitFor();
-      assert.equal(await page.getByRole("button", { name: "Delete" }).count(), 0);
-      return;
-    }
-    await row.getByRole("button").click();
-    await look(page, "checkpoints");
-    await page.getByRole("button", { name: "7 days" }).click();
-    await row.getByText("in 7.0 d").waitFor();
-    await page.getByRole("button", { name: "Publish" }).click();
-    await row.getByText("public").waitFor();
-    await page.getByRole("button", { name: "Unpublish" }).click();
-    await row.getByText("public").waitFor({ state: "detached" });
-    page.once("dialog", (dialog) => dialog.accept());
-    await page.getByRole("button", { name: "Delete" }).click();
-    await row.waitFor({ state: "detached" });
-    assert.equal(await page.getByRole("button", { name: "Details of to train" }).count(), 1);
-  },
-  async live_samples(page) {
-    await signIn(page);
-    await page.goto(`${address}/console/runs/${facts.run}/samples`);
-    await page.locator("article", { hasText: "after 1 step" }).first().waitFor();
-    await page.getByText(facts.prompt).first().waitFor();
-    console.log("more");
-    await page.getByText(facts.later).first().waitFor(); // without a reload
-    await page.getByLabel("Search prompts and answers").fill(facts.prompt);
-    await page.getByRole("button", { name: "Search" }).click();
-    await page.getByText(facts.later).first().waitFor({ state: "detached" });
-    await page.getByRole("link", { name: "4 samples side by side" }).click();
-    await page.locator(".side-by-side section").nth(3).waitFor();
-    assert.equal(await page.locator("pre.tokens").first().textContent(), facts.prompt);
-    assert.ok((await page.locator(".side-by-side [class^=lp-]").count()) >= 4 * 8);
-    await look(page, "live_sample_group");
-  },
-  async live_playground(page) {
-    await signIn(page);
-    await page.getByRole("link", { name: "Checkpoints" }).click();
-    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to play with", exact: true }) });
-    await row.getByRole("link", { name: "Sample" }).click();
-    if (facts.may_sample === "no") {
-      await page.getByText("This API key may only read.").waitFor();
-      assert.ok(await page.getByRole("button", { name: "Complete" }).isDisabled());
-      return;
-    }
-    await page.getByLabel("Prompt").fill("1 + 2 = ");
-    await page.getByLabel("Most tokens").fill("12");
-    await page.getByLabel("Samples").fill("2");
-    await page.getByRole("button", { name: "Complete" }).click();
-    await page.locator(".message", { hasText: /Sample 2: \d+ tokens, ended by/ }).waitFor();
-    await page.getByText("Chat", { exact: true }).click();
-    await page.getByLabel("Message", { exact: true }).fill("How much is 1 + 2?");
-    await page.getByRole("button", { name: "Send" }).click();
-    await page.locator(".message.assistant", { hasText: /assistant: \d+ tokens, ended by/ }).waitFor();
-    await page.getByLabel("Model").selectOption({ index: 0 });
-    await page.getByLabel("Most tokens").fill("0");
-    await page.getByLabel("Message", { exact: true }).fill("no");
-    await page.getByRole("button", { name: "Send" }).click();
-    assert.ok(await page.getByLabel("Most tokens").evaluate((input) => !input.checkValidity()));
-    await page.getByLabel("Most tokens").fill("100000000");
-    await page.getByRole("button", { name: "Send" }).click();
-    await page.locator(".problem", { hasText: "max_tokens" }).waitFor();
-  },
-  async live_revoked(page) {
-    await signIn(page);
-    await page.waitForTimeout(1500); // the stream is open
-    console.log("revoke");
-    const began = Date.now();
-    await page.getByLabel("API key").waitFor();
-    console.log(`signed out after ${Date.now() - began} ms`);
-  },
-  async live_people(page) {
-    await signIn(page);
-    await page.getByRole("link", { name: "People" }).click();
-    await page.getByRole("row", { name: /^root [0-9a-f]{8} ?yours admin none/ }).waitFor();
-    await page.locator(".chart", { hasText: "Tokens: trained" }).locator(".series rect").first().waitFor();
-    await page.getByRole("row", { name: /session created alice alice session_id/ }).first().waitFor();
-    page.once("dialog", (dialog) => dialog.accept());
-    await page.getByRole("button", { name: /Revoke key [0-9a-f]{8} of erin/ }).click();
-    await page.getByRole("button", { name: /of erin$/ }).waitFor({ state: "detached" });
-    await page.getByLabel("Show revoked").check();
-    await page.getByRole("row", { name: /^erin .* was revoked/ }).waitFor();
-    await page.getByRole("row", { name: /key revoked root erin key/ }).waitFor();
-  },
-  async pictures(page) {
-    await signIn(page);
-    await page.locator(".run").nth(2).waitFor();
-    await page.locator(".chart", { hasText: "reward" }).first().waitFor();
-    await look(page, "runs");
-    const run = `${address}/console/runs/${facts.run}`;
-    await page.goto(run);
-    await page.locator(".chart").nth(3).waitFor();
-    await look(page, "run");
-    console.log("go on");
-    await page.waitForTimeout(60_000); // until the window of the next page is full
-    await page.goto(`${run}/timing?seconds=60`);
-    await page.locator(".lanes rect").first().waitFor();
-    await look(page, "timing");
-    await page.goto(`${run}/samples`);
-    await page.locator("article").nth(3).waitFor();
-    await look(page, "samples");
-    await page.getByRole("link", { name: /side by side/ }).first().click();
-    await page.locator(".side-by-side section").nth(3).waitFor();
-    await look(page, "sample_group");
-    await page.getByRole("link", { name: "Checkpoints" }).click();
-    const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of final" }) }).first();
-    await row.getByRole("button").click();
-    await look(page, "checkpoints");
-    await row.getByRole("link", { name: "Sample" }).click();
-    await page.getByLabel("Prompt").fill("Tell me a tale.");
-    await page.getByLabel("Most tokens").fill("24");
-    await page.getByLabel("Samples").fill("3");
-    await page.getByLabel("Colour tokens").check();
-    await page.getByRole("button", { name: "Complete" }).click();
-    await page.getByText(/Sample 3: \d+ tokens, ended by/).waitFor();
-    await look(page, "playground");
-    await page.getByText("Chat", { exact: true }).click();
-    for (const message of ["Tell me a tale.", "What did she say?"]) {
-      await page.getByLabel("Message", { exact: true }).fill(message);
-      await page.getByRole("button", { name: "Send" }).click();
-      await page.getByText(/assistant: \d+ tokens, ended by/).waitFor();
-    }
-    await look(page, "playground_chat");
-    await page.getByRole("link", { name: "Server" }).click();
-    await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
-    await look(page, "server");
-    await page.getByRole("link", { name: "People" }).click();
-    await page.locator(".chart .series rect").first().waitFor();
-    await look(page, "people");
-  },
-  async live_generations(page) {
-    await signIn(page);
-    await page.getByRole("link", { name: "Server" }).click();
-    await page.locator(".state", { hasText: "running" }).waitFor();
-    await look(page, "live_server");
-    console.log("kill");
-    await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
-    await page.getByRole("row", { name: /^2 .* running$/ }).waitFor();
-  },
+  ...liveStories({ address, facts, look }),
 };
-
-async function signIn(page) {
-  await page.goto(`${address}/console`);
-  await page.getByLabel("API key").fill(facts.key);
-  await page.getByLabel("API key").press("Enter");
-  await page.getByRole("heading", { name: "Runs" }).waitFor();
-}
 
 /** Checks the page with axe, and takes its picture, in both themes. */
 async function look(page, name) {

@@ -169,6 +169,11 @@ def server() -> dict:
             }
             for owner, share, waiting, running, finished in tenants
         ],
+        "queue": [
+            _unfinished("forward_backward", 14.2, "2 micro-batches of 1 other model ready"),
+            _unfinished("sample", 2.5, None),
+        ],
+        "queue_length": 5,
         "throughput": [
             {
                 "at": now - 300 + 5 * n,
@@ -196,6 +201,11 @@ def server() -> dict:
             }
         ],
     }
+
+
+def _unfinished(kind: str, seconds: float, reason: str | None) -> dict:
+    facts = {"id": "5f0c44a1", "kind": kind, "line": "00000000-0000:train:0", "owner": "grace"}
+    return {**facts, "seconds": seconds, "is_running": reason is None, "reason": reason}
 
 
 def samples(query: dict[str, str]) -> dict:

@@ -65,4 +65,5 @@ async def main(url: str, run: str, page: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:4], int(sys.argv[4])))
+    _, url, run, page, count = sys.argv
+    asyncio.run(main(url, run, page, int(count)))

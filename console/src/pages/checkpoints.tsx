@@ -1,19 +1,25 @@
 // The checkpoints that the key may see: what they are, when they go, and what can be done with them.
-import { useEffect, useState } from "preact/hooks";
-import { caller, listCheckpoints, request, type Checkpoint } from "../api";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { caller, listCheckpoints, listRuns, request, type Checkpoint } from "../api";
 import { ago, bytes, dateTime, duration, shortName } from "../format";
+import { poll } from "../live";
+import { Copy, Loading, Wide } from "../parts";
 import { address } from "../router";
+import { runName } from "../run_header";
 
 const PAGE = 100;
+const POLL_SECONDS = 10;
 const DAY = 86400;
 // What a checkpoint's expiry can be set to; null: never.
-const LIFETIMES: [string, number | null][] = [["1 day", DAY], ["7 days", 7 * DAY], ["30 days", 30 * DAY], ["never", null]];
+const LIFETIMES: [string, number | null][] = [["in 1 day", DAY], ["in 7 days", 7 * DAY], ["in 30 days", 30 * DAY], ["never", null]];
 
 export function Checkpoints() {
   const [found, setFound] = useState<Checkpoint[] | null>(null);
   const [total, setTotal] = useState(0);
   const [filter, setFilter] = useState("");
   const [error, setError] = useState<string | null>(null);
+  const [names, setNames] = useState<ReadonlyMap<string, string>>(new Map()); // of runs
+  const count = useRef(PAGE); // that are shown at most
   const guarded = (work: Promise<void>) => work.then(() => setError(null), (refused: Error) => setError(refused.message));
 
   const load = async (offset: number, limit: number) => {
@@ -21,12 +27,14 @@ export function Checkpoints() {
     setFound((known) => (offset ? [...(known ?? []), ...page.checkpoints] : page.checkpoints));
     setTotal(page.cursor?.total_count ?? page.checkpoints.length);
   };
+  const again = () => guarded(load(0, count.current));
   const change = (method: string, path: string, body?: unknown) =>
-    guarded(request(method, path, body).then(() => load(0, Math.max(PAGE, found?.length ?? 0))));
-  useEffect(() => void guarded(load(0, PAGE)), []);
+    guarded(request(method, path, body).then(() => load(0, count.current)));
+  useEffect(() => poll(again, POLL_SECONDS), []);
+  useEffect(() => void listRuns(null).then(({ runs }) => setNames(new Map(runs.map((run) => [run.id, runName(run)]))), () => undefined), []);
 
   const words = filter.toLowerCase().split(/\s+/);
-  const shown = (found ?? []).filter((each) => words.every((word) => described(each).includes(word)));
+  const shown = (found ?? []).filter((each) => words.every((word) => described(each, names).includes(word)));
   return (
     <>
       <div class="bar">
@@ -35,9 +43,11 @@ export function Checkpoints() {
         {found && <small class="empty">{shown.length} of {total}</small>}
       </div>
       {error && <p class="problem" role="alert">{error}</p>}
+      {!found && !error && <Loading />}
+      {found && found.length > 0 && shown.length === 0 && <p class="empty">No checkpoint fits “{filter}”.</p>}
       {found?.length === 0 && <p class="empty">There are no checkpoints yet. <code>save_state</code> and <code>save_weights_for_sampler</code> with a name make one.</p>}
       {shown.length > 0 && (
-        <section class="wide">
+        <Wide label="Checkpoints">
           <table class="rows checkpoints">
             <thead>
               <tr>
@@ -46,16 +56,16 @@ export function Checkpoints() {
                 ))}
               </tr>
             </thead>
-            <tbody>{shown.map((each) => <Row key={each.tinker_path} checkpoint={each} change={change} />)}</tbody>
+            <tbody>{shown.map((each) => <Row key={each.tinker_path} checkpoint={each} names={names} change={change} />)}</tbody>
           </table>
-        </section>
+        </Wide>
       )}
-      {found && found.length < total && <button type="button" onClick={() => guarded(load(found.length, PAGE))}>Older checkpoints</button>}
+      {found && found.length < total && <button type="button" onClick={() => ((count.current += PAGE), guarded(load(found.length, PAGE)))}>Older checkpoints</button>}
     </>
   );
 }
 
-function Row({ checkpoint, change }: { checkpoint: Checkpoint; change: (method: string, path: string, body?: unknown) => void }) {
+function Row({ checkpoint, names, change }: { checkpoint: Checkpoint; names: ReadonlyMap<string, string>; change: (method: string, path: string, body?: unknown) => void }) {
   const [open, setOpen] = useState(false);
   const { run, route, name } = parts(checkpoint);
   const mayChange = caller.value !== null && !caller.value.is_read_only;
@@ -70,7 +80,7 @@ function Row({ checkpoint, change }: { checkpoint: Checkpoint; change: (method: 
           {name} {checkpoint.public && <em class="good">public</em>}
         </th>
         <td>{checkpoint.checkpoint_type}</td>
-        <td><a href={address(`/runs/${encodeURIComponent(run)}`)} title={run}>{run.slice(0, 8)}…{run.slice(run.indexOf(":"))}</a></td>
+        <td><a href={address(`/runs/${encodeURIComponent(run)}`)} title={run}>{names.get(run) ?? `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`}</a></td>
         <td class="number">{checkpoint.size_bytes === null ? "–" : bytes(checkpoint.size_bytes)}</td>
         <td title={dateTime(saved)}>{ago(saved)}</td>
         <td title={expires ? dateTime(expires) : undefined}>{expires ? `in ${duration(Math.max(0, expires - Date.now() / 1000))}` : "never"}</td>
@@ -82,15 +92,19 @@ function Row({ checkpoint, change }: { checkpoint: Checkpoint; change: (method: 
       {open && (
         <tr>
           <td colSpan={7}>
-            <p><code>{checkpoint.tinker_path}</code></p>
+            <p><code>{checkpoint.tinker_path}</code><Copy text={checkpoint.tinker_path} /></p>
             <dl class="facts">
               <div><dt>Base model</dt><dd title={checkpoint.base_model ?? undefined}>{checkpoint.base_model ? shortName(checkpoint.base_model) : "–"}</dd></div>
+              <div><dt>Saved</dt><dd>{dateTime(saved)}</dd></div>
+              <div><dt>Expires</dt><dd>{expires ? dateTime(expires) : "never"}</dd></div>
               {Object.entries(checkpoint.user_metadata ?? {}).map(([key, value]) => <div key={key}><dt>{key}</dt><dd>{String(value)}</dd></div>)}
             </dl>
             {mayChange && (
               <p class="bar">
-                <span class="empty">Expires in</span>
-                {LIFETIMES.map(([label, seconds]) => <button type="button" key={label} onClick={() => change("PUT", `${route}/ttl`, { ttl_seconds: seconds })}>{label}</button>)}
+                <span class="group" role="group" aria-label="Set when it expires">
+                  <span class="dim">Expire</span>
+                  {LIFETIMES.map(([label, seconds]) => <button type="button" key={label} onClick={() => change("PUT", `${route}/ttl`, { ttl_seconds: seconds })}>{label}</button>)}
+                </span>
                 <button type="button" onClick={() => change(checkpoint.public ? "DELETE" : "POST", `${route}/publish`)}>{checkpoint.public ? "Unpublish" : "Publish"}</button>
                 <button type="button" class="bad" onClick={remove}>Delete</button>
               </p>
@@ -109,7 +123,7 @@ function parts(checkpoint: Checkpoint): { run: string; route: string; name: stri
   return { run, name, route: `/api/v1/training_runs/${encodeURIComponent(run)}/checkpoints/${kind}/${encodeURIComponent(name)}` };
 }
 
-function described(checkpoint: Checkpoint): string {
+function described(checkpoint: Checkpoint, names: ReadonlyMap<string, string>): string {
   const told = [checkpoint.tinker_path, checkpoint.checkpoint_type, checkpoint.base_model, JSON.stringify(checkpoint.user_metadata ?? "")];
-  return [...told, checkpoint.public ? "public" : ""].join(" ").toLowerCase();
+  return [...told, names.get(parts(checkpoint).run), checkpoint.public ? "public" : ""].join(" ").toLowerCase();
 }

@@ -3,13 +3,13 @@ import { useEffect, useState } from "preact/hooks";
 import { getAudit, getKeys, getUse, request, type AuditEntry, type HourOfUse, type Key, type Use } from "../api";
 import { ago, dateTime, number } from "../format";
 import { poll } from "../live";
-import { Columns } from "../parts";
+import { Columns, Loading, Wide } from "../parts";
 import { remember, place } from "../router";
 
 const POLL_SECONDS = 5;
 const HOUR = 3600;
 const WINDOWS = [[24, "24 hours"], [168, "7 days"]] as const;
-const AMOUNTS = [["trained", "Trained"], ["forwarded", "Forward only"], ["prompt", "Prompts"], ["cached", "of these cached"], ["sampled", "Sampled"]] as const;
+const AMOUNTS = [["trained", "Trained"], ["forwarded", "Forward only"], ["prompt", "Prompts"], ["cached", "Of these, cached"], ["sampled", "Sampled"]] as const;
 const MOST_ENTRIES = 200;
 
 export function People() {
@@ -39,17 +39,17 @@ function Keys({ failed }: Part) {
     const whose = key.is_own ? "the key that you have signed in with" : `key ${key.id} of ${key.owner}`;
     if (confirm(`Revoke ${whose}? This cannot be undone.`)) void request("DELETE", `/console/api/keys/${key.id}`).then(load, failed);
   };
-  if (!found) return null;
+  if (!found) return <Loading />;
   const shown = found.keys.filter((key) => withOld || !key.problem);
   return (
-    <section class="wide">
+    <Wide label="API keys">
       <h2>API keys</h2>
       {found.keys.length === 0 && <p class="empty">There are no keys, so everyone who can reach the server has access. <code>spmd-tx keys create</code> makes one.</p>}
       {found.keys.length > 0 && (
         <>
           <label class="check"><input type="checkbox" checked={withOld} onChange={(event) => setWithOld(event.currentTarget.checked)} /> Show revoked and expired keys</label>
           <table class="rows">
-            <thead><tr>{["Owner", "Id", "Role", "Limits", "Created", "Expires", "Last used", "State", ""].map((name) => <th key={name} scope="col">{name || <span class="unseen">Actions</span>}</th>)}</tr></thead>
+            <thead><tr>{["Owner", "ID", "Role", "Limits", "Created", "Expires", "Last used", "State", ""].map((name) => <th key={name} scope="col">{name || <span class="unseen">Actions</span>}</th>)}</tr></thead>
             <tbody>
               {shown.map((key) => (
                 <tr key={key.id}>
@@ -70,7 +70,7 @@ function Keys({ failed }: Part) {
           <p class="note"><code>spmd-tx keys create</code> makes a key, with its limits, and <code>spmd-tx keys rotate</code> replaces one.</p>
         </>
       )}
-    </section>
+    </Wide>
   );
 }
 
@@ -83,7 +83,7 @@ function Usage({ failed }: Part) {
   const owners = [...new Set(use.hours.map((each) => each.owner))].sort();
   const wanted = use.hours.filter((each) => !owner || each.owner === owner);
   return (
-    <section class="wide">
+    <Wide label="Usage">
       <h2>Usage <small>tokens by the hour</small></h2>
       <div class="bar">
         <fieldset class="choice">
@@ -122,7 +122,7 @@ function Usage({ failed }: Part) {
         </table>
       )}
       {use.is_cut && <p class="problem">There are more owners and hours than are shown; choose a shorter time.</p>}
-    </section>
+    </Wide>
   );
 }
 
@@ -146,7 +146,7 @@ function Audit({ failed }: Part) {
   const words = filter.toLowerCase().split(/\s+/);
   const wanted = entries.filter((each) => words.every((word) => JSON.stringify(each).toLowerCase().includes(word)));
   return (
-    <section class="wide">
+    <Wide label="Audit log">
       <h2>Audit log <small>of one day, UTC</small></h2>
       <div class="bar">
         <label class="check">Day <input type="date" required max={today} value={day} onInput={(event) => event.currentTarget.value && setDay(event.currentTarget.value)} /></label>
@@ -160,7 +160,7 @@ function Audit({ failed }: Part) {
         </table>
       )}
       {wanted.length > MOST_ENTRIES && <p class="note">and {number(wanted.length - MOST_ENTRIES)} older ones</p>}
-    </section>
+    </Wide>
   );
 }
 

@@ -115,7 +115,7 @@ export function Playground() {
           {isChat && answers.map((each, i) => <One key={i} answer={each} name="assistant" hasColours={hasColours} />)}
           <label>{isChat ? "Message" : "Prompt"} <textarea rows={isChat ? 3 : 8} required value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} onKeyDown={sendOnEnter} /></label>
           <p class="bar">
-            <button type="submit" disabled={isRunning || mayNot !== null || !settings.model}>{isChat ? "Send" : "Complete"}</button>
+            <button type="submit" class="main" disabled={isRunning || mayNot !== null || !settings.model}>{isChat ? "Send" : "Complete"}</button>
             <button type="button" disabled={!isRunning} onClick={() => running.current?.abort()}>Stop</button>
             {isChat && <button type="button" disabled={isRunning || !messages.length} onClick={clear}>New conversation</button>}
             <span class="note" role="status">{isRunning ? "Sampling …" : ""}</span>
@@ -126,6 +126,12 @@ export function Playground() {
       </form>
     </>
   );
+}
+
+/** A checkpoint by its name, and the beginning of its run's. */
+function modelName(model: string): string {
+  const [run, , ...name] = model.startsWith("tinker://") ? model.slice("tinker://".length).split("/") : [];
+  return run && name.length ? `${name.join("/")} · ${run.slice(0, 8)}` : `${model} (base model)`;
 }
 
 /** Sends with Ctrl+Enter, since Enter alone begins a new line. */
@@ -162,12 +168,12 @@ function Controls({ models, settings, isChat, change }: { models: string[]; sett
     <section aria-label="Settings" class="controls">
       <label>Model
         <select value={settings.model} title={settings.model} onChange={(event) => change({ model: event.currentTarget.value })}>
-          {listed.map((model) => <option key={model} value={model}>{model}</option>)}
+          {listed.map((model) => <option key={model} value={model}>{modelName(model)}</option>)}
         </select>
       </label>
       {amount("Temperature", "temperature", { min: 0, step: "any" })}
       {amount("Top p", "top_p", { min: 0.001, max: 1, step: "any" })}
-      {amount("Most tokens", "max_tokens", { min: 1 })}
+      {amount("Max tokens", "max_tokens", { min: 1 })}
       {!isChat && amount("Samples", "n", { min: 1, max: 16 })}
       <label>Seed <input type="number" placeholder="none" value={settings.seed ?? ""} onInput={(event) => change({ seed: event.currentTarget.value === "" ? null : event.currentTarget.valueAsNumber })} /></label>
     </section>

@@ -5,6 +5,7 @@ import { Curves } from "../curves";
 import { ago, dateTime, number } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
+import { Copy, Loading } from "../parts";
 import { RunHeader, runName } from "../run_header";
 
 export function Run({ id }: { id: string }) {
@@ -27,6 +28,7 @@ export function Run({ id }: { id: string }) {
     <>
       <RunHeader id={id} run={run} />
       {problem && <p class="problem" role="alert">{problem}</p>}
+      {!run && !problem && <Loading />}
       {run && <Facts run={run} />}
       <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />
     </>
@@ -36,19 +38,18 @@ export function Run({ id }: { id: string }) {
 function Facts({ run }: { run: RunFacts }) {
   const facts: [string, string][] = [
     ["Run", run.id],
-    ["Session", run.session_id],
     ["Base model", run.base_model],
-    ["Rank", String(run.rank)],
     ["Owner", run.owner],
+    ["Rank", String(run.rank)],
     ["Created", dateTime(run.created_at)],
     ["State", run.is_open ? "open" : "ended"],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],
-    ...Object.entries(run.metadata ?? {}).map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
+    ...Object.entries(run.metadata ?? {}).filter(([, value]) => value !== runName(run)).map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return (
     <dl class="facts">
-      {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value || "–"}</dd></div>)}
+      {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value || "–"}{name === "Run" && <Copy text={value} />}</dd></div>)}
     </dl>
   );
 }

@@ -1,11 +1,12 @@
 // All training runs, and the curves of those that are chosen.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { getRun, listRuns, type Run } from "../api";
+import { caller, getRun, listRuns, type Run } from "../api";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
 import { ago, number, shortName } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
+import { Loading } from "../parts";
 import { address, place, remember } from "../router";
 import { runName } from "../run_header";
 import { headline } from "../series";
@@ -79,7 +80,9 @@ export function Runs() {
           <input ref={field} type="search" placeholder="Filter runs  /" aria-label="Filter runs" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
         </div>
         {problem && <p class="problem" role="alert">{problem}</p>}
+        {runs && runs.length > 0 && listed.length === 0 && <p class="empty">No run has “{filter}” in its name, metadata, model or owner.</p>}
         {runs?.length === 0 && <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>}
+        {!runs && !problem && <Loading />}
         <ul class="runs">
           {listed.map((run) => <Row key={run.id} run={run} color={color(run.id)} choose={choose} />)}
         </ul>
@@ -101,7 +104,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
       <a href={address(`/runs/${encodeURIComponent(run.id)}`)} title={run.id}>{runName(run)}</a>
       <span class="value">{best && <><small>{best[0]}</small> {number(best[1])}</>}</span>
       <span class="about">
-        {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
+        {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}{shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
       </span>
       <span class="when">{run.is_open ? <em>open</em> : ""} {ago(run.last_at ?? run.created_at)}</span>
     </li>

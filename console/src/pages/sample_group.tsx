@@ -2,6 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { getSampleGroup, type Sample, type SampleGroup as Facts } from "../api";
 import { number } from "../format";
+import { Loading } from "../parts";
 import { address } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { Legend, nats, Tokens, Unlikeliest } from "../tokens";
@@ -16,6 +17,7 @@ export function SampleGroup({ id, request }: { id: string; request: string }) {
     <>
       <RunHeader id={id} run={run} />
       {error && <p class="problem" role="alert">{error} <a href={address(`/runs/${encodeURIComponent(id)}/samples`)}>See all samples.</a></p>}
+      {!facts && !error && <Loading />}
       {facts && <Shown facts={facts} />}
     </>
   );
@@ -27,7 +29,7 @@ function Shown({ facts }: { facts: Facts }) {
     ["Temperature", String(facts.temperature)],
     ...(facts.top_p < 1 ? [["Top p", String(facts.top_p)] as [string, string]] : []),
     ...(facts.top_k > 0 ? [["Top k", String(facts.top_k)] as [string, string]] : []),
-    ["Most tokens", facts.max_tokens === null ? "the context" : number(facts.max_tokens)],
+    ["Max tokens", facts.max_tokens === null ? "the context" : number(facts.max_tokens)],
     ["Samples", number(facts.samples.length + facts.left_out)],
   ];
   return (

@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { listSamples, type Excerpt, type SampledRequest } from "../api";
 import { ago, dateTime, number } from "../format";
 import { poll } from "../live";
+import { Loading } from "../parts";
 import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { level, nats } from "../tokens";
@@ -63,6 +64,8 @@ export function Samples({ id }: { id: string }) {
         <span class="note" role="status">{isBusy ? "Searching …" : search && found ? `${found.requests.length} of the newest ${number(found.lookedAt)} requests` : ""}</span>
       </form>
       {error && <p class="problem" role="alert">{error}</p>}
+      {!found && !error && <Loading />}
+      {found?.requests.length === 0 && search && !isBusy && <p class="empty">None of these requests has “{search}” in its prompt or its answers.</p>}
       {found?.requests.length === 0 && !search && (
         <p class="empty">There are no samples of this run. The server keeps them for {found.keptHours} hours after they are finished (<code>--keep-results-hours</code>).</p>
       )}
@@ -107,7 +110,7 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
               <tr key={i}>
                 <td><pre><Cut excerpt={excerpt} atEnd /></pre></td>
                 <td class="number">{number(excerpt.tokens)}</td>
-                <td class="number"><span class={`lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span></td>
+                <td class="number"><span class={`mean lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span></td>
                 <td>{stop_reason}</td>
               </tr>
             ))}

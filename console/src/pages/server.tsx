@@ -3,7 +3,8 @@ import { useEffect, useState } from "preact/hooks";
 import { getServer, type Server as Facts } from "../api";
 import { ago, bytes, dateTime, number, percent, span } from "../format";
 import { poll } from "../live";
-import { Columns, Parts } from "../parts";
+import { Columns, Loading, Parts, Wide } from "../parts";
+import { address } from "../router";
 
 const POLL_SECONDS = 3;
 const MOST_PROGRAMS = 8;
@@ -16,10 +17,12 @@ export function Server() {
     <>
       <div class="bar"><h1>Server</h1>{facts && <Phase facts={facts} />}</div>
       {error && <p class="problem" role="alert">{error}</p>}
+      {!facts && !error && <Loading />}
       {facts && (
         <>
           <About facts={facts} />
           <Tenants facts={facts} />
+          <Queue facts={facts} />
           <Work facts={facts} />
           <div class="columns">
             <Memory facts={facts} />
@@ -56,7 +59,7 @@ function About({ facts }: { facts: Facts }) {
 
 function Tenants({ facts }: { facts: Facts }) {
   return (
-    <section class="wide">
+    <Wide label="Tenants">
       <h2>Tenants <small>in the last {Math.round(facts.window_seconds / 60)} min</small></h2>
       {facts.tenants.length === 0 && <p class="empty">Nobody has sent a request.</p>}
       {facts.tenants.length > 0 && (
@@ -85,8 +88,42 @@ function Tenants({ facts }: { facts: Facts }) {
           </tbody>
         </table>
       )}
-    </section>
+    </Wide>
   );
+}
+
+/** What is not finished. While the server ends, it is what is still carried out. */
+function Queue({ facts }: { facts: Facts }) {
+  const what = facts.refusal ? "what the server still tries to finish before it ends; the next start continues the rest" : "requests that are not finished, the oldest first";
+  return (
+    <Wide label="Queue">
+      <h2>{facts.refusal ? "Draining" : "Queue"} <small>{what}</small></h2>
+      {facts.queue.length === 0 && <p class="empty">There are none.</p>}
+      {facts.queue.length > 0 && (
+        <table class="rows">
+          <thead><tr><th scope="col">Request</th><th scope="col">Owner</th><th scope="col">Of</th><th scope="col" class="number">Age</th><th scope="col">State</th></tr></thead>
+          <tbody>
+            {facts.queue.map((each) => (
+              <tr key={each.id}>
+                <th scope="row">{each.kind} <small>{each.id.slice(0, 8)}</small></th>
+                <td>{each.owner}</td>
+                <td><Of line={each.line} /></td>
+                <td class="number">{span(each.seconds)}</td>
+                <td>{each.is_running ? "running" : "waiting"}{each.reason && `: ${each.reason}`}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      )}
+      {facts.queue_length > facts.queue.length && <p class="note">and {number(facts.queue_length - facts.queue.length)} younger ones</p>}
+    </Wide>
+  );
+}
+
+/** A run as a link; a sampler has no page. */
+function Of({ line }: { line: string }) {
+  const short = `${line.slice(0, 8)}…${line.slice(line.indexOf(":"))}`;
+  return line.includes(":train:") ? <a href={address(`/runs/${encodeURIComponent(line)}`)} title={line}>{short}</a> : <span title={line}>{line.includes(":") ? short : line}</span>;
 }
 
 function Share({ part }: { part: number }) {
@@ -137,10 +174,10 @@ function Disk({ facts: { disk } }: { facts: Facts }) {
 
 function Generations({ facts }: { facts: Facts }) {
   return (
-    <section class="wide">
+    <Wide label="Generations of workers">
       <h2>Generations of workers</h2>
       <table class="rows">
-        <thead><tr><th scope="col">Number</th><th scope="col" class="number">Began</th><th scope="col" class="number">Start took</th><th scope="col">End</th></tr></thead>
+        <thead><tr><th scope="col">No.</th><th scope="col" class="number">Began</th><th scope="col" class="number">Start took</th><th scope="col">End</th></tr></thead>
         <tbody>
           {facts.generations.map((each) => (
             <tr key={each.number}>
@@ -152,14 +189,14 @@ function Generations({ facts }: { facts: Facts }) {
           ))}
         </tbody>
       </table>
-    </section>
+    </Wide>
   );
 }
 
 function Programs({ facts: { programs, now } }: { facts: Facts }) {
   const recent = programs.recent.slice(0, MOST_PROGRAMS);
   return (
-    <section class="wide">
+    <Wide label="Programs">
       <h2>Programs <small>{[programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`, programs.compiling && `compiling ${programs.compiling}`].filter(Boolean).join(", ")}</small></h2>
       {recent.length === 0 && <p class="empty">None has been compiled.</p>}
       {recent.length > 0 && (
@@ -177,13 +214,13 @@ function Programs({ facts: { programs, now } }: { facts: Facts }) {
           </tbody>
         </table>
       )}
-    </section>
+    </Wide>
   );
 }
 
 function Suspects({ facts }: { facts: Facts }) {
   return (
-    <section class="wide">
+    <Wide label="Quarantine">
       <h2>Quarantine <small>requests that may have ended workers or the server, or were given up</small></h2>
       {facts.suspects.length === 0 && <p class="empty">There are none.</p>}
       {facts.suspects.length > 0 && (
@@ -194,7 +231,7 @@ function Suspects({ facts }: { facts: Facts }) {
               <tr key={each.id}>
                 <th scope="row">{each.kind} <small>{each.id.slice(0, 8)}</small></th>
                 <td>{each.owner}</td>
-                <td>{each.line}</td>
+                <td><Of line={each.line} /></td>
                 <td class="number">{each.losses}</td>
                 <td class="number">{each.coordinator_losses}</td>
                 <td>{each.state}{each.reason && `: ${each.reason}`}</td>
@@ -203,6 +240,6 @@ function Suspects({ facts }: { facts: Facts }) {
           </tbody>
         </table>
       )}
-    </section>
+    </Wide>
   );
 }

@@ -3,9 +3,10 @@ import { useEffect, useState } from "preact/hooks";
 import { getTiming, type Cause, type Timing as Facts, type TimedRequest } from "../api";
 import { percent, span } from "../format";
 import { poll } from "../live";
+import { Loading, Wide } from "../parts";
 import { place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
-import { Requests } from "../timeline";
+import { Axis, Requests } from "../timeline";
 
 const POLL_SECONDS = 3;
 const WINDOWS = [[60, "1 min"], [300, "5 min"], [900, "15 min"]] as const;
@@ -43,6 +44,7 @@ export function Timing({ id }: { id: string }) {
         {facts && facts.until - facts.since < seconds - 5 && <span class="note">known for {span(facts.until - facts.since)}</span>}
       </div>
       {error && <p class="problem" role="alert">{error}</p>}
+      {!facts && !error && <Loading />}
       {facts && <Why facts={facts} />}
       {facts && <Requests facts={facts} />}
       {facts && <Slowest requests={facts.requests} />}
@@ -70,7 +72,7 @@ function Why({ facts }: { facts: Facts }) {
             ))}
           </tbody>
         </table>
-        <OverTime facts={facts} />
+        <div><OverTime facts={facts} /><Axis facts={facts} /></div>
       </div>
     </section>
   );
@@ -123,7 +125,7 @@ function Slowest({ requests }: { requests: TimedRequest[] }) {
   if (!slowest.length) return null;
   const stages = ["queued", "batched", "compiling", "device", "encoded"] as const;
   return (
-    <section class="wide">
+    <Wide label="Slowest requests">
       <h2>Slowest requests</h2>
       <table class="rows">
         <thead>
@@ -145,6 +147,6 @@ function Slowest({ requests }: { requests: TimedRequest[] }) {
           ))}
         </tbody>
       </table>
-    </section>
+    </Wide>
   );
 }

@@ -1,0 +1,227 @@
+// Stories for pages of a real server, on which tenants train and sample meanwhile.
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+
+/** `facts` has the key to sign in with, and what a story must know; `look` checks a page and takes its picture. */
+export function liveStories({ address, facts, look }) {
+  async function signIn(page) {
+    await page.goto(`${address}/console`);
+    await page.getByLabel("API key").fill(facts.key);
+    await page.getByLabel("API key").press("Enter");
+    await page.getByRole("heading", { name: "Runs" }).waitFor();
+  }
+
+  return {
+    async live_curves(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: facts.name }).click();
+      const loss = page.locator(".chart", { hasText: "loss per token" });
+      await loss.waitFor();
+      const steps = () => page.locator(".facts div", { hasText: "Steps" }).locator("dd").textContent().then(Number);
+      const before = [await steps(), await loss.locator(".values").textContent()];
+      await page.waitForFunction(
+        ([count, value]) => {
+          const fact = [...document.querySelectorAll(".facts div")].find((each) => each.firstChild.textContent === "Steps");
+          const chart = [...document.querySelectorAll(".chart")].find((each) => each.textContent.includes("loss per token"));
+          return Number(fact.lastChild.textContent) >= count + 3 && chart.querySelector(".values").textContent !== value;
+        },
+        before,
+      );
+      console.log("late");
+      await page.locator(".chart", { hasText: "judged later" }).waitFor();
+    },
+    async live_rl_loop(page) {
+      await signIn(page);
+      await page.goto(`${address}/console/runs/${facts.run}`);
+      const reward = page.locator(".chart", { hasText: "reward/total" });
+      await reward.waitFor();
+      const shown = () => reward.locator("[role=img]").getAttribute("aria-label");
+      for (let last = await shown(), changes = 0; changes < 3; ) {
+        await page.waitForTimeout(200);
+        const now = await shown();
+        if (now !== last) changes++;
+        last = now;
+      }
+      for (const name of ["loss per token", "entropy:mean", "unclipped_grad_l2:mean", "tokens per second", "sampler_lag:mean"])
+        await page.locator(".chart", { hasText: name }).first().waitFor();
+      await look(page, "live_rl_loop");
+      console.log("seen");
+      await page.goto(`${address}/console/runs/${facts.others}`);
+      await page.locator(".problem", { hasText: "does not exist" }).waitFor();
+    },
+    async live_timing(page) {
+      await signIn(page);
+      await page.goto(`${address}/console/runs/${facts.run}/timing?seconds=60`);
+      await page.locator(".summary", { hasText: facts.words }).waitFor();
+      await page.locator(".lanes rect").first().waitFor();
+      await look(page, `timing_${facts.cause}`);
+    },
+    async live_isolation(page) {
+      await signIn(page);
+      await page.getByText(facts.mine).first().waitFor();
+      assert.equal(await page.getByText(facts.theirs).count(), 0);
+      assert.equal(await page.getByRole("link", { name: "Server" }).count(), 0);
+      for (const path of ["", "/timing", "/samples", `/samples/${facts.request}`].map((page) => `/runs/${facts.run}${page}`)) {
+        await page.goto(`${address}/console${path}`);
+        await page.locator(".problem", { hasText: "does not exist" }).waitFor();
+        assert.equal(await page.getByText(facts.theirs).count(), 0);
+      }
+      for (const path of ["server", "people"]) {
+        await page.goto(`${address}/console/${path}`);
+        await page.locator(".problem", { hasText: "for admins" }).first().waitFor();
+      }
+      await page.getByRole("button", { name: "Sign out" }).click();
+      await page.getByLabel("API key").waitFor();
+      await page.reload();
+      await page.getByLabel("API key").waitFor();
+    },
+    async live_checkpoints(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: "Checkpoints" }).click();
+      const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to sample", exact: true }) });
+      await row.waitFor();
+      assert.equal(await page.getByText(facts.theirs).count(), 0);
+      const saving = page.waitForEvent("download");
+      await row.getByRole("link", { name: "Download" }).click();
+      assert.ok(readFileSync(await (await saving).path()).length > 1000);
+      if (facts.may_change === "no") {
+        await row.getByRole("button").click();
+        await page.getByText("sampler_weights/to sample").waitFor();
+        assert.equal(await page.getByRole("button", { name: "Delete" }).count(), 0);
+        return;
+      }
+      await row.getByRole("button").click();
+      await look(page, "checkpoints");
+      await page.getByRole("button", { name: "in 7 days" }).click();
+      await row.getByText("in 7 d").waitFor();
+      await page.getByRole("button", { name: "Publish" }).click();
+      await row.getByText("public").waitFor();
+      await page.getByRole("button", { name: "Unpublish" }).click();
+      await row.getByText("public").waitFor({ state: "detached" });
+      page.once("dialog", (dialog) => dialog.accept());
+      await page.getByRole("button", { name: "Delete" }).click();
+      await row.waitFor({ state: "detached" });
+      assert.equal(await page.getByRole("button", { name: "Details of to train" }).count(), 1);
+    },
+    async live_samples(page) {
+      await signIn(page);
+      await page.goto(`${address}/console/runs/${facts.run}/samples`);
+      await page.locator("article", { hasText: "after 1 step" }).first().waitFor();
+      await page.getByText(facts.prompt).first().waitFor();
+      console.log("more");
+      await page.getByText(facts.later).first().waitFor(); // without a reload
+      await page.getByLabel("Search prompts and answers").fill(facts.prompt);
+      await page.getByRole("button", { name: "Search" }).click();
+      await page.getByText(facts.later).first().waitFor({ state: "detached" });
+      await page.getByRole("link", { name: "4 samples side by side" }).click();
+      await page.locator(".side-by-side section").nth(3).waitFor();
+      assert.equal(await page.locator("pre.tokens").first().textContent(), facts.prompt);
+      assert.ok((await page.locator(".side-by-side [class^=lp-]").count()) >= 4 * 8);
+      await look(page, "live_sample_group");
+    },
+    async live_playground(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: "Checkpoints" }).click();
+      const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to play with", exact: true }) });
+      await row.getByRole("link", { name: "Sample" }).click();
+      if (facts.may_sample === "no") {
+        await page.getByText("This API key may only read.").waitFor();
+        assert.ok(await page.getByRole("button", { name: "Complete" }).isDisabled());
+        return;
+      }
+      await page.getByLabel("Prompt").fill("1 + 2 = ");
+      await page.getByLabel("Max tokens").fill("12");
+      await page.getByLabel("Samples").fill("2");
+      await page.getByRole("button", { name: "Complete" }).click();
+      await page.locator(".message", { hasText: /Sample 2: \d+ tokens, ended by/ }).waitFor();
+      await page.getByText("Chat", { exact: true }).click();
+      await page.getByLabel("Message", { exact: true }).fill("How much is 1 + 2?");
+      await page.getByRole("button", { name: "Send" }).click();
+      await page.locator(".message.assistant", { hasText: /assistant: \d+ tokens, ended by/ }).waitFor();
+      await page.getByLabel("Model").selectOption({ index: 0 });
+      await page.getByLabel("Max tokens").fill("0");
+      await page.getByLabel("Message", { exact: true }).fill("no");
+      await page.getByRole("button", { name: "Send" }).click();
+      assert.ok(await page.getByLabel("Max tokens").evaluate((input) => !input.checkValidity()));
+      await page.getByLabel("Max tokens").fill("100000000");
+      await page.getByRole("button", { name: "Send" }).click();
+      await page.locator(".problem", { hasText: "max_tokens" }).waitFor();
+    },
+    async live_revoked(page) {
+      await signIn(page);
+      await page.waitForTimeout(1500); // the stream is open
+      console.log("revoke");
+      const began = Date.now();
+      await page.getByLabel("API key").waitFor();
+      console.log(`signed out after ${Date.now() - began} ms`);
+    },
+    async live_people(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: "People" }).click();
+      await page.getByRole("row", { name: /^root [0-9a-f]{8} ?yours admin none/ }).waitFor();
+      await page.locator(".chart", { hasText: "Tokens: trained" }).locator(".series rect").first().waitFor();
+      await page.getByRole("row", { name: /session created alice alice session_id/ }).first().waitFor();
+      page.once("dialog", (dialog) => dialog.accept());
+      await page.getByRole("button", { name: /Revoke key [0-9a-f]{8} of erin/ }).click();
+      await page.getByRole("button", { name: /of erin$/ }).waitFor({ state: "detached" });
+      await page.getByLabel("Show revoked").check();
+      await page.getByRole("row", { name: /^erin .* was revoked/ }).waitFor();
+      await page.getByRole("row", { name: /key revoked root erin key/ }).waitFor();
+    },
+    async pictures(page) {
+      await signIn(page);
+      await page.locator(".run").nth(2).waitFor();
+      await page.locator(".chart", { hasText: "reward" }).first().waitFor();
+      await look(page, "runs");
+      const run = `${address}/console/runs/${facts.run}`;
+      await page.goto(run);
+      await page.locator(".chart").nth(3).waitFor();
+      await look(page, "run");
+      console.log("go on");
+      await page.waitForTimeout(60_000); // until the window of the next page is full
+      await page.goto(`${run}/timing?seconds=60`);
+      await page.locator(".lanes rect").first().waitFor();
+      await look(page, "timing");
+      await page.goto(`${run}/samples`);
+      await page.locator("article").nth(3).waitFor();
+      await look(page, "samples");
+      await page.getByRole("link", { name: /side by side/ }).first().click();
+      await page.locator(".side-by-side section").nth(3).waitFor();
+      await look(page, "sample_group");
+      await page.getByRole("link", { name: "Checkpoints" }).click();
+      const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of final" }) }).first();
+      await row.getByRole("button").click();
+      await look(page, "checkpoints");
+      await row.getByRole("link", { name: "Sample" }).click();
+      await page.getByLabel("Prompt").fill("Tell me a tale.");
+      await page.getByLabel("Max tokens").fill("24");
+      await page.getByLabel("Samples").fill("3");
+      await page.getByLabel("Colour tokens").check();
+      await page.getByRole("button", { name: "Complete" }).click();
+      await page.getByText(/Sample 3: \d+ tokens, ended by/).waitFor();
+      await look(page, "playground");
+      await page.getByText("Chat", { exact: true }).click();
+      for (const message of ["Tell me a tale.", "What did she say?"]) {
+        await page.getByLabel("Message", { exact: true }).fill(message);
+        await page.getByRole("button", { name: "Send" }).click();
+        await page.getByText(/assistant: \d+ tokens, ended by/).waitFor();
+      }
+      await look(page, "playground_chat");
+      await page.getByRole("link", { name: "Server" }).click();
+      await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
+      await look(page, "server");
+      await page.getByRole("link", { name: "People" }).click();
+      await page.locator(".chart .series rect").first().waitFor();
+      await look(page, "people");
+    },
+    async live_generations(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: "Server" }).click();
+      await page.locator(".state", { hasText: "running" }).waitFor();
+      await look(page, "live_server");
+      console.log("kill");
+      await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
+      await page.getByRole("row", { name: /^2 .* running$/ }).waitFor();
+    },
+  };
+}
