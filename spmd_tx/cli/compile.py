@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,12 @@ class Wish:
     only: tuple[str, ...] = ()  # beginnings of names of programs; empty: all
     hlo: Path | None = None
 
+    def of(self, mesh: Mesh, meshes: Sequence[Mesh]) -> "Wish":
+        """Return the wish for one mesh: if there are several, each has a folder for its programs."""
+        if self.hlo is None or len(meshes) == 1:
+            return self
+        return replace(self, hlo=self.hlo / "-".join(map(str, mesh)))
+
 
 def run(
     config: ServerConfig,
@@ -62,7 +68,7 @@ def run(
     refusal: StartError | None = None
     for mesh in meshes:
         try:
-            found.append(compiled(config.with_mesh(mesh), model, devices, wish, _say))
+            found.append(compiled(config.with_mesh(mesh), model, devices, wish.of(mesh, meshes), _say))
         except StartError as error:
             refusal = error
             if len(meshes) > 1:
@@ -91,9 +97,8 @@ def compiled(
     programs = programs_of(plan, target.mesh, wish.only)
     if not programs:
         raise StartError(f"no program's name begins with {' or '.join(wish.only)}")
-    folder = None if wish.hlo is None else wish.hlo / "-".join(map(str, config.parallel_sizes))
     with answering_for(devices):
-        reports = list(compile_programs(plan, target, programs, say, folder))
+        reports = list(compile_programs(plan, target, programs, say, wish.hlo))
     return Compiled(config, reports, predict(reports))
 
 

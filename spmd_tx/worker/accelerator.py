@@ -85,8 +85,8 @@ def prepare_accelerator(
     progress("trying attention to pages")
     of_page = settle(folder, choice.flags, of_pages(setup, model, sizes, is_gpu=is_gpu), try_one)
     experts = setup.experts
-    if (model.n_experts or is_gpu) and experts == "auto":
-        progress("trying kernels of products")
+    if experts == "auto":
+        progress("trying kernels of products and sums")
         of_experts = expert_sizes_of(setup, model, sizes.device)
         experts = settle_experts(folder, choice.flags, of_experts, try_one)
     if is_gpu:
@@ -138,7 +138,7 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) ->
 
 
 def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: RunSelfTest) -> str:
-    """Return "kernel" if products are right on this machine, else "reference", and store the answer."""
+    """Return "kernel" if all are right on this machine, else "reference", and store the answer."""
     key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
     kept = Path(folder) / f"experts-{hashlib.sha256(key).hexdigest()[:16]}.json"
     if kept.exists():
@@ -146,7 +146,7 @@ def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: R
     ended = run(flags, sizes)
     problem = ended.verdicts[0].problem if ended.verdicts else _end(ended)
     if problem is not None:
-        log.warning("kernels of products are not used: %s", problem)
+        log.warning("kernels of products and sums are not used: %s", problem)
     answer = "kernel" if problem is None else "reference"
     _keep(kept, answer)
     return answer
@@ -287,6 +287,7 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
         encoding=type(packed[0]).__name__ if packed else "",
         group=packed[0].group if packed else 0,
         memory=(linear.k_width, linear.v_width) if isinstance(linear, DeltaRule) else (0, 0),
+        is_mixture=mixture is not None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Compares kernels of products with the reference, on the device: of experts, adapters, stacks and memories.
+"""Compares kernels of products and sums with NumPy, on the device: of experts, adapters, stacks and memories.
 
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
@@ -27,13 +27,16 @@ from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.product import grouped_product, implementation
 from spmd_tx.models.lora import Lora, bank_lora
 from spmd_tx.models.packed import Matrix, Packed, decoded, scale_dtype
+from spmd_tx.models.row_sums import IMPLEMENTATIONS as ROW_SUMS
 from spmd_tx.models.stack_product import LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
 TILE, TILES = 128, 12  # as training has them
-RANK = 32  # of the two adapters with which a stack is tried
+RANK = 32  # of the adapters with which stacks and sums are tried
+SLOTS_OF_ROWS = [3, 0, 0, 3, 1, 3, 0, 4, 3, 1, 0, 3, 3, 3, 1, 4]  # no row has slot 2
 
+Check = Callable[[], str | None]  # why a kernel must not be used; None if it is right
 
 ENCODINGS: dict[str, Callable[[int], Kept]] = {
     "Fp8Blocks": lambda group: Fp8Blocks(group, group),
@@ -54,6 +57,23 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     encoding: str = ""  # of ENCODINGS, if experts stay encoded
     group: int = 0  # inputs that share a scale
     memory: tuple[int, int] = (0, 0)  # widths of keys and values in linear layers; 0: there are none
+    is_mixture: bool = True  # whether there are experts
+
+
+def checks_of(name: str, sizes: ExpertSizes) -> dict[str, Check]:
+    """Return the checks of those kernels of an implementation that a model uses, by what they compute."""
+    found: dict[str, Check] = {"sums of rows": partial(problem_of_row_sums, name, sizes)}
+    if sizes.is_mixture:
+        found["products of experts"] = partial(problem_of_product, name, sizes)
+    if sizes.is_mixture and name == "mosaic":
+        of_factors = msgspec.structs.replace(sizes, width=RANK, encoding="")
+        found["products with factors of experts"] = partial(problem_of_product, name, of_factors)
+    if sizes.is_mixture and name == "triton":
+        found["sums of factors of experts"] = partial(problem_of_sums, name, sizes)
+    if name == "triton":
+        found["products with stacked layers"] = partial(problem_of_stack, sizes)
+        found["memories of linear layers"] = partial(problem_of_memories, sizes)
+    return found
 
 
 def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
@@ -134,6 +154,31 @@ def problem_of_sums(name: str, sizes: ExpertSizes) -> str | None:
     return None
 
 
+def problem_of_row_sums(name: str, sizes: ExpertSizes) -> str | None:
+    """Say the same of the gradients of adapters' factors, whose rows are added one after the other."""
+    random, slots_B = np.random.default_rng(0), np.array(SLOTS_OF_ROWS, np.int32)
+    slots = int(slots_B.max()) + 1
+    for width in (sizes.width, sizes.inner):
+        rows = np.asarray(_random(random, sizes.dtype, len(slots_B), RANK, width))
+        run = _jitted_row_sums(name, slots, sizes.device)
+        got, again = (np.asarray(run(rows, slots_B)) for _ in range(2))
+        wanted = np.zeros((slots, RANK, width), np.float32)
+        for slot, row in zip(slots_B, rows, strict=True):
+            wanted[slot] += row.astype(np.float32)
+        error = worst_error(got, wanted)
+        if not error <= MOST_ERROR:  # also true for NaN
+            return f"the sum of rows' gradients is off by {error:.2g}"
+        if got.tobytes() != again.tobytes():
+            return "the sum of rows' gradients differs between two runs"
+        own, moved = slots_B == slots_B[0], np.array(_random(random, sizes.dtype, *rows.shape))
+        places = np.arange(len(slots_B)) >= np.sum(~own)  # its rows in their order, behind those of others
+        moved[places] = rows[own]
+        elsewhere = np.asarray(run(moved, np.where(places, slots - 1, 0).astype(np.int32)))
+        if elsewhere[slots - 1].tobytes() != got[slots_B[0]].tobytes():
+            return "the sum of rows' gradients depends on their places, or on other rows"
+    return None
+
+
 def problem_of_memories(sizes: ExpertSizes) -> str | None:
     """Say the same of the delta rule on memories in their pool."""
     random, layer, heads = np.random.default_rng(0), 1, 2
@@ -190,6 +235,17 @@ def _jitted_sums(name: str, device: int) -> jax.stages.Wrapped:
     mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
     run = partial(add_by_group, name)
     return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P()))
+
+
+def _jitted_row_sums(name: str, slots: int, device: int) -> jax.stages.Wrapped:
+    """Return (gradients, slots of rows) -> sums, inside shard_map on one device."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+
+    def run(rows: Array, slots_B: Array) -> Array:
+        return ROW_SUMS[name](rows, slots_B, slots)
+
+    everywhere = P(AXES)
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere))
 
 
 def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -267,11 +323,8 @@ def main(argument: str) -> None:
     sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
     name = implementation(jax.default_backend())
     try:
-        problem = problem_of_product(name, sizes)
-        if problem is None and name == "mosaic":  # which multiplies by factors, too
-            problem = problem_of_product(name, msgspec.structs.replace(sizes, width=RANK, encoding=""))
-        if problem is None and name == "triton":
-            problem = problem_of_stack(sizes) or problem_of_sums(name, sizes) or problem_of_memories(sizes)
+        problems = (check() for check in checks_of(name, sizes).values())
+        problem = next((found for found in problems if found is not None), None)
     except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
         problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)

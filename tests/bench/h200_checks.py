@@ -1,6 +1,6 @@
 """What h200.py checks before it measures: pages of a large pool are copied right, and kernels are correct."""
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,12 +9,12 @@ import msgspec
 import numpy as np
 from jax import Array, lax
 
-from spmd_tx.models.experts.product import IMPLEMENTATIONS as PRODUCTS
+from spmd_tx.models.experts.product import OF_PLATFORM
 from spmd_tx.models.kv_cache import KvCache, write
 from spmd_tx.models.paged.attention import candidates
-from spmd_tx.worker import paged_self_test
-from spmd_tx.worker.expert_self_test import ExpertSizes, problem_of_product, problem_of_stack
-from spmd_tx.worker.self_test import Sizes, implementation, problem_of
+from spmd_tx.worker import expert_self_test, paged_self_test
+from spmd_tx.worker.expert_self_test import ENCODINGS, Check, ExpertSizes
+from spmd_tx.worker.self_test import Sizes, implementation, problem_in_sight, problem_of
 from spmd_tx.worker.steps.pages import make_copy_pages
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter
@@ -131,9 +131,6 @@ def _wrong_pages(pool: Array, source_P: Array) -> Array:
     return lax.map(layer, jnp.arange(pool.shape[0]))
 
 
-Check = Callable[[], str | None]
-
-
 def kernels(meter: Meter, checks: dict[str, Check]) -> None:
     """Run every check, and tell what is wrong with each kernel."""
     for name, check in checks.items():
@@ -143,20 +140,56 @@ def kernels(meter: Meter, checks: dict[str, Check]) -> None:
 
 
 def checks_of(platform: str, attentions: list[str], is_small: bool) -> dict[str, Check]:
-    """Return the checks of all kernels for a platform of JAX: attention, and products of experts."""
-    heads = Sizes([], *((4, 2, 16) if is_small else (32, 8, 128)))
+    """Return the checks of all kernels of a platform of JAX, which are those that its workers make."""
+    found = _of_rows(attentions, is_small)
+    for what, sizes in _of_pages(is_small).items():
+        for name in candidates(platform, sizes.head_dim, sizes.page_size, True):
+            check = partial(paged_self_test.problem_of, name, sizes)
+            found[f"pages, {what}, {name}"] = check
+    for what, sizes in _of_products(is_small).items():
+        for name in dict.fromkeys((OF_PLATFORM.get(platform, "reference"), "reference")):
+            for kernel, check in expert_self_test.checks_of(name, sizes).items():
+                found[f"{what}, {kernel}, {name}"] = check
+    return found
+
+
+def _of_rows(attentions: list[str], is_small: bool) -> dict[str, Check]:
     rows: dict[str, Any] = {"rows": {64: [[30, 34], [1, 20, 10], []]}} if is_small else {}
+    heads = _heads(is_small)
     found: dict[str, Check] = {
-        f"attention, {name}": lambda name=name: problem_of(implementation(name, 0), heads, **rows)
+        f"attention, {name}": partial(problem_of, implementation(name, 0), heads, **rows)
         for name in attentions
     }
-    of_pages = msgspec.structs.replace(heads, page_size=PAGE)
-    for name in candidates(platform, heads.head_dim, PAGE, True):
-        found[f"pages, {name}"] = lambda name=name: paged_self_test.problem_of(name, of_pages)
-    experts = ExpertSizes(experts=4, width=64, inner=32) if is_small else ExpertSizes(16, 2048, 768)
-    products = {"cpu": ["reference"], "gpu": ["triton", "reference"], "tpu": ["mosaic", "reference"]}
-    for name in products.get(platform, [*PRODUCTS]):
-        found[f"experts, {name}"] = lambda name=name: problem_of_product(name, experts)
-    if platform == "gpu":
-        found["stacked layers"] = lambda: problem_of_stack(experts)
+    if not is_small:
+        in_sight = msgspec.structs.replace(heads, heads=64, head_dim=64, windows=(0, 128), has_sinks=True)
+        for name in attentions:
+            found[f"attention with windows and sinks, {name}"] = partial(problem_in_sight, name, in_sight)
     return found
+
+
+def _heads(is_small: bool) -> Sizes:
+    """Return the sizes of attention of Qwen3-8B, or small ones."""
+    return Sizes([], *((4, 2, 16) if is_small else (32, 8, 128)))
+
+
+def _of_pages(is_small: bool) -> dict[str, Sizes]:
+    """Return sizes of attention to pages: of Qwen3, of gpt-oss, and of latent attention."""
+    heads = msgspec.structs.replace(_heads(is_small), page_size=PAGE)
+    in_sight = {"windows": (0, 32 if is_small else 128), "has_sinks": True}
+    of_sight, latent = ((4, 2, 16), (4, 1, 48)) if is_small else ((64, 8, 64), (20, 1, 576))
+    return {
+        "whole rows": heads,
+        "windows and sinks": Sizes([], *of_sight, page_size=PAGE, **in_sight),
+        "latent": Sizes([], *latent, page_size=PAGE, keeps_values=False),
+    }
+
+
+def _of_products(is_small: bool) -> dict[str, ExpertSizes]:
+    """Return sizes of experts of Qwen3-30B-A3B, and of packed ones, and of Qwen3.5-9B's layers."""
+    experts = ExpertSizes(4, 64, 32) if is_small else ExpertSizes(16, 2048, 768)
+    packed = {
+        f"{name} experts": msgspec.structs.replace(experts, encoding=name, group=32) for name in ENCODINGS
+    }
+    widths = (16, 16) if is_small else (128, 128)
+    linear = ExpertSizes(2, *((64, 32) if is_small else (4096, 12288)), memory=widths, is_mixture=False)
+    return {"experts": experts, **packed, "dense": linear}

@@ -88,6 +88,13 @@ def test_tables_are_printed_the_best_mesh_last(run):
     assert "best: --fully-sharded-data-parallel-size 4" in said
 
 
+def test_only_several_meshes_have_folders_of_their_own(tmp_path):
+    wish = Wish(hlo=tmp_path)
+    assert wish.of((8, 1, 1), [(8, 1, 1)]).hlo == tmp_path
+    assert wish.of((8, 1, 1), [(8, 1, 1), (4, 1, 2)]).hlo == tmp_path / "8-1-1"
+    assert Wish().of((8, 1, 1), [(8, 1, 1), (4, 1, 2)]).hlo is None
+
+
 def test_no_mesh_is_the_best_where_nothing_is_predicted(run, monkeypatch):
     monkeypatch.setattr(command, "compiled", lambda config, *rest: Compiled(config, [], None))
     assert "best" not in run((4, 1, 2), (8, 1, 1)).out

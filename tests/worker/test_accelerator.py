@@ -146,15 +146,18 @@ def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
 
     def run(cache, flags, sizes, *, environment):
         chip = environment["TPU_VISIBLE_CHIPS"]
-        asked.append((cache, flags, list(sizes.implementations), sizes.device, chip))
-        return Ended(0, [Verdict(name, None) for name in sizes.implementations], "")
+        names = ["products and sums"] if isinstance(sizes, ExpertSizes) else list(sizes.implementations)
+        asked.append((cache, flags, names, sizes.device, chip))
+        return Ended(0, [Verdict(name, None) for name in names], "")
 
     monkeypatch.setattr(accelerator, "run_self_test", run)
     before = dict(os.environ)
     model = tiny_model.write(tmp_path / "model")
     setup = msgspec.structs.replace(SETUP, model_dir=str(model), compilation_cache=str(tmp_path / "cache"))
-    assert prepare_accelerator(setup, [2], lambda _: None).attention == "mosaic"
-    names = ["mosaic", "reference"], ["reference"]  # for pages of 4 tokens there is no kernel
+    told = prepare_accelerator(setup, [2], lambda _: None)
+    assert (told.attention, told.experts) == ("mosaic", "kernel")
+    # For pages of 4 tokens there is no kernel. Training adds rows by one, also where there are no experts.
+    names = ["mosaic", "reference"], ["reference"], ["products and sums"]
     assert asked == [(str(tmp_path / "cache"), [], each, 0, "2") for each in names]
     assert dict(os.environ) == before
 
@@ -204,7 +207,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     assert (products.width, products.inner, products.device) == (64, 64, 3)
     assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
-    assert "kernels of products are not used: the product is off by 1" in caplog.text
+    assert "kernels of products and sums are not used: the product is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):

@@ -1,20 +1,24 @@
 from functools import partial
 
 import jax.numpy as jnp
+import msgspec
 import pytest
 
-from spmd_tx.models import delta_memory
+from spmd_tx.models import delta_memory, row_sums
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.lora import Lora
 from spmd_tx.worker import expert_self_test
 from spmd_tx.worker.expert_self_test import (
     ExpertSizes,
+    checks_of,
     problem_of_memories,
     problem_of_product,
+    problem_of_row_sums,
     problem_of_stack,
     problem_of_sums,
 )
+from spmd_tx.worker.self_test import Verdict
 
 SIZES = ExpertSizes(experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
@@ -145,3 +149,65 @@ def test_what_is_wrong_with_memories_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(delta_memory, "read_token", wrong)
     sizes = ExpertSizes(experts=3, width=16, inner=32, memory=(16, 32))
     assert str(problem_of_memories(sizes)).startswith(problem)
+
+
+def adds_the_last_row_twice(grad, slots, count):
+    return right_sums(grad, slots, count).at[slots[-1]].add(grad[-1].astype(jnp.float32))
+
+
+def adds_what_others_have(grad, slots, count):
+    return right_sums(grad, slots, count) + 1e-3 * jnp.max(grad.astype(jnp.float32))
+
+
+right_sums = row_sums.IMPLEMENTATIONS["reference"]
+
+
+def test_the_reference_adds_rows_right():
+    assert problem_of_row_sums("reference", SIZES) is None
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        (adds_the_last_row_twice, "the sum of rows' gradients is off by"),
+        (adds_what_others_have, "the sum of rows' gradients depends on their places, or on other rows"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch):
+    monkeypatch.setitem(row_sums.IMPLEMENTATIONS, "mosaic", wrong)
+    assert str(problem_of_row_sums("mosaic", SIZES)).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "name, is_mixture, expected",
+    [
+        ("mosaic", False, {"sums of rows"}),
+        ("mosaic", True, {"sums of rows", "products of experts", "products with factors of experts"}),
+        (
+            "triton",
+            False,
+            {"sums of rows", "products with stacked layers", "memories of linear layers"},
+        ),
+        (
+            "triton",
+            True,
+            {
+                "sums of rows",
+                "products of experts",
+                "sums of factors of experts",
+                "products with stacked layers",
+                "memories of linear layers",
+            },
+        ),
+    ],
+)
+def test_a_platforms_kernels_are_checked_as_far_as_a_model_uses_them(name, is_mixture, expected):
+    sizes = ExpertSizes(experts=3, width=16, inner=8, is_mixture=is_mixture)
+    assert checks_of(name, sizes).keys() == expected
+
+
+def test_the_kernels_of_this_platform_get_one_verdict(capsys):
+    expert_self_test.main(msgspec.json.encode(SIZES).decode())
+    verdict = msgspec.json.decode(capsys.readouterr().out.encode(), type=Verdict)
+    assert (verdict.implementation, verdict.problem) == ("reference", None)
