@@ -6,21 +6,44 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 KEPT_SECONDS = 1.0
+COSTLY_TIMES = 20  # so an answer that is asked for again and again takes a twentieth of the time at most
+MOST_SECONDS = 10.0  # for which a costly answer is kept
 
 T = TypeVar("T")
 
 
 class SharedAnswers:
-    """Holds the answers of the last KEPT_SECONDS, and those that are being made."""
+    """Holds answers until they are too old, and those that are being made."""
 
     def __init__(self) -> None:
-        self._answers: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}  # with the time of the question
+        self._answers: dict[Hashable, tuple[float, asyncio.Future[Any]]] = {}  # each with its end
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """Return the answer under a key. It is made at once, unless it was asked for a moment ago."""
         now = time.monotonic()
-        for old in [key for key, (at, _) in self._answers.items() if at < now - KEPT_SECONDS]:
-            del self._answers[old]
+        self._forget(now)
         if key not in self._answers:
-            self._answers[key] = now, asyncio.ensure_future(make())
+            self._answers[key] = now + KEPT_SECONDS, asyncio.ensure_future(make())
         return await asyncio.shield(self._answers[key][1])  # others wait for it, even if this one leaves
+
+    async def get_costly(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
+        """Return the answer under a key, which is kept for COSTLY_TIMES as long as it took to make."""
+
+        async def timed() -> T:
+            start = time.monotonic()
+            seconds = 0.0  # an error is not kept
+            try:
+                answer = await make()
+                seconds = min(MOST_SECONDS, COSTLY_TIMES * (time.monotonic() - start))
+                return answer
+            finally:
+                self._answers[key] = time.monotonic() + seconds, self._answers[key][1]
+
+        self._forget(time.monotonic())
+        if key not in self._answers:
+            self._answers[key] = float("inf"), asyncio.ensure_future(timed())
+        return await asyncio.shield(self._answers[key][1])
+
+    def _forget(self, now: float) -> None:
+        for old in [key for key, (until, _) in self._answers.items() if until < now]:
+            del self._answers[old]

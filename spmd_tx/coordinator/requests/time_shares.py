@@ -58,6 +58,8 @@ def segments(timed: Timed, now: float) -> list[Segment]:
 
 def _cut_out(stage: Stage, span: Span, compiling: Sequence[Span]) -> list[Segment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
+    if not compiling:
+        return [Segment(stage, *span)] if span[1] > span[0] else []
     found, begin = list[Segment](), span[0]
     for start, stop in compiling:
         start, stop = max(start, begin), min(stop, span[1])

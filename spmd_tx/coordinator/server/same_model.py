@@ -52,7 +52,7 @@ class Numbers:
                 f"{'; '.join(self.changes)}; but {steps} training requests since the last snapshots would be "
                 "run again, with other results than clients got. Start the server as before, and end it with "
                 "SIGTERM, which takes a snapshot of every model that has no gradient; or delete "
-                f"{self.file} to run them again nevertheless"
+                f"{self.file} to run them again anyway"
             )
         for change in self.changes:
             logger.warning("%s: models continue, but with other numbers, so their losses change", change)

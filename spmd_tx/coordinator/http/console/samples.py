@@ -55,8 +55,13 @@ class SamplesController(Controller):
         """List what a run has sampled, newest first; with ``search``, what has this text in it."""
         model = await access.model(run_id)
         most = min(max(limit, 1), MOST_REQUESTS)
-        async with services.sample_readers:
-            return await _Reader(services, access).page(model, before, most, search)
+
+        async def answer() -> SamplesPage:
+            async with services.sample_readers:
+                return await _Reader(services, access).page(model, before, most, search)
+
+        key = "samples", access.caller.owner, access.caller.role, model.id, before, most, search
+        return await services.shared_answers.get_costly(key, answer)
 
     @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED)
     async def group(

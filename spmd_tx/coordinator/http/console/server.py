@@ -37,7 +37,7 @@ class ServerController(Controller):
             raise Forbidden(
                 f"the state of the server is for admins, and your API key has the role {access.caller.role}"
             )
-        return await _page(services)
+        return await services.shared_answers.get_costly("server", lambda: _page(services))
 
 
 async def _page(services: Services) -> ServerPage:

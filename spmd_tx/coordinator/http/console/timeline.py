@@ -36,11 +36,15 @@ class TimelineController(Controller):
     ) -> RunTiming:
         """Return what a run waited for in the last seconds: its model, and the samplers beside it."""
         model = await access.model(run_id)
-        until = clock.now()
-        since = until - min(max(seconds, SLICE_SECONDS), KEPT_SECONDS)
-        known_since = max(model.created_at, services.queue.recent.known_since)
-        window = max(since, min(known_since, until - SLICE_SECONDS)), until
-        return _timing(services, await _requests(services, model, window), window)
+        asked = min(max(seconds, SLICE_SECONDS), KEPT_SECONDS)
+
+        async def answer() -> RunTiming:
+            until = clock.now()
+            known_since = max(model.created_at, services.queue.recent.known_since)
+            window = max(until - asked, min(known_since, until - SLICE_SECONDS)), until
+            return _timing(services, await _requests(services, model, window), window)
+
+        return await services.shared_answers.get_costly(("timing", model.id, asked), answer)
 
 
 async def _requests(services: Services, model: Model, window: Span) -> list[Timed]:
