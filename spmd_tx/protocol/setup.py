@@ -37,6 +37,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
     paged_attention: str = "auto"  # the same of models/paged/attention.py
     experts: str = "auto"  # "kernel", or "reference" where that is wrong; "auto": workers choose
+    decode_way: str = "auto"  # of worker/decode_ways.py's WAYS; "auto": GPUs choose
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful
     longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context

@@ -30,6 +30,8 @@ from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
+from spmd_tx.worker.decode_self_test import DecodeSizes
+from spmd_tx.worker.decode_ways import PLAIN, ways_for
 from spmd_tx.worker.expert_self_test import ExpertSizes
 from spmd_tx.worker.self_test import Sizes, Verdict
 
@@ -50,6 +52,12 @@ OVERLAPPED = (
 AUTOTUNED = "--xla_gpu_per_fusion_autotune_cache_dir"
 # A self-test opens one chip alone; otherwise it would wait for the other hosts of a slice.
 ONE_CHIP = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
+
+MODULES = {  # that try what the sizes are of
+    Sizes: "spmd_tx.worker.self_test",
+    ExpertSizes: "spmd_tx.worker.expert_self_test",
+    DecodeSizes: "spmd_tx.worker.decode_self_test",
+}
 
 log = logging.getLogger(__name__)
 
@@ -89,18 +97,24 @@ def prepare_accelerator(
         progress("trying kernels of products and sums")
         of_experts = expert_sizes_of(setup, model, sizes.device)
         experts = settle_experts(folder, choice.flags, of_experts, try_one)
-    if is_gpu:
-        os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
-    return msgspec.structs.replace(
+    setup = msgspec.structs.replace(
         setup, attention=choice.attention, paged_attention=of_page.attention, experts=experts
     )
+    if is_gpu:
+        way, ways = PLAIN, decode_sizes_of(setup, model, device_ids)
+        if ways.implementations != [PLAIN]:
+            progress("trying ways to run a decode")
+            way = settle(folder, choice.flags, ways, try_one).attention
+        setup = msgspec.structs.replace(setup, decode_way=way)
+        os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
+    return setup
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Holds the XLA flags and the attention that a worker uses."""
+    """Holds the XLA flags and the attention that a worker uses, or how it runs a decode."""
 
     flags: list[str]
-    attention: str
+    attention: str  # or another implementation
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -111,10 +125,10 @@ class Ended(msgspec.Struct, frozen=True):
     errors: str
 
 
-RunSelfTest = Callable[[Sequence[str], Any], Ended]  # with Sizes, or ExpertSizes
+RunSelfTest = Callable[[Sequence[str], Any], Ended]  # with sizes of MODULES
 
 
-def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> Choice:
+def settle(folder: str, flags: Sequence[str], sizes: Sizes | DecodeSizes, run: RunSelfTest) -> Choice:
     """Try everything once for this machine and these versions, and store the choice in the folder.
 
     A restarted worker must choose the same even if a new test came out differently, because requests that
@@ -127,8 +141,7 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes, run: RunSelfTest) ->
     known, verdicts = try_out(flags, sizes, run)
     for verdict in verdicts:
         if verdict.problem:
-            what = "paged attention" if sizes.page_size else "attention"
-            log.warning("%s %r is not used: %s", what, verdict.implementation, verdict.problem)
+            log.warning("%s %r is not used: %s", sizes.what, verdict.implementation, verdict.problem)
     right = [verdict.implementation for verdict in verdicts if verdict.problem is None]
     if not right:
         return Choice(known, "reference")
@@ -291,7 +304,27 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
     )
 
 
-def try_out(flags: Sequence[str], sizes: Sizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:
+def decode_sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None) -> DecodeSizes:
+    """Return the ways to run a decode that this process could use, and the sizes with which to try them."""
+    is_float32 = setup.dtype == "float32"
+    return DecodeSizes(
+        implementations=ways_for(setup.tp, setup.num_processes),
+        devices=[*(device_ids or range(setup.fsdp * setup.ep * setup.tp))],
+        tp=setup.tp,
+        d_model=model.d_model,
+        d_ff=model.d_ff,
+        heads=model.n_heads,
+        kv_heads=model.n_kv_heads,
+        head_dim=model.head_dim,
+        page_size=setup.page_size,
+        paged_attention="reference" if is_float32 else setup.paged_attention,
+        dtype="float32" if is_float32 else "bfloat16",
+    )
+
+
+def try_out(
+    flags: Sequence[str], sizes: Sizes | DecodeSizes, run: RunSelfTest
+) -> tuple[list[str], list[Verdict]]:
     """Return the flags that XLA knows, and verdicts on the implementations up to the first correct one.
 
     If even the reference fails, the flags are to blame, and none is returned.
@@ -325,19 +358,18 @@ def unknown_flags(errors: str) -> set[str]:
 def run_self_test(
     compilation_cache: str,
     flags: Sequence[str],
-    sizes: Sizes | ExpertSizes,
+    sizes: Sizes | ExpertSizes | DecodeSizes,
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run self_test.py with these flags in a child process, or expert_self_test.py for sizes of experts."""
-    module = "spmd_tx.worker.self_test" if isinstance(sizes, Sizes) else "spmd_tx.worker.expert_self_test"
+    """Run the self-test for these sizes in a child process, with these flags."""
     environment = os.environ | {
         **environment,
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
         "XLA_FLAGS": joined_flags(flags),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other workers' tests may run on the same host
     }
-    command = [sys.executable, "-m", module, msgspec.json.encode(sizes).decode()]
+    command = [sys.executable, "-m", MODULES[type(sizes)], msgspec.json.encode(sizes).decode()]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False

@@ -48,6 +48,11 @@ class Sizes(msgspec.Struct, frozen=True):
     has_sinks: bool = False
     keeps_values: bool = True  # whether pages keep values; else the keys are the values, too
 
+    @property
+    def what(self) -> str:
+        """Names what is tried, in messages."""
+        return "paged attention" if self.page_size else "attention"
+
 
 class Verdict(msgspec.Struct, frozen=True):
     """Holds the result for one implementation."""

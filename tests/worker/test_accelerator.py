@@ -181,7 +181,9 @@ def test_a_machine_is_described_without_a_gpu():
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
-    gpu = FakeGpu(wrong=["cudnn", "triton", "product"], unknown=[accelerator.OVERLAPPED[1]])
+    gpu = FakeGpu(
+        wrong=["cudnn", "triton", "product", "graphs and one-shot"], unknown=[accelerator.OVERLAPPED[1]]
+    )
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
@@ -192,7 +194,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert (setup.paged_attention, setup.experts) == ("reference", "reference")
+    assert (setup.paged_attention, setup.experts, setup.decode_way) == ("reference", "reference", "graphs")
     gpu.wrong = ["cudnn"]
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
@@ -201,10 +203,13 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     ours = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[0]]
     assert os.environ["XLA_FLAGS"].split() == [*ours, "--xla_of_the_user=1"]
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
-    attention, *_, pages, products = tried
+    assert setup.decode_way == "graphs and one-shot"
+    attention, *_, pages, products, decodes = tried
     assert (attention.heads, attention.kv_heads, attention.device) == (4, 1, 3)
     assert pages.page_size == 4
     assert (products.width, products.inner, products.device) == (64, 64, 3)
+    assert (decodes.devices, decodes.tp, decodes.heads, decodes.paged_attention) == ([3, 4], 2, 8, "triton")
+    assert "decode by 'graphs and one-shot' is not used: output is off by 1" in caplog.text
     assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
     assert "kernels of products and sums are not used: the product is off by 1" in caplog.text
@@ -241,7 +246,7 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     folders = {name: str(tmp_path / name) for name in ("kernel_choices", "compilation_cache")}
     prepare_accelerator(msgspec.structs.replace(SETUP, **folders), None, lambda _: None)
-    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 3
+    assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 4
     assert not (tmp_path / "compilation_cache").exists()
 
 

@@ -14,6 +14,7 @@ from spmd_tx.models.state_pool import cache_and_states
 from spmd_tx.protocol.commands import ACTIVE_SLOTS, MAX_TARGETS, STOP_TOKENS
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
+from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
@@ -142,6 +143,7 @@ class _Programs:
             setup.decode_steps,
             paged_attention=self._paged,
             batch_invariant=setup.batch_invariant,
+            options=options_of(setup.decode_way),
         )
         numbers: dict[str, Any] = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
         numbers |= {name: self._rows(rows, dtype=jnp.float32) for name in ("temperatures", "top_p")}

@@ -15,6 +15,7 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, active_sizes
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.blocks import blocks
+from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.tables import table_changes
@@ -41,11 +42,9 @@ class Calls:
         invariant, paged = setup.batch_invariant, setup.paged_attention
         prefill = partial(make_prefill, *sampling, attention=attention, paged_attention=paged)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
-        self._decode = cache(
-            lambda top: make_decode(
-                *sampling, setup.decode_steps, top, paged_attention=paged, batch_invariant=invariant
-            )
-        )
+        decode = partial(make_decode, *sampling, setup.decode_steps, paged_attention=paged)
+        options = options_of(setup.decode_way)
+        self._decode = cache(lambda top: decode(top, batch_invariant=invariant, options=options))
         self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._copy_states = make_copy_states(mesh, declared.cache)
         self._place_tables = make_place_tables(mesh, declared.tables)

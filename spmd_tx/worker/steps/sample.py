@@ -4,7 +4,7 @@ Dimension key as in protocol/commands.py: B row (over all data shards), T token,
 K decode step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -197,6 +197,7 @@ def make_decode(
     *,
     paged_attention: str = "reference",
     batch_invariant: bool = False,
+    options: Mapping[str, bool | str] | None = None,
 ) -> Callable[..., Any]:
     """Make (weights, bank, cache, previous, after, tables, rows, active, first, steps).
 
@@ -212,7 +213,8 @@ def make_decode(
     through the loops: as a scanned input it would be copied for every layer.
 
     With ``batch_invariant`` what a row draws depends on the number of rows, but neither on the other rows,
-    nor on its place or the slot of its adapter; ``active`` must be None.
+    nor on its place or the slot of its adapter; ``active`` must be None. ``options`` are those of XLA for
+    this program (decode_ways.py).
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4, P(), P(), P())
     is_cpu = platform(mesh) == "cpu"
@@ -220,7 +222,7 @@ def make_decode(
     # Where devices of tp share one memory, whole logits cost them nothing.
     splits_draw = mesh.shape[TP] > 1 and not is_cpu
 
-    @partial(jax.jit, donate_argnums=(2, 4))
+    @partial(jax.jit, donate_argnums=(2, 4), compiler_options=dict(options or {}) or None)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
     def decode(
         base: Weights[Array],
