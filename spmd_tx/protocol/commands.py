@@ -21,12 +21,17 @@ SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
-ACTIVE_SLOTS = 4  # adapters of a decode step; other programs are for one adapter and for the whole bank
+ACTIVE_SIZES = (
+    4,
+    8,
+    16,
+    32,
+)  # adapters of a decode step, each if a bank has half as many again; or one, or all
 
 
 def active_sizes(rows: int, bank_slots: int) -> list[int]:
     """Return the numbers of adapters for which decode steps of so many rows are compiled, ascending."""
-    sizes = sorted({1, min(ACTIVE_SLOTS, bank_slots), bank_slots})
+    sizes = sorted({1, *(size for size in ACTIVE_SIZES if 3 * size <= 2 * bank_slots), bank_slots})
     return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.lora import adapter_weights
 from spmd_tx.models.state_pool import cache_and_states
-from spmd_tx.protocol.commands import ACTIVE_SLOTS, MAX_TARGETS, STOP_TOKENS
+from spmd_tx.protocol.commands import MAX_TARGETS, STOP_TOKENS, active_sizes
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
 from spmd_tx.worker.decode_ways import options_of
@@ -155,7 +155,8 @@ class _Programs:
         }
         state = RowState(*(self._rows(rows) for _ in range(3)))
         # The program that copies most: one for the whole bank reads adapters where they are.
-        copied = min(ACTIVE_SLOTS, setup.bank_slots)
+        sizes = active_sizes(setup.bank_slots + 1, setup.bank_slots)
+        copied = max((size for size in sizes if size < setup.bank_slots), default=1)
         active = None if setup.batch_invariant else jax.ShapeDtypeStruct((copied,), jnp.int32)
         steps = jax.ShapeDtypeStruct((), jnp.int32)
         tables = self._rows(rows, shape.length // setup.page_size)

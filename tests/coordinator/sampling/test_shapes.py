@@ -100,6 +100,13 @@ def test_few_rows_use_few_adapters():
     assert active_sizes(64, 3) == [1, 3]
 
 
+def test_a_large_bank_is_not_read_for_a_few_adapters():
+    assert active_sizes(64, 66) == [1, 4, 8, 16, 32, 66]
+    assert active_sizes(16, 66) == [1, 4, 8, 16]
+    assert active_sizes(64, 18) == [1, 4, 8, 18]
+    assert active_sizes(64, 10) == [1, 4, 10], "8 would save little"
+
+
 @pytest.mark.parametrize(
     "most, sizes",
     [(128, [1, 4, 16, 32, 64, 128]), (100, [1, 4, 16, 32, 64, 100]), (13, [1, 4, 13]), (1, [1])],
