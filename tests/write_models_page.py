@@ -42,9 +42,12 @@ OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
         "experts in MXFP4 stay so with `--expert-weights packed`",
     ),
     "LlamaForCausalLM": ("Llama 3, 3.1, 3.2 (text), 3.3, and derivatives such as R1-Distill-Llama", ""),
-    "Ministral3ForCausalLM": ("Ministral 3, as a text model", "no vision; a window only as in Mistral"),
+    "Ministral3ForCausalLM": (
+        "Ministral 3, as a text model (`Mistral3ForConditionalGeneration`)",
+        "no vision; a window only as in Mistral",
+    ),
     "MistralForCausalLM": (
-        "Mistral 7B, Nemo, Small (text)",
+        "Mistral 7B, Nemo, Small (also 3.1 and later, `Mistral3ForConditionalGeneration`)",
         "a model with a window is served up to its length",
     ),
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5, R1-Distill-Qwen", "no sliding window"),

@@ -17,7 +17,8 @@ VISION = (r"vision_tower\..*", r"mm_projector\..*")
 
 def latent(keys: Keys) -> Model:
     """Declare a DeepseekV3ForCausalLM, a Glm4MoeLiteForCausalLM, or the text model of a Kimi-K2.5."""
-    keys, prefix = _text(keys)
+    keys, is_inner = keys.text()
+    prefix = INNER if is_inner else ""
     keys.refuse(hidden_act="silu")
     norm, width = Norm(keys.number("rms_norm_eps")), keys.count("qk_rope_head_dim")
     rope = read_rope(keys, width, rotated=width, is_interleaved=bool(keys.get("rope_interleave", True)))
@@ -44,14 +45,6 @@ def latent(keys: Keys) -> Model:
         layer_prefix=f"{prefix}{LAYER}",
         ignored=(*unread(keys, prefix), *(VISION if prefix else ())),
     )
-
-
-def _text(keys: Keys) -> tuple[Keys, str]:
-    """Return the keys of the text model, and with what the names of its tensors begin."""
-    inner = keys.mapping("text_config")
-    if not inner:
-        return keys, ""
-    return Keys({**inner, "architectures": keys.need("architectures")}), INNER
 
 
 def mixture(keys: Keys, prefix: str) -> Mixture:

@@ -59,6 +59,16 @@ class Keys:
             raise Refusal(f"sets {key} to {value!r}, which must be an object with keys of its own")
         return value
 
+    def text(self) -> tuple["Keys", bool]:
+        """Return the keys of the text model, and whether it is within a model with vision."""
+        inner = self.mapping("text_config")
+        if not inner:
+            return self, False
+        outer = {"architectures": self.need("architectures")}
+        if self.get("tie_word_embeddings") is not None:
+            outer["tie_word_embeddings"] = self.get("tie_word_embeddings")
+        return Keys({**inner, **outer}), True
+
     def only(self, **supported: Any) -> None:
         """Raise Refusal where a key has another value than the supported one, be it false or empty."""
         for key, value in supported.items():

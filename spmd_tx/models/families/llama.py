@@ -4,11 +4,14 @@ from dataclasses import replace
 
 from spmd_tx.models.declared.channels import Glu
 from spmd_tx.models.declared.layers import LM_HEAD, Cycle, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 FIRST_THETA = {"rope_theta": 10000.0}  # of the first checkpoints, which do not say so
+INNER = "language_model."  # with which the names of a text model's tensors begin beside a vision tower
+VISION = (r"vision_tower\..*", r"multi_modal_projector\..*")
 SMOLLM3 = {"rope_theta": 2e6, "tie_word_embeddings": True}  # where a checkpoint does not say so
 
 
@@ -19,11 +22,23 @@ def llama(keys: Keys) -> Model:
 
 
 def mistral(keys: Keys) -> Model:
-    """Declare a MistralForCausalLM or a Ministral3ForCausalLM.
+    """Declare a MistralForCausalLM, a Ministral3ForCausalLM, or the text model of a model with vision.
 
     A model in which tokens see a window is served up to its length, where the window makes no difference.
     """
-    return _model(keys, window=keys.count_or("sliding_window", 0, least=0))
+    text, is_inner = keys.text()
+    model = _model(text, window=text.count_or("sliding_window", 0, least=0))
+    if not is_inner:
+        return model
+    embed, final_norm = (Source(f"{INNER}{each.name}") for each in (model.embed, model.final_norm))
+    return replace(
+        model,
+        embed=embed,
+        final_norm=final_norm,
+        head=model.head and Source(f"{INNER}{model.head.name}"),
+        layer_prefix=f"{INNER}{model.layer_prefix}",
+        ignored=VISION,
+    )
 
 
 def qwen2(keys: Keys) -> Model:

@@ -31,7 +31,8 @@ def mixture(keys: Keys) -> Model:
 
 
 def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
-    text, prefix = _text(keys)
+    text, is_inner = keys.text()
+    prefix = "model.language_model." if is_inner else "model."
     sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
     text.refuse(attention_bias=False, hidden_act="silu")
     text.only(attn_output_gate=True, mlp_only_layers=[], decoder_sparse_step=1)
@@ -53,17 +54,6 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
         layer_prefix=at,
         ignored=IGNORED,
     )
-
-
-def _text(keys: Keys) -> tuple[Keys, str]:
-    """Return the keys of the text model, and with what the names of its tensors begin."""
-    inner = keys.mapping("text_config")
-    if not inner:
-        return keys, "model."
-    outer = {"architectures": keys.need("architectures")}
-    if keys.get("tie_word_embeddings") is not None:
-        outer["tie_word_embeddings"] = keys.get("tie_word_embeddings")
-    return Keys({**inner, **outer}), "model.language_model."
 
 
 def _layer_types(text: Keys, n_layers: int) -> list[str]:

@@ -19,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     "KimiK25ForConditionalGeneration": deepseek.latent,
     "LlamaForCausalLM": llama.llama,
     "Ministral3ForCausalLM": llama.mistral,
+    "Mistral3ForConditionalGeneration": llama.mistral,
     "MistralForCausalLM": llama.mistral,
     "Qwen2ForCausalLM": llama.qwen2,
     "Qwen3ForCausalLM": qwen3.dense,

@@ -1,4 +1,4 @@
-"""Kimi-K2.5 and K2.6 are a DeepSeek-V3 in a model with vision: the same arrays, under longer names."""
+"""A text model within one with vision, as Kimi-K2.5: its family's arrays, under longer names."""
 
 import json
 
@@ -20,8 +20,15 @@ from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.families import CONFIGS, write
 from tests.support import known_models
 
-ARCHITECTURE = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
-TOWER = "vision_tower.encoder.blocks.0.norm0.weight"
+# What transformers calls the tensors of a vision tower, and of what leads from it to the text model.
+TOWERS = {
+    "deepseek_v3": ("vision_tower.encoder.blocks.0.norm0.weight", "mm_projector.proj.0.bias"),
+    "ministral3": ("vision_tower.ln_pre.weight", "multi_modal_projector.linear_1.weight"),
+}
+OUTER = {
+    "deepseek_v3": {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"},
+    "ministral3": {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"},
+}
 # Experts only, as config.json of the released models says.
 INT4 = {
     "quant_method": "compressed-tensors",
@@ -46,18 +53,18 @@ INT4 = {
 }
 
 
-def nested(text):
-    return {**ARCHITECTURE, "text_config": text, "vision_config": {"hidden_size": 8}}
+def nested(text, family="deepseek_v3"):
+    return {**OUTER[family], "text_config": text, "vision_config": {"hidden_size": 8}}
 
 
-def write_nested(path):
-    """Write the tiny DeepSeek-V3 as the text model of a model with vision."""
-    write(path, "deepseek_v3")
+def write_nested(path, family):
+    """Write the family's tiny model as the text model of a model with vision."""
+    write(path, family)
     tensors = load_file(path / "model.safetensors")
     tensors = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
-    tensors |= {TOWER: np.ones(8, np.float32), "mm_projector.linear_1.bias": np.ones(8, np.float32)}
+    tensors |= dict.fromkeys(TOWERS[family], np.ones(8, np.float32))
     save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps(nested(CONFIGS["deepseek_v3"])))
+    (path / "config.json").write_text(json.dumps(nested(CONFIGS[family], family)))
     return path
 
 
@@ -67,20 +74,27 @@ def loaded(path):
     return huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
 
 
-def test_its_arrays_are_those_of_the_text_model(tmp_path):
-    plain, inner = loaded(write(tmp_path / "a", "deepseek_v3")), loaded(write_nested(tmp_path / "b"))
+@pytest.mark.parametrize("family", OUTER)
+def test_its_arrays_are_those_of_the_family(tmp_path, family):
+    plain, inner = loaded(write(tmp_path / "a", family)), loaded(write_nested(tmp_path / "b", family))
     assert jax.tree.structure(plain) == jax.tree.structure(inner)
     jax.tree.map(np.testing.assert_array_equal, plain, inner)
 
 
-def test_a_tensor_that_is_neither_text_nor_vision_is_refused(tmp_path):
-    path = write_nested(tmp_path)
+@pytest.mark.parametrize("family", OUTER)
+def test_a_tensor_that_is_neither_text_nor_vision_is_refused(tmp_path, family):
+    path = write_nested(tmp_path, family)
     tensors = load_file(path / "model.safetensors")
     save_file({**tensors, "model.norm.weight": np.ones(8, np.float32)}, path / "model.safetensors")
-    with pytest.raises(
-        StartError, match=r"has 1 tensors for which config.json has no use \('model.norm.weight'"
-    ):
+    with pytest.raises(StartError, match=r"for which config.json has no use \('model.norm.weight'"):
         loaded(path)
+
+
+@pytest.mark.parametrize("outer", [None, False, True])
+def test_embeddings_are_tied_as_the_outer_model_says_if_it_does(outer):
+    text = CONFIGS["ministral3"] | {"tie_word_embeddings": True}
+    said = {} if outer is None else {"tie_word_embeddings": outer}
+    assert (declare(nested(text, "ministral3") | said).head is None) == (outer in (None, True))
 
 
 def test_experts_alone_are_encoded_by_the_text_models_own_quantization():
@@ -100,6 +114,6 @@ def test_experts_alone_are_encoded_by_the_text_models_own_quantization():
     assert adapted.map.adapter_module.startswith("language_model.model.layers.")
 
 
-def test_a_feature_of_the_text_model_that_is_not_served_is_named():
+def test_a_feature_of_a_text_model_that_is_not_served_is_named():
     with pytest.raises(Refusal, match="sets scoring_func to 'softmax'"):
         declare(nested(CONFIGS["deepseek_v3"] | {"scoring_func": "softmax"}))
