@@ -3,27 +3,17 @@
 The coordinator's batch and the engine run in one process.
 """
 
-from collections import deque
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.sampling.bank import VersionBank
-from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
-from spmd_tx.coordinator.sampling.job import SamplingModel
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
-from spmd_tx.coordinator.wire import tinker_pb2
-from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill, SaveSampler
-from spmd_tx.protocol.reports import Reply
+from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs.compiled import Programs
-from spmd_tx.worker.state import zeros
+from tests.support.in_process_sampler import Sampler
 from tests.support.tiny_setup import tiny_setup
 
 DENSE = tiny_model.Spec(
@@ -84,54 +74,8 @@ def engine(request, tmp_path_factory):
     return engine
 
 
-class Sampler:
-    """Samples with an engine, as the server does with workers."""
-
-    def __init__(self, engine, pages=None, versions=tuple(range(VERSIONS))):
-        """The bank gets the versions in this order, and the pages hold nothing."""
-        self.engine, setup = engine, engine.setup
-        engine.state.cache = zeros(engine.mesh, engine.declared.cache)
-        shards = setup.fsdp * setup.ep
-        shapes = SamplingShapes(
-            shards, CONTEXT, PAGE_SIZE, ROWS, on_cpu=engine.plan.on_cpu, batch_invariant=setup.batch_invariant
-        )
-        limits = SamplingLimits(shapes, pages or engine.plan.pages, STEPS, engine.plan.state_slots)
-        model = SamplingModel(engine.model, CONTEXT, None, batch_invariant=setup.batch_invariant)
-        self.bank = VersionBank(BANK_SLOTS, Path("/nowhere"))
-        self.batch = SampleBatch(model, self.bank, limits)
-        for slot in versions:
-            bank = self.bank.reserve(f"version {slot}", ADAPTER).bank
-            engine.save_sampler(SaveSampler(slot=slot, bank=bank, adapter=ADAPTER))
-        self.commands = []
-        self.in_flight = deque()
-        self.results = {}
-
-    def ask(self, name, prompt, tokens, version=0, **options):
-        fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
-        params = SamplingParams(max_tokens=tokens, stop=[], **options)
-        body = SampleRequest(ModelInput([ModelInputChunk(tokens=prompt)]), params, **fields)
-        self.batch.admit(name, body, "base" if version is None else f"version {version}")
-
-    def turn(self):
-        """Send what can be sent, then read a reply."""
-        while len(self.in_flight) < 3 and (dispatch := self.batch.next_dispatch()) is not None:
-            arrays, _ = execute(self.engine, dispatch.command)
-            self.commands.append(dispatch.command)
-            self.in_flight.append((dispatch, arrays))
-        dispatch, arrays = self.in_flight.popleft()
-        fetched = {name: np.asarray(array) for name, array in arrays.items()}
-        for name, outcome in dispatch.absorb(Reply(generation=0, process=0, sequence=0, arrays=fetched)):
-            self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
-
-    def run(self):
-        while self.batch.waiting() or self.in_flight:
-            self.turn()
-
-    def answer(self, name):
-        """The result's bytes, without the number of tokens that were cached."""
-        result = self.results[name]
-        result.ClearField("prompt_cache_hit_tokens")
-        return result.SerializeToString()
+def sampler_of(engine, pages=0, versions=tuple(range(VERSIONS))):
+    return Sampler(engine, ADAPTER, versions, pages=pages)
 
 
 def prompt_of(seed, length):
@@ -147,21 +91,21 @@ def ask(sampler, **options):
 
 @pytest.fixture(scope="module")
 def alone(engine):
-    sampler = Sampler(engine)
+    sampler = sampler_of(engine)
     ask(sampler)
     sampler.run()
     return sampler.answer("ours")
 
 
 def test_it_gets_the_same_again(engine, alone):
-    sampler = Sampler(engine)
+    sampler = sampler_of(engine)
     ask(sampler)
     sampler.run()
     assert sampler.answer("ours") == alone
 
 
 def test_in_the_company_of_other_adapters_in_several_blocks(engine, alone):
-    sampler = Sampler(engine)
+    sampler = sampler_of(engine)
     for number in range(22):
         version = (None, *range(VERSIONS))[number % (VERSIONS + 1)]
         prompt = prompt_of(100 + number, 3 + 9 * number)
@@ -178,7 +122,7 @@ def test_in_the_company_of_other_adapters_in_several_blocks(engine, alone):
 
 
 def test_with_its_adapter_in_another_slot_of_the_bank(engine, alone):
-    sampler = Sampler(engine, versions=(1, 2, 0))
+    sampler = sampler_of(engine, versions=(1, 2, 0))
     ask(sampler)
     sampler.ask("other", prompt_of(2, 60), 50, version=0)
     sampler.run()
@@ -186,7 +130,7 @@ def test_with_its_adapter_in_another_slot_of_the_bank(engine, alone):
 
 
 def test_behind_pages_that_other_requests_have_read(engine, alone):
-    sampler = Sampler(engine)
+    sampler = sampler_of(engine)
     # The first answer goes on as the prompt does, but what a Decode has written is not used.
     sampler.ask("stem", PROMPT[:140], 30, version=1)
     sampler.run()
@@ -198,7 +142,7 @@ def test_behind_pages_that_other_requests_have_read(engine, alone):
 
 
 def test_after_it_was_preempted(engine, alone):
-    sampler = Sampler(engine, pages=LEAST_PAGES)
+    sampler = sampler_of(engine, pages=LEAST_PAGES)
     shards = engine.setup.fsdp * engine.setup.ep
     for number in range(2 * shards):
         sampler.ask(f"first {number}", prompt_of(50 + number, 20), 200, version=(2, 0)[number % 2])
@@ -211,7 +155,7 @@ def test_after_it_was_preempted(engine, alone):
 
 
 def test_after_the_workers_were_lost(engine, alone):
-    first = Sampler(engine)
+    first = sampler_of(engine)
     ask(first)
     for number in range(5):
         first.ask(f"{number}", prompt_of(number, 30), 60, version=0)
@@ -220,7 +164,7 @@ def test_after_the_workers_were_lost(engine, alone):
     job = first.batch.unanswered()["ours"]
     known = len(job.samples[0].tokens)
     assert 0 < known < TOKENS
-    second = Sampler(engine, versions=(2, 0, 1))
+    second = sampler_of(engine, versions=(2, 0, 1))
     second.batch.resume(job)
     second.run()
     assert second.answer("ours") == alone
@@ -231,10 +175,10 @@ def test_after_the_workers_were_lost(engine, alone):
 
 def test_prompt_logprobs_and_top_tokens_do_not_depend_on_company_either(engine):
     wishes = {"prompt_logprobs": True, "topk_prompt_logprobs": 3, "topk_sample_logprobs": 2}
-    lonely = Sampler(engine)
+    lonely = sampler_of(engine)
     ask(lonely, **wishes)
     lonely.run()
-    sampler = Sampler(engine)
+    sampler = sampler_of(engine)
     for number in range(6):
         sampler.ask(
             f"{number}", prompt_of(number, 80), 30, number % VERSIONS, prompt_logprobs=number % 2 == 0
