@@ -5,6 +5,7 @@ The recipe itself is not changed: give the folder of its log (``log_path``) and 
 
 import argparse
 import json
+import math
 import os
 import time
 import urllib.request
@@ -23,7 +24,7 @@ def main() -> None:
         logged = json.loads(line)
         step = logged.pop("step", None)
         numbers = {name: value for name, value in logged.items() if isinstance(value, (int, float))}
-        names = sorted(numbers)
+        names = sorted(name for name, value in numbers.items() if math.isfinite(value))
         for start in range(0, len(names), MOST_METRICS):
             send(address, step, {name: numbers[name] for name in names[start : start + MOST_METRICS]})
 
