@@ -106,7 +106,7 @@ class _Walk:
                 called = self.module.computations.get(name or "")
                 return self.run(called, times) if called is not None else []
             case "conditional":
-                branches = [self.module.computations[name] for name in instruction.branches]
+                branches = [self.module.computations[name] for name in instruction.likely_branches]
                 runs = [self.run(branch, times) for branch in branches]
                 return max(runs, key=_weight, default=[])  # it is not known which branch data choose
         if traffic.is_free(instruction):

@@ -1,12 +1,13 @@
 """What the authors of programs tell readers of their HLO, as names of scopes in which operations are traced.
 
-A loop whose end data decide tells how often it usually runs, and a kernel what it costs: Pallas keeps its
-cost estimate for TPUs only.
+A loop whose end data decide tells how often it usually runs, a condition that it is usually false, and a
+kernel what it costs: Pallas keeps its cost estimate for TPUs only.
 """
 
 import re
 
 TURNS = re.compile(r"usually_(\d+)_turns\)*/while$")
+USUALLY_FALSE = "usually_false"  # the name of the scope in which such a lax.cond must be traced
 # JAX writes names of transformations around that of a scope: transpose(jvp(costs_...))
 COST = re.compile(r"costs_(\d+)_flops_(\d+)_bytes\)*/(?:[\w.\-]+/)?pallas_call$")
 
@@ -20,6 +21,11 @@ def told_turns(source: str) -> int | None:
     """Return the usual number of turns of a loop, from the name of its operation in the traced program."""
     found = TURNS.search(source)
     return int(found[1]) if found else None
+
+
+def is_usually_false(source: str) -> bool:
+    """Say whether the condition of a lax.cond usually does not hold, from the name of its operation."""
+    return re.search(rf"\b{USUALLY_FALSE}\)*/cond$", source) is not None
 
 
 def costs(flops: int, moved: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from spmd_tx.hlo.arrays import Array, arrays_of
-from spmd_tx.hlo.hints import told_turns
+from spmd_tx.hlo.hints import is_usually_false, told_turns
 
 HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
 ASSIGNMENT = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
@@ -59,6 +59,13 @@ class Instruction:
         """Return the computation that an attribute such as ``body`` names."""
         found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else None
+
+    @property
+    def likely_branches(self) -> list[str]:
+        """The branches that a conditional may usually take: the one for false, if the program says so."""
+        if is_usually_false(self.source):
+            return [self.called("false_computation") or self.branches[0]]
+        return self.branches
 
     @property
     def branches(self) -> list[str]:

@@ -47,13 +47,14 @@ from spmd_tx.sharding.mesh import EP, FSDP, TP
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
 # keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
 # elementwise operations only; "none" keeps everything that the backward pass reads.
-# "attended" is named in blockwise_attention.py, "low_rank" in lora.py.
+# "attended" is named in blockwise_attention.py, "low_rank" in row_lora.py, and "expert_low_rank" in moe.py:
+# it is all that the backward pass reads of experts that share their outer factors, so that they run once.
 ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
 REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
     "none": None,
     "light": (*ATTENTION_NAMES, "gate", "up"),
     "mlp": ATTENTION_NAMES,
-    "full": (),
+    "full": ("expert_low_rank",),
 }
 
 EXPERTS = ("gate", "up", "down")  # the maps of a mixture's experts
@@ -65,7 +66,7 @@ def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     if names is None:
         return run
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    if names:
+    if "attended" in names:
         policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
     return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
 

@@ -14,6 +14,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from spmd_tx.models.activations import gated
@@ -84,6 +85,7 @@ def mixture(
     y_BTO = sum_scatter(run(own, wide_BTI, routed, how, layer), EP, 0)
     width = h_BTD.shape[2]
     low_BTQ = y_BTO[:, :, width : width + outer["down"].b.shape[-2]]
+    low_BTQ = checkpoint_name(low_BTQ, "expert_low_rank")
     return y_BTO[:, :, :width] + halves.high(low_BTQ, outer["down"].b)
 
 

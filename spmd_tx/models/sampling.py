@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int, UInt
 
+from spmd_tx.hlo.hints import USUALLY_FALSE
 from spmd_tx.sharding.collectives import from_first
 from spmd_tx.sharding.mesh import TP
 
@@ -46,7 +47,8 @@ def draw(
     def floor() -> Array:
         return _floor(below_BV, top_k_B, top_p_B, together)
 
-    floor_B = lax.cond(jnp.any(has_filter_B), floor, lambda: no_floor_B)
+    with jax.named_scope(USUALLY_FALSE):
+        floor_B = lax.cond(jnp.any(has_filter_B), floor, lambda: no_floor_B)
     kept_BV = jnp.where(below_BV > floor_B[:, None], jnp.exp(below_BV), 0.0)
     drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
@@ -83,7 +85,8 @@ def draw_split(
     def floor() -> Array:
         return _floor(below_BV, top_k_B, top_p_B, TOGETHER, lambda x: lax.psum(x, TP), part * size)
 
-    floor_B = lax.cond(any_filters, floor, lambda: jnp.full_like(temperatures_B, -jnp.inf))
+    with jax.named_scope(USUALLY_FALSE):
+        floor_B = lax.cond(any_filters, floor, lambda: jnp.full_like(temperatures_B, -jnp.inf))
     mass_BV = jnp.exp(below_BV)
     kept_BV = jnp.where(below_BV > floor_B[:, None], mass_BV, 0.0)
     sums_B2 = jnp.stack([jnp.sum(kept_BV, axis=-1), jnp.sum(mass_BV, axis=-1)], axis=-1)

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models import delta_memory
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
 from spmd_tx.models.experts.factor_sums import add_by_group
+from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.experts.product import grouped_product, implementation
 from spmd_tx.models.lora import Lora, bank_lora
 from spmd_tx.models.packed import Matrix, Packed, decoded, scale_dtype
@@ -33,6 +34,7 @@ from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_test import MOST_ERROR, Verdict, worst_error
 
 TILE, TILES = 128, 12  # as training has them
+BLOCK = 16  # pairs that are multiplied by one adapter's factors
 RANK = 32  # of the adapters with which stacks and sums are tried
 SLOTS_OF_ROWS = [3, 0, 0, 3, 1, 3, 0, 4, 3, 1, 0, 3, 3, 3, 1, 4]  # no row has slot 2
 
@@ -65,25 +67,27 @@ def checks_of(name: str, sizes: ExpertSizes) -> dict[str, Check]:
     found: dict[str, Check] = {"sums of rows": partial(problem_of_row_sums, name, sizes)}
     if sizes.is_mixture:
         found["products of experts"] = partial(problem_of_product, name, sizes)
-    if sizes.is_mixture and name == "mosaic":
+    if sizes.is_mixture and name in ("mosaic", "triton"):
         of_factors = msgspec.structs.replace(sizes, width=RANK, encoding="")
-        found["products with factors of experts"] = partial(problem_of_product, name, of_factors)
+        tile = BLOCK if name == "triton" else TILE
+        found["products with factors of experts"] = partial(problem_of_product, name, of_factors, tile)
     if sizes.is_mixture and name == "triton":
         found["sums of factors of experts"] = partial(problem_of_sums, name, sizes)
+        found["sums of a token's experts"] = partial(problem_of_choices, sizes)
     if name == "triton":
         found["products with stacked layers"] = partial(problem_of_stack, sizes)
         found["memories of linear layers"] = partial(problem_of_memories, sizes)
     return found
 
 
-def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
+def problem_of_product(name: str, sizes: ExpertSizes, tile: int = TILE) -> str | None:
     """Say why an implementation must not be used; None if it is right and no other row changes a bit."""
     random = np.random.default_rng(0)
     expert_M = random.integers(0, sizes.experts, TILES).astype(np.int32)
     w_XIO = _matrices(random, sizes)
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
-        x_PI = _random(random, sizes.dtype, TILE * TILES, width)
+        x_PI = _random(random, sizes.dtype, tile * TILES, width)
         run = _jitted(name, transposed, sizes.device)
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
         error = worst_error(got, _expected(x_PI, w_XIO, expert_M, transposed))
@@ -91,12 +95,12 @@ def problem_of_product(name: str, sizes: ExpertSizes) -> str | None:
             return f"the {which} is off by {error:.2g}"
         if got.tobytes() != again.tobytes():
             return f"the {which} differs between two runs"
-        tiles, rows = random.permutation(TILES), random.permutation(TILE)
-        moved = np.asarray(x_PI).reshape(TILES, TILE, -1)[tiles][:, rows]
-        moved[:, TILE // 2 :] = np.asarray(_random(random, sizes.dtype, TILES, TILE - TILE // 2, width))
+        tiles, rows = random.permutation(TILES), random.permutation(tile)
+        moved = np.asarray(x_PI).reshape(TILES, tile, -1)[tiles][:, rows]
+        moved[:, tile // 2 :] = np.asarray(_random(random, sizes.dtype, TILES, tile - tile // 2, width))
         other = run(jnp.asarray(moved.reshape(x_PI.shape)), w_XIO, expert_M[tiles])
-        kept = np.asarray(other).reshape(TILES, TILE, -1)[:, : TILE // 2]
-        if kept.tobytes() != got.reshape(TILES, TILE, -1)[tiles][:, rows][:, : TILE // 2].tobytes():
+        kept = np.asarray(other).reshape(TILES, tile, -1)[:, : tile // 2]
+        if kept.tobytes() != got.reshape(TILES, tile, -1)[tiles][:, rows][:, : tile // 2].tobytes():
             return f"the {which} of a row depends on its place, or on other rows"
     return None
 
@@ -179,6 +183,21 @@ def problem_of_row_sums(name: str, sizes: ExpertSizes) -> str | None:
     return None
 
 
+def problem_of_choices(sizes: ExpertSizes) -> str | None:
+    """Say why the kernel for GPUs that adds the results of a token's experts must not be used."""
+    random, tokens, choices = np.random.default_rng(0), 200, 8
+    y_WO = np.array(_random(random, sizes.dtype, 2 * tokens, sizes.width + RANK))
+    place_TC = random.permutation(tokens * choices).reshape(tokens, choices).astype(np.int32)
+    place_TC = np.where(place_TC < len(y_WO), place_TC, -1)
+    wanted = np.zeros((tokens, y_WO.shape[1]), np.float32)
+    for place_T in place_TC.T:
+        wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
+    found = np.asarray(_jitted_choices(sizes.device)(y_WO, place_TC))
+    if found.tobytes() != wanted.astype(found.dtype).tobytes():
+        return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
+    return None
+
+
 def problem_of_memories(sizes: ExpertSizes) -> str | None:
     """Say the same of the delta rule on memories in their pool."""
     random, layer, heads = np.random.default_rng(0), 1, 2
@@ -248,6 +267,16 @@ def _jitted_row_sums(name: str, slots: int, device: int) -> jax.stages.Wrapped:
     return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere))
 
 
+def _jitted_choices(device: int) -> jax.stages.Wrapped:
+    """Return (results, places) -> sums, inside shard_map on one device."""
+    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+
+    def run(y_WO: Array, place_TC: Array) -> Array:
+        return triton_sum(y_WO, place_TC, y_WO.shape[0])
+
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P()), out_specs=P()))
+
+
 def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     parts = np.einsum("NJQ,NJI->NQI", *(np.asarray(each, np.float32) for each in (low, wide)))
     added = [parts[first:end].sum(axis=0) for first, end in zip(*spans, strict=True)]
@@ -286,7 +315,7 @@ def _jitted(name: str, transposed: bool, device: int) -> jax.stages.Wrapped:
 
 
 def _expected(x_PI: Array, w_XIO: Matrix, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
-    tiles = np.asarray(x_PI, np.float32).reshape(len(expert_M), TILE, -1)
+    tiles = np.asarray(x_PI, np.float32).reshape(len(expert_M), -1, x_PI.shape[1])
     matrices = np.asarray(decoded(w_XIO, jnp.float32), np.float32)
     each = (
         tile @ (matrices[expert].T if transposed else matrices[expert])

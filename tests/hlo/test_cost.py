@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.hlo.cost import cost_of
-from spmd_tx.hlo.hints import costs, usual_turns
+from spmd_tx.hlo.hints import USUALLY_FALSE, costs, usual_turns
 
 
 def compiled(function, *shapes, **options) -> str:
@@ -74,6 +74,35 @@ def test_of_the_branches_of_a_condition_the_dearest_counts():
         return lax.cond(jnp.sum(x) > 0, lambda y: jnp.tanh(y @ y) @ y, lambda y: y @ y, x)
 
     assert cost_of(compiled(run, (16, 16))).flops == 2 * 2 * 16**3
+
+
+# Sizes of their own, because a cache of compiled programs does not look at names.
+@pytest.mark.parametrize("scope, size", [(USUALLY_FALSE, 24), ("another", 40)])
+@pytest.mark.parametrize("dearest", [False, True])
+def test_of_a_condition_that_is_usually_false_that_branch_counts(scope, size, dearest):
+    branches = (lambda y: jnp.tanh(y @ y) @ y), (lambda y: y @ y)
+
+    def run(x):
+        with jax.named_scope(scope):
+            return lax.cond(jnp.sum(x) > 0, *(branches if dearest else reversed(branches)), x)
+
+    products = 1 if scope == USUALLY_FALSE and dearest else 2
+    assert cost_of(compiled(run, (size, size))).flops == products * 2 * size**3
+
+
+def test_the_false_branch_is_found_where_the_condition_is_a_number_or_a_truth_value():
+    computations = (
+        "%yes (p: f32[64]) -> f32[64] {\n  %p = f32[64] parameter(0)\n  ROOT %n = f32[64] sine(%p)\n}",
+        "%no (p: f32[64]) -> f32[64] {\n  %p = f32[64] parameter(0)\n  ROOT %n = f32[64] negate(%p)\n}",
+    )
+    for written in (
+        "conditional(%c, %x, %x), true_computation=%yes, false_computation=%no",
+        "conditional(%i, %x, %x), branch_computations={%no, %yes}",
+    ):
+        body = f"\n  %x = f32[64] parameter(0)\n  %y = f32[64] {written}, "
+        body += f'metadata={{op_name="jit(f)/{USUALLY_FALSE}/cond"}}\n  ROOT %r = f32[64] copy(%y)\n'
+        operations = cost_of(module(body, *computations)).operations
+        assert [each.op for each in operations] == ["negate", "copy"]
 
 
 def test_what_is_read_through_a_slice_counts_as_the_slice():

@@ -264,10 +264,13 @@ class TinyEngine:
 
     def temporary_bytes(self, rows: Sequence[Row]) -> int:
         """What forward_backward needs per device besides its arguments and results."""
+        return self.compiled(rows).memory_analysis().temp_size_in_bytes
+
+    def compiled(self, rows: Sequence[Row]) -> Any:
+        """forward_backward for a batch."""
         w = self.place_adapters(random_adapters(0, self.model))
         step: Any = self._forward_backward
-        lowered = step.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows))
-        return lowered.compile().memory_analysis().temp_size_in_bytes
+        return step.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows)).compile()
 
     def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:
         """(state, gradient norm, applied); NumPy in and out."""

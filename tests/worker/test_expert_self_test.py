@@ -7,11 +7,13 @@ import pytest
 from spmd_tx.models import delta_memory, row_sums
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.factor_sums import add_by_group
+from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.lora import Lora
 from spmd_tx.worker import expert_self_test
 from spmd_tx.worker.expert_self_test import (
     ExpertSizes,
     checks_of,
+    problem_of_choices,
     problem_of_memories,
     problem_of_product,
     problem_of_row_sums,
@@ -118,6 +120,30 @@ def test_what_is_wrong_with_sums_is_noticed(wrong, problem, monkeypatch):
     assert str(problem_of_sums("triton", sizes)).startswith(problem)
 
 
+def adds_all_places(y, place, pairs):
+    return triton_sum(y, jnp.maximum(place, 0), pairs)
+
+
+def adds_from_the_last_on(y, place, pairs):
+    return triton_sum(y, place[:, ::-1], pairs)
+
+
+@pytest.mark.parametrize(
+    "wrong, problem",
+    [
+        (triton_sum, "None"),
+        (adds_all_places, "the sum of a token's experts is off by"),
+        (adds_from_the_last_on, "the sum of a token's experts is off by"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_is_wrong_with_sums_of_choices_is_noticed(wrong, problem, monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(expert_self_test, "triton_sum", wrong)
+    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
+    assert str(problem_of_choices(sizes)).startswith(problem)
+
+
 read_token = delta_memory.read_token
 
 
@@ -195,7 +221,9 @@ def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch)
             {
                 "sums of rows",
                 "products of experts",
+                "products with factors of experts",
                 "sums of factors of experts",
+                "sums of a token's experts",
                 "products with stacked layers",
                 "memories of linear layers",
             },

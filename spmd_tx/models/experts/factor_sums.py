@@ -8,7 +8,7 @@ Dimension key as in grouped.py; G group of layout.py, K pair of one product of t
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from spmd_tx.hlo.hints import costs, usual_turns
 from spmd_tx.models.experts import kernels
 from spmd_tx.models.experts.layout import Layout
+from spmd_tx.models.experts.product import grouped_product
 
 TOGETHER = 8  # blocks of a group that XLA adds in one turn of the loop
 LEAST = 16  # rows and columns of a product that tensor cores have
@@ -44,16 +45,40 @@ def add_in_order(sums: Pieces, parts: Pieces, group_N: Array) -> Pieces:
     return lax.fori_loop(0, group_N.shape[0], add, sums)
 
 
+def reads_in_place(product: str, block: int, pieces: Pieces) -> bool:
+    """Say whether blocks are multiplied by the factors of their groups where these stand, without copies."""
+    widths = (width & -width for factor in pieces.values() for width in factor.shape[-2:])
+    return product == "triton" and min(block, *widths) >= LEAST
+
+
+def times(product: str, narrows: bool, x_NJI: Array, factor: Array, group_N: Array | None) -> Array:
+    """Multiply blocks by their factors: to their rank with ``narrows``, else from it ([_, Q, O]).
+
+    The factors are those of each block, or with ``group_N`` of each group.
+    """
+    if group_N is None:
+        return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, factor)
+    x_PI = x_NJI.reshape(-1, x_NJI.shape[2])
+    y_PO = cast(Array, grouped_product(product, x_PI, factor, group_N, narrows))
+    return y_PO.reshape(*x_NJI.shape[:2], -1)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def block_product(
-    product: str, narrows: bool, x_NJI: Array, factor_NQI: Array, sums_GQI: Array, spans: Spans
+    product: str,
+    narrows: bool,
+    x_NJI: Array,
+    factor: Array,
+    group_N: Array | None,
+    sums_GQI: Array,
+    spans: Spans,
 ) -> Array:
-    """Multiply blocks by their groups' factors: to their rank with ``narrows``, else from it ([N, Q, O]).
+    """Return what ``times`` does.
 
     ``sums`` takes no part. Its derivative are these sums with the factors' gradients added, while that of
     the factors themselves is zero.
     """
-    return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, factor_NQI)
+    return times(product, narrows, x_NJI, factor, group_N)
 
 
 def _forward(product: str, narrows: bool, *arguments: Any) -> tuple[Array, Any]:
@@ -61,11 +86,10 @@ def _forward(product: str, narrows: bool, *arguments: Any) -> tuple[Array, Any]:
 
 
 def _backward(product: str, narrows: bool, residuals: Any, slope_NJO: Array) -> tuple[Any, ...]:
-    x_NJI, factor_NQI, sums_GQI, spans = residuals
-    backwards = "NJQ,NQI->NJI" if narrows else "NJO,NQO->NJQ"
+    x_NJI, factor, group_N, sums_GQI, spans = residuals
     low, wide = (slope_NJO, x_NJI) if narrows else (x_NJI, slope_NJO)
     sums_GQI = add_by_group(product, sums_GQI, low, wide, spans)
-    return jnp.einsum(backwards, slope_NJO, factor_NQI), None, sums_GQI, None
+    return times(product, not narrows, slope_NJO, factor, group_N), None, None, sums_GQI, None
 
 
 block_product.defvjp(_forward, _backward)

@@ -12,6 +12,7 @@ F feed-forward width, Q rank, I input width, O output width, L layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import jax
@@ -21,7 +22,16 @@ from jax.typing import DTypeLike
 
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
-from spmd_tx.models.experts.factor_sums import Pieces, Spans, add_in_order, block_product, spans
+from spmd_tx.models.experts import kernels as triton_kernels
+from spmd_tx.models.experts.factor_sums import (
+    Pieces,
+    Spans,
+    add_in_order,
+    block_product,
+    reads_in_place,
+    spans,
+    times,
+)
 from spmd_tx.models.experts.factors import Factors
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
@@ -65,7 +75,8 @@ def run_experts(
     Inputs and outputs are wider where factors are shared (factors.py); inputs may have columns behind those.
     """
     kernels = _whole(how, kernels, h_RTD.dtype)
-    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, _pieces(lora))
+    pieces = _converted(_pieces(lora), h_RTD.dtype)
+    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
 
     def add(number: Array, y_WD: Array) -> Array:
         run, inputs, _ = chunk(number)
@@ -82,7 +93,8 @@ def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
 def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
     kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
     kernels, pieces = _whole(how, kernels, h_RTD.dtype), _pieces(lora)
-    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
+    converted = _converted(pieces, h_RTD.dtype)
+    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, converted)
     flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
 
     def add(number: Array, carry: Any) -> Any:
@@ -90,13 +102,13 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
         run, inputs, (token_P, is_pair_P) = chunk(number)
         slope_PD = jnp.where(is_pair_P[:, None], flat_slopes[token_P], 0)
         if how.by_tile:
-            slope_PD, slope_P, parts = jax.vjp(run, *inputs)[1](slope_PD)
+            slopes, slope_P, parts = jax.vjp(run, *inputs)[1](slope_PD)
             blocks = how.tiling.chunk // how.tiling.block
             group_N = lax.dynamic_slice_in_dim(place.group_N, number * blocks, blocks)
             sums = add_in_order(sums, parts, group_N)
         else:
-            slope_PD, slope_P, _, sums = jax.vjp(run, *inputs, sums)[1](slope_PD)
-        return _put(slopes_WD, slope_PD, number), _put(slopes_W, slope_P, number), sums
+            slopes, slope_P, _, sums = jax.vjp(run, *inputs, sums)[1](slope_PD)
+        return _put(slopes_WD, _joined(slopes, slopes_WD), number), _put(slopes_W, slope_P, number), sums
 
     width = how.tiling.positions
     slopes_WD = unset(how.product, (width, h_RTD.shape[2]), h_RTD)
@@ -141,6 +153,28 @@ def _put(whole: Array, part: Array, number: Array) -> Array:
     return lax.dynamic_update_slice_in_dim(whole, part, number * part.shape[0], 0)
 
 
+def _inputs(how: Grouping, pieces: Pieces, h_RTD: Array, token_P: Array, is_pair_P: Array) -> list[Array]:
+    """Return of each pair x, and what shared factors of gate and up have made of it, if there are any.
+
+    XLA for GPUs would copy the parts of whole rows for kernels, others take whole rows out faster.
+    """
+    flat_WD, widths = h_RTD.reshape(-1, h_RTD.shape[2]), [how.d_model]
+    if "input" not in pieces:
+        widths += [pieces["gate"].shape[-2]] * 2
+    ends = list(accumulate(widths))
+    if how.product != "triton":
+        x_PD = jnp.where(is_pair_P[:, None], flat_WD[token_P], 0)
+        return jnp.split(x_PD, ends, axis=1)[: len(widths)]
+    parts = (slice(end - width, end) for width, end in zip(widths, ends, strict=True))
+    return [jnp.where(is_pair_P[:, None], flat_WD[token_P, part], 0) for part in parts]
+
+
+def _joined(slopes: list[Array], whole: Array) -> Array:
+    """Join the slopes of _inputs; those of the columns behind are zero."""
+    behind = whole.shape[1] - sum(each.shape[1] for each in slopes)
+    return jnp.pad(jnp.concatenate(slopes, axis=1), ((0, 0), (0, behind)))
+
+
 def _chunk(
     how: Grouping,
     kernels: Kernels,
@@ -150,26 +184,35 @@ def _chunk(
     place: Layout,
     pieces: Pieces,
     number: Array,
-) -> tuple[Callable[..., Array], tuple[Array, Array, Pieces], tuple[Array, Array]]:
+) -> tuple[Callable[..., Array], tuple[list[Array], Array, Pieces], tuple[Array, Array]]:
     """Return the experts' function of a chunk, its arguments, and each pair's token and whether it is one."""
     size, blocks = how.tiling.chunk, how.tiling.chunk // how.tiling.block
     pair_P = lax.dynamic_slice_in_dim(place.pair_W, number * size, size)
     is_pair_P, pair_P = pair_P >= 0, jnp.maximum(pair_P, 0)
     token_P = pair_P // weight_RTC.shape[2]
-    x_PD = jnp.where(is_pair_P[:, None], h_RTD.reshape(-1, h_RTD.shape[2])[token_P], 0)
+    inputs = _inputs(how, pieces, h_RTD, token_P, is_pair_P)
     weight_P = jnp.where(is_pair_P, weight_RTC.reshape(-1)[pair_P], 0)
     expert_N, slot_N, group_N = (
         lax.dynamic_slice_in_dim(x, number * blocks, blocks)
         for x in (place.expert_N, place.slot_N, place.group_N)
     )
+    by_group = reads_in_place(how.product, how.tiling.block, pieces)
     if not how.in_place:
-        pieces = {name: x.reshape(-1, *x.shape[2:])[group_N] for name, x in pieces.items()}
-    pieces = {name: x.astype(x_PD.dtype) for name, x in pieces.items()}
-    scale_N, per_tile = scale_S[slot_N].astype(x_PD.dtype), how.tiling.tile // how.tiling.block
+        pieces = {name: x.reshape(-1, *x.shape[2:]) for name, x in pieces.items()}
+        if not by_group:
+            pieces = {name: x[group_N] for name, x in pieces.items()}
+    scale_N, per_tile = scale_S[slot_N].astype(h_RTD.dtype), how.tiling.tile // how.tiling.block
     own_M = (group_N // scale_S.shape[0])[::per_tile]
-    its = _Blocks(expert_N[::per_tile], own_M, slot_N, scale_N, spans(place, number * blocks, blocks))
+    its = _Blocks(
+        expert_N[::per_tile],
+        own_M,
+        slot_N,
+        group_N if by_group else None,
+        scale_N,
+        spans(place, number * blocks, blocks),
+    )
     run = partial(_run, how, kernels, its)
-    return run, (x_PD, weight_P, pieces), (token_P, is_pair_P)
+    return run, (inputs, weight_P, pieces), (token_P, is_pair_P)
 
 
 @dataclass(frozen=True)
@@ -179,6 +222,7 @@ class _Blocks:
     expert_M: Array  # of each tile, counted over all layers that are stacked
     own_M: Array  # the same, counted over one layer
     slot_N: Array
+    group_N: Array | None  # where factors are those of groups, else each block has its own
     scale_N: Array
     of_groups: Spans
 
@@ -187,7 +231,7 @@ def _run(
     how: Grouping,
     kernels: Kernels,
     its: _Blocks,
-    x_PD: Array,
+    inputs: list[Array],
     weight_P: Array,
     pieces: Pieces,
     sums: Pieces | None = None,
@@ -198,25 +242,28 @@ def _run(
     """
     blocks = its.scale_N.shape[0]
 
-    def times(x_NJI: Array, name: str, *, narrows: bool) -> Array:
+    def factored(x_NJI: Array, name: str, *, narrows: bool) -> Array:
         if how.in_place:
             where = its.slot_N, its.own_M
             return slot_product(how.product, narrows, x_NJI[:, 0], pieces[name], *where)[:, None]
         if sums is None:
-            return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, pieces[name])
-        return block_product(how.product, narrows, x_NJI, pieces[name], sums[name], its.of_groups)
+            return times(how.product, narrows, x_NJI, pieces[name], its.group_N)
+        return block_product(
+            how.product, narrows, x_NJI, pieces[name], its.group_N, sums[name], its.of_groups
+        )
 
     def low(x_PI: Array, name: str) -> Array:
         x_NJI = x_PI.reshape(blocks, -1, x_PI.shape[1])
-        return times(x_NJI, name, narrows=True) * its.scale_N[:, None, None]
+        return factored(x_NJI, name, narrows=True) * its.scale_N[:, None, None]
 
     def linear(x_PI: Array, name: str, low_NJQ: Array) -> Array:
-        added = times(low_NJQ, name, narrows=False)
+        added = factored(low_NJQ, name, narrows=False)
         base_PO = base(x_PI, name)
         return base_PO + added.reshape(base_PO.shape)
 
     def base(x_PI: Array, name: str) -> Array:
-        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], its.expert_M))
+        experts = how.tiling.usual_experts(kernels[name].shape[-3])
+        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], its.expert_M, False, experts))
         bias_XO = cast("Array | None", kernels.get(f"{name}_bias"))
         if bias_XO is None:
             return y_PO
@@ -227,12 +274,11 @@ def _run(
         is_first = lax.axis_index(TP) == 0  # of the devices whose results are summed
         return y_PO + jnp.where(is_first, bias_PO * weight_P[:, None], jnp.zeros((), y_PO.dtype))
 
-    if "input" in pieces:
-        low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
+    x_PD, *given = inputs
+    if given:
+        low_gate, low_up = (each.reshape(blocks, -1, each.shape[1]) for each in given)
     else:
-        width, rank = kernels["gate"].shape[-2], pieces["gate"].shape[-2]
-        x_PD, low_gate, low_up, _ = jnp.split(x_PD, [width, width + rank, width + 2 * rank], axis=1)
-        low_gate, low_up = (each.reshape(blocks, -1, rank) for each in (low_gate, low_up))
+        low_gate, low_up = jnp.split(low(x_PD, "input"), 2, axis=2)
     hidden_PF = gated(how.activation, linear(x_PD, "gate", low_gate), linear(x_PD, "up", low_up))
     hidden_PF *= weight_P[:, None]
     low_down = low(hidden_PF, "hidden")
@@ -250,6 +296,11 @@ def _pieces(lora: Factors) -> Pieces:
     return {"input": first, "hidden": lora["down"].a} | {name: factors.b for name, factors in lora.items()}
 
 
+def _converted(pieces: Pieces, dtype: DTypeLike) -> Pieces:
+    """Convert factors to the compute dtype: once, not in every chunk."""
+    return {name: x.astype(dtype) for name, x in pieces.items()}
+
+
 def _factors(pieces: Pieces) -> Factors:
     """Undo _pieces."""
     if "input" not in pieces:
@@ -262,6 +313,10 @@ def _factors(pieces: Pieces) -> Factors:
 
 def _sum_of_choices(how: Grouping, y_WD: Array, place: Layout) -> Array:
     """Add what stands at the places of each token's pairs, in their order and in fp32."""
+    if how.product == "triton":
+        place_TC = place.place_RTC.reshape(-1, place.place_RTC.shape[2])
+        total_TD = triton_kernels.triton_sum(y_WD, place_TC, how.tiling.usual_pairs)
+        return total_TD.reshape(*place.place_RTC.shape[:2], -1)
     found = [
         y_WD[jnp.maximum(place.place_RTC[:, :, choice], 0)] for choice in range(place.place_RTC.shape[2])
     ]

@@ -3,8 +3,8 @@
 Every tile is computed in the same way whatever the others hold, and the whole sum of a row is taken in one
 order, so that neither a row's place nor its company can change a bit.
 
-``experts`` is how many of the matrices one product may take; there are more if they are of several layers.
-Dimension key as in product.py.
+``experts`` is how many of the matrices one product usually takes; there are more if they are of several
+layers. Dimension key as in product.py.
 """
 
 import math
@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
 from spmd_tx.models.packed import Matrix, Packed, rounded, scale_values, values
+from spmd_tx.models.paged.triton import columns as powers_of_two
 
 INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
@@ -148,6 +149,7 @@ def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, expert
     depth, width = x_NPI.shape[2], (arrays[0].shape[1] if transposed else w_XIO.shape[2])
     rows = x_PI.shape[0] // expert_M.shape[0]
     columns, step = min(OUTPUTS, width & -width), min(DEPTH, depth & -depth)  # powers of two
+    warps = 8 if columns == OUTPUTS else 4
     if isinstance(w_XIO, Packed) and not _is_power(w_XIO.encoding.group):
         raise ValueError(f"groups of {w_XIO.encoding.group} inputs are not read by the kernel")
 
@@ -178,13 +180,49 @@ def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, expert
             *(pl.BlockSpec(array.shape, lambda column, tile: (0, 0, 0)) for array in arrays),
         ],
         out_specs=pl.BlockSpec((pairs.outputs, rows, columns), lambda column, tile: (0, tile, column)),
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=8, num_stages=3),
+        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=warps, num_stages=3),
         interpret=INTERPRET,
         name="experts",
     )
     cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
     with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
         return pairs.joined(call(expert_M, x_NPI, *arrays))
+
+
+def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int) -> Array:
+    """Add the rows that stand at each token's places, in their order and in fp32, on NVIDIA GPUs: [T, O].
+
+    A place of -1 is none, and nothing is read for it. ``usual_pairs`` is how many others there usually are.
+    """
+    from jax.experimental.pallas import triton as plgpu
+
+    (tokens, choices), width = place_TC.shape, y_WO.shape[1]
+    ranges = powers_of_two(width)
+
+    def kernel(place_ref: Any, y_ref: Any, sum_ref: Any) -> None:
+        token = pl.program_id(0)
+        for begin, size in ranges:
+            total, part = jnp.zeros((size,), jnp.float32), pl.ds(begin, size)
+            for choice in range(choices):
+                place = place_ref[token, choice]
+                is_one = jnp.broadcast_to(place >= 0, (size,))
+                row = plgpu.load(y_ref.at[jnp.maximum(place, 0), part], mask=is_one, other=0.0)
+                total += row.astype(jnp.float32)
+            sum_ref[token, part] = total.astype(sum_ref.dtype)
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=_result((tokens, width), y_WO),
+        grid=(tokens,),
+        in_specs=[pl.BlockSpec(x.shape, lambda token: (0, 0)) for x in (place_TC, y_WO)],
+        out_specs=pl.BlockSpec((tokens, width), lambda token: (0, 0)),
+        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=1),
+        interpret=INTERPRET,
+        name="sum_of_choices",
+    )
+    moved = (usual_pairs + tokens) * width * y_WO.dtype.itemsize + place_TC.nbytes
+    with jax.named_scope(costs(0, moved)):
+        return call(place_TC, y_WO)
 
 
 def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:

@@ -32,7 +32,13 @@ class Tiling:
     tile: int  # pairs of one expert
     chunk: int  # pairs that are computed at once
     positions: int  # enough for any choice of experts
-    usual_chunks: int = 1  # if all experts are chosen equally often
+    # If all experts are chosen equally often:
+    usual_chunks: int = 1
+    usual_pairs: int = 0
+
+    def usual_experts(self, local: int) -> int:
+        """Return to how many of a device's experts the pairs of a chunk belong; they stand in their order."""
+        return -(-(local + self.usual_chunks - 1) // self.usual_chunks)
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,8 @@ class Choices:
         part = tile if by_tile else min(bound, max(-(-usual // CHUNKS), min(usual, LEAST_CHUNK)))
         chunk = _rounded_up(part, tile)
         positions = _rounded_up(bound, chunk)
-        return Tiling(block, tile, chunk, positions, -(-min(usual, positions) // chunk))
+        chunks = -(-min(usual, positions) // chunk)
+        return Tiling(block, tile, chunk, positions, usual_chunks=chunks, usual_pairs=share)
 
 
 def _power_of_two(size: int, least: int, most: int) -> int:

@@ -21,7 +21,7 @@ from spmd_tx.models.experts import kernels
 from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 
-# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of a layer) -> [P, O].
+# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of all tiles) -> [P, O]
 # Transposed: rows [P, O] -> [P, I].
 Product = Callable[[Array, Any, Array, bool, int], Array]
 
@@ -76,30 +76,31 @@ def unset(name: str, shape: tuple[int, ...], like: Array) -> Array:
     return UNSET[name](shape, like)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
+@partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))
 def grouped_product(
-    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool = False
+    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool = False, experts: int = 0
 ) -> Array:
     """Multiply each tile of rows by its expert's matrix, or with ``transposed`` by its transpose.
 
-    The matrices are frozen: they get no gradient. All but READS_PACKED decode all of them first.
+    The matrices are frozen: they get no gradient. All but READS_PACKED decode all of them first. ``experts``
+    is how many the tiles usually have, for estimates of what is read; 0: all of a layer.
     """
     if name not in READS_PACKED:
         w_XIO = decoded(w_XIO, x_PI.dtype)
     stacked = jax.tree.map(lambda each: each.reshape(-1, *each.shape[-2:]), w_XIO)
-    return IMPLEMENTATIONS[name](x_PI, stacked, expert_M, transposed, w_XIO.shape[-3])
+    return IMPLEMENTATIONS[name](x_PI, stacked, expert_M, transposed, experts or w_XIO.shape[-3])
 
 
 def _forward(
-    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool
+    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int
 ) -> tuple[Array, tuple[Matrix, Array]]:
-    return grouped_product(name, x_PI, w_XIO, expert_M, transposed), (w_XIO, expert_M)
+    return grouped_product(name, x_PI, w_XIO, expert_M, transposed, experts), (w_XIO, expert_M)
 
 
 def _backward(
-    name: str, transposed: bool, residuals: tuple[Matrix, Array], slope_PO: Array
+    name: str, transposed: bool, experts: int, residuals: tuple[Matrix, Array], slope_PO: Array
 ) -> tuple[Array, None, None]:
-    return grouped_product(name, slope_PO, *residuals, not transposed), None, None
+    return grouped_product(name, slope_PO, *residuals, not transposed, experts), None, None
 
 
 grouped_product.defvjp(_forward, _backward)

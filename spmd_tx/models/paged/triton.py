@@ -1,13 +1,16 @@
 """Attention to the pages of rows on NVIDIA GPUs, as a Pallas kernel for Triton.
 
 The pages of a row that has one query are split into parts of equal size, so that few long rows, too, fill a
-GPU, and their results are combined (flash decoding, Dao et al. 2023). The number of parts is fixed: how a
-sum is split follows from the row alone. Heads are read in columns of powers of two, as Triton wants them:
-the 576 of latent attention, whose pages are keys and values alike, as 512 and 64.
+GPU, and their results are combined (flash decoding, Dao et al. 2023; combine.py). The row's own tokens decide
+how many parts there are: how a sum is split follows from the row alone. Heads are read in columns of powers
+of two, as Triton wants them: the 576 of latent attention, whose pages are keys and values alike, as 512 and
+64.
 
 Dimension key as in queries.py; Q queries of a program, W tokens read at once, U part, H columns of a head.
 """
 
+import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +20,8 @@ from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.page_loop import Pools
+from spmd_tx.models.page_loop import USUAL_TOKENS, Pools
+from spmd_tx.models.paged.combine import Found, combined
 from spmd_tx.models.paged.queries import (
     LOWEST,
     by_head,
@@ -33,7 +37,8 @@ LEAST = 16  # rows and columns of a product on tensor cores
 WIDE = 256  # heads beyond this many columns leave room for half the queries and tokens
 SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
 MOST_TOKENS = 64  # read at once
-PARTS = 8  # of a row's pages, where it has one token
+PARTS = 8  # at most, of a row's pages, where it has one token
+LEAST_PART = 512  # tokens: what a part of fewer saves, it adds in results to be combined
 
 
 def attend(
@@ -61,10 +66,11 @@ def attend(
     of_parts = (parts, b, heads, programs * kept)
     own = [pool for pool in pools if pool is not None]
     cost = estimate(q_BTNE, own, tables_BN.shape[1] * page_size, window)
+    split = partial(_split, parts, pages * page_size, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
     call = pl.pallas_call(
-        _kernel(pages, parts, queries, kept, window),
+        _kernel(pages, parts, queries, kept, window, split),
         out_shape=[result(shape, dtype, q_BKRE) for shape, dtype in shapes],
         grid=(programs * parts, heads, b),
         in_specs=[_all_of(array.shape) for array in whole],
@@ -73,24 +79,50 @@ def attend(
         interpret=INTERPRET,
         name="paged_attention",
     )
-    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):  # XLA keeps no estimate of Triton's calls
-        highest_UBKR, total_UBKR, sum_UBKRE = call(*whole)
-    if sinks_N is not None:
-        sinks_1KR = sinks_by_head(sinks_N, heads, programs * kept)[None]
-        highest_UBKR, total_UBKR, sum_UBKRE = _with_sinks(sinks_1KR, highest_UBKR, total_UBKR, sum_UBKRE)
-    share_UBKR = jnp.exp(highest_UBKR - jnp.max(highest_UBKR, axis=0, keepdims=True))
-    total_BKR = jnp.sum(total_UBKR * share_UBKR, axis=0)
-    sum_BKRE = jnp.sum(sum_UBKRE * share_UBKR[..., None], axis=0)
-    y_BKRE = sum_BKRE / jnp.maximum(total_BKR, 1.0)[..., None]  # the highest score adds 1
-    return by_token(y_BKRE.astype(q_BTNE.dtype), t, group)
+    usual_tokens = min(USUAL_TOKENS, tables_BN.shape[1] * page_size, window or USUAL_TOKENS)
+    usual_parts = max(1, min(parts, -(-usual_tokens // LEAST_PART)))
+    # XLA keeps no estimate of Triton's calls. Queries are read; of the results it tells, not what is written.
+    written = usual_parts * sum(math.prod(shape[1:]) * 4 for shape, _ in shapes)
+    moved = cost.bytes_accessed - q_BTNE.size * q_BTNE.dtype.itemsize + written
+    with jax.named_scope(costs(cost.flops, moved)):
+        found = call(*whole)
+    sinks_KR = None if sinks_N is None else sinks_by_head(sinks_N, heads, programs * kept)
+    if parts == 1:
+        return by_token(_normalised(found, sinks_KR).astype(q_BTNE.dtype), t, group)
+    used_B = split(positions_BT[:, 0], positions_BT[:, 0] - window)[2]
+    y_BKRE = combined(
+        found,
+        used_B,
+        sinks_KR,
+        queries=kept,
+        ranges=columns(e),
+        dtype=q_BTNE.dtype,
+        usual_parts=usual_parts,
+        interpret=INTERPRET,
+    )
+    return by_token(y_BKRE, t, group)
 
 
-def _with_sinks(sinks_1KR: Array, highest_UBKR: Array, total_UBKR: Array, sum_UBKRE: Array) -> list[Array]:
-    """Append a part that has nothing but the sinks' share."""
-    sinks_1BKR = jnp.broadcast_to(sinks_1KR, highest_UBKR.shape[1:])[None]
-    part = sinks_1BKR, jnp.ones_like(sinks_1BKR), jnp.zeros_like(sum_UBKRE[:1])
-    found = highest_UBKR, total_UBKR, sum_UBKRE
-    return [jnp.concatenate(pair) for pair in zip(found, part, strict=True)]
+def _split(parts: int, width: int, window: int, last: Array, before: Array) -> tuple[Array, Array, Array]:
+    """Return the first block of ``width`` tokens, the one behind the last, and how many parts they make.
+
+    ``last`` is a row's last position, -1 if nobody reads it; in a window nothing is seen up to ``before``.
+    """
+    end = (last + width) // width
+    first = jnp.maximum(before + 1, 0) // width if window else jnp.zeros_like(end)
+    least = max(1, LEAST_PART // width)
+    return first, end, jnp.minimum(jnp.maximum((end - first + least - 1) // least, 1), parts)
+
+
+def _normalised(found: Found, sinks_KR: Array | None) -> Array:
+    """Divide sums of one part by their totals."""
+    highest_BKR, total_BKR, sum_BKRE = (x[0] for x in found)
+    if sinks_KR is not None:
+        most_BKR = jnp.maximum(highest_BKR, sinks_KR[None])
+        share_BKR = jnp.exp(highest_BKR - most_BKR)
+        total_BKR = total_BKR * share_BKR + jnp.exp(sinks_KR[None] - most_BKR)
+        sum_BKRE = sum_BKRE * share_BKR[..., None]
+    return sum_BKRE / jnp.maximum(total_BKR, 1.0)[..., None]  # the highest score adds 1
 
 
 def fits(head_dim: int, page_size: int) -> bool:
@@ -126,7 +158,7 @@ def _options(queries: int) -> Any:
     return plgpu.CompilerParams(num_warps=4 if queries < SEVERAL_QUERIES else 8, num_stages=2)
 
 
-def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int) -> Any:
+def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int, split: Any) -> Any:
     def kernel(
         index_ref: Any, tables_ref: Any, positions_ref: Any, q_ref: Any, keys_ref: Any, *others: Any
     ) -> None:
@@ -138,11 +170,10 @@ def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int) 
         index, positions_Q = index_ref[0], positions_ref[row, mine]
         qs_QH = [q_ref[row, head, mine, pl.ds(begin, size)] for begin, size in ranges]
         last = jnp.max(positions_Q)
-        count, begin, before = (last + width) // width, 0, -1
-        if window:  # before that of the first query nothing is seen
-            before = jnp.min(jnp.where(positions_Q < 0, last, positions_Q)) - window
-            begin = jnp.maximum(before + 1, 0) // width
-        each = (count - begin + parts - 1) // parts
+        # Before the window of the first query nothing is seen.
+        before = jnp.min(jnp.where(positions_Q < 0, last, positions_Q)) - window
+        begin, count, used = split(last, before)
+        each = (count - begin + used - 1) // used
 
         def read(ref: Any, pages: Array) -> list[Array]:
             at = head * e
@@ -182,10 +213,13 @@ def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int) 
         start = nothing_Q + LOWEST, nothing_Q, nothing_QH
         highest_Q, total_Q, sums_QH = lax.fori_loop(first, jnp.minimum(count, first + each), add, start)
         its = part, row, head, pl.ds(number // parts * kept, kept)
-        highest_ref[its] = _first(highest_Q, kept)
-        total_ref[its] = _first(total_Q, kept)
-        for (begin, size), sum_QH in zip(ranges, sums_QH, strict=True):
-            sum_ref[*its, pl.ds(begin, size)] = _first(sum_QH, kept)
+
+        @pl.when(part < used)
+        def _() -> None:
+            highest_ref[its] = _first(highest_Q, kept)
+            total_ref[its] = _first(total_Q, kept)
+            for (begin, size), sum_QH in zip(ranges, sums_QH, strict=True):
+                sum_ref[*its, pl.ds(begin, size)] = _first(sum_QH, kept)
 
     return kernel
 

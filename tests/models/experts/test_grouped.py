@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from spmd_tx.models.declared.encoding import Mxfp4
-from spmd_tx.models.experts import kernels, layout
+from spmd_tx.models.experts import grouped, kernels, layout
+from spmd_tx.models.experts.factor_sums import reads_in_place
 from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
 from spmd_tx.models.experts.layout import Choices
@@ -47,12 +48,12 @@ def parameters():
     return matrices, lora
 
 
-def random_rows(seed: int, rows: int = ROWS):
+def random_rows(seed: int, rows: int = ROWS, length: int = LENGTH):
     """(hidden states, experts of each token in ascending order, their weights, slopes of the results)"""
-    chosen = np.argsort(np.random.default_rng(seed).random((rows, LENGTH, EXPERTS)), axis=-1)[..., :CHOICES]
+    chosen = np.argsort(np.random.default_rng(seed).random((rows, length, EXPERTS)), axis=-1)[..., :CHOICES]
     chosen = jnp.asarray(np.sort(chosen, axis=-1), jnp.int32)
-    h, slope = normal(seed + 1, rows, LENGTH, WIDTH), normal(seed + 2, rows, LENGTH, WIDTH)
-    return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, LENGTH, CHOICES)), slope
+    h, slope = normal(seed + 1, rows, length, WIDTH), normal(seed + 2, rows, length, WIDTH)
+    return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, length, CHOICES)), slope
 
 
 def run(product: str, rows, slots, lora=None, matrices=None):
@@ -177,6 +178,42 @@ def test_neither_company_nor_place_changes_a_bit(product):
         for mine, beside in zip(jax.tree.leaves(lora), jax.tree.leaves(its_lora), strict=True):
             assert np.any(mine[:, 1])
             assert np.array_equal(mine[:, 1], beside[:, 1])
+
+
+def of_rank(rank: int):
+    """Factors of a rank that tensor cores have."""
+    return {
+        name: Lora(
+            a=normal(30 + i, EXPERTS, SLOTS, rank, widths[0]),
+            b=normal(40 + i, EXPERTS, SLOTS, rank, widths[1]),
+        )
+        for i, (name, widths) in enumerate(NAMES.items())
+    }
+
+
+def test_blocks_that_fill_tensor_cores_read_the_factors_of_their_groups_in_place(monkeypatch):
+    rows, slots, lora = random_rows(61, 2, length=256), [2, 0], of_rank(16)
+    told: list[bool] = []
+
+    def reads(*arguments):
+        told.append(reads_in_place(*arguments))
+        return told[-1]
+
+    monkeypatch.setattr(grouped, "reads_in_place", reads)
+    found, wanted = run("triton", rows, slots, lora), expected(rows, slots, lora)
+    assert any(told)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-3)
+    # Beside another row, in another place and beside a broken adapter the bits are the same.
+    turned = tuple(jnp.concatenate([random_rows(70, 1, length=256)[i], x[:1]]) for i, x in enumerate(rows))
+    broken = jax.tree.map(lambda leaf: leaf.at[:, 1].set(jnp.nan), lora)
+    beside = run("triton", turned, [1, 2], broken)
+    (y, (its, h, weights)), (other_y, (others, other_h, other_weights)) = found, beside
+    for mine, other in ((y, other_y), (h, other_h), (weights, other_weights)):
+        assert np.any(mine[0])
+        assert np.array_equal(mine[0], other[1])
+    for mine, other in zip(jax.tree.leaves(its), jax.tree.leaves(others), strict=True):
+        assert np.array_equal(mine[:, 2], other[:, 2])
 
 
 @pytest.mark.parametrize("product", ["reference", "mosaic"])

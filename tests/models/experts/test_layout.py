@@ -32,6 +32,18 @@ def blocks_of(chosen: np.ndarray, tiling, place) -> dict[int, list[tuple[int, in
     return blocks
 
 
+@pytest.mark.parametrize("length", [128, 512])
+def test_estimates_are_those_of_experts_that_are_chosen_equally_often(length, monkeypatch):
+    monkeypatch.setattr("spmd_tx.models.experts.layout.LEAST_CHUNK", 64)
+    tiling, place = placed(random_choices(5, length=length))
+    assert tiling.usual_chunks > 1
+    assert np.isclose(np.sum(place.place_RTC >= 0), tiling.usual_pairs, rtol=0.1)
+    per_chunk, used = tiling.chunk // tiling.block, int(place.positions) // tiling.block
+    chunks = np.split(place.expert_N[:used], np.arange(per_chunk, used, per_chunk))
+    read = sum(np.unique(chunk).size for chunk in chunks)
+    assert read <= len(chunks) * tiling.usual_experts(LOCAL) < len(chunks) * LOCAL
+
+
 @pytest.mark.parametrize("by_tile", [True, False], ids=["one tile at once", "many"])
 def test_every_pair_of_this_device_has_a_place_of_its_own(by_tile):
     chosen = random_choices(1)

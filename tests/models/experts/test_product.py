@@ -97,3 +97,20 @@ def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit(name, dtype, t
 def test_every_platform_has_an_implementation(platform):
     assert product.implementation(platform) in IMPLEMENTATIONS
     assert (product.implementation(platform) == "reference") == (platform == "cpu")
+
+
+def test_sums_of_choices_are_taken_in_order_and_nothing_else_is_read(monkeypatch):
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    random = np.random.default_rng(8)
+    y = random.normal(size=(40, 64 + 32 + 8))
+    y[[0, 7]] = np.nan  # nobody names them
+    place = random.permutation(np.setdiff1d(np.arange(40), [0, 7]))[:33].reshape(11, 3)
+    place[random.random(place.shape) < 0.5] = -1
+    place[4] = -1
+    y, place = jnp.asarray(y, jnp.bfloat16), jnp.asarray(place, jnp.int32)
+    found = kernels.triton_sum(y, place, 16)
+    total = jnp.zeros((11, y.shape[1]), jnp.float32)
+    for choice in range(3):
+        total += jnp.where(place[:, choice, None] >= 0, y[place[:, choice]].astype(jnp.float32), 0.0)
+    assert np.array_equal(np.asarray(found, np.float32), np.asarray(total.astype(jnp.bfloat16), np.float32))
+    assert not np.any(np.asarray(found[4], np.float32))

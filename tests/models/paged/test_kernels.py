@@ -24,6 +24,7 @@ SIZES = Sizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
 def kernel(request, monkeypatch):
     monkeypatch.setattr(KERNELS[request.param], "INTERPRET", True)
     monkeypatch.setattr(KERNELS[request.param], "MOST_TOKENS", 32)
+    monkeypatch.setattr(triton, "LEAST_PART", 32)
     monkeypatch.setattr(paged_self_test, "PAGES", 5)  # three blocks
     monkeypatch.setattr(paged_self_test, "SEVERAL", 20)
     before = paged_self_test.implementation

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.hlo.cost import cost_of
 from spmd_tx.models.backbone import REMAT_LEVELS
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.steps.train import make_forward_backward
@@ -52,6 +53,16 @@ def test_every_level_leads_to_the_same_gradients(shape, kind, level):
 def test_a_higher_level_keeps_less():
     needed = {level: tiny_engine(remat=level).temporary_bytes(rows()) for level in REMAT_LEVELS}
     assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]
+
+
+def test_experts_that_share_their_outer_factors_run_once_even_where_most_is_recomputed():
+    """The backward pass reads nothing of their results but what the shared factor takes."""
+    summed = {}
+    for level in ("light", "full"):
+        text = tiny_engine((1, 2, 1), kind="mixture", remat=level).compiled(rows()).as_text()
+        found = (each for each in cost_of(text).collectives if each.source.endswith("reduce_scatter"))
+        summed[level] = sum(each.times for each in found if each.collective and each.collective.size == 2)
+    assert summed["full"] == summed["light"] > 0
 
 
 def test_what_is_kept_of_all_layers_has_no_copy_of_their_matrices():
