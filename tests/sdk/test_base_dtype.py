@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.sharding.mesh import make_mesh
 from tests.sdk import examples
 from tests.sdk.examples import CONTEXT, VOCABULARY, logprobs_of, random_tokens, supervised, train
-from tests.sdk.server import BASE_MODEL, serving
+from tests.sdk.server import BASE_MODEL, Server, serving
 from tests.sdk.test_packed_experts import PATIENCE, results
 from tests.support.family_logits import logits
 
@@ -87,23 +88,27 @@ def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, kind, mesh
 def test_steps_of_a_crash_are_not_run_again_with_other_numbers(model, tmp_path):
     """A server that was killed starts as before only; one that was stopped takes what it is given."""
     places = (model, tmp_path / "data")
-    with serving(*places) as server:
-        server.wait_until_ready()
-        with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+    with ExitStack() as servers:  # the client's session ends before the last one
+
+        def start(**options: object) -> Server:
+            server = servers.enter_context(serving(*places, **options))
+            server.wait_until_ready()
+            return server
+
+        first = start()
+        port = first.url.rpartition(":")[2]
+        with tinker.ServiceClient(base_url=first.url, api_key="tml-test") as service:
             trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(PATIENCE)
             train(trainer, [supervised(TEXT)], adam=STEP)
-            os.kill(server.process.pid, signal.SIGKILL)
-            server.wait()
+            os.kill(first.process.pid, signal.SIGKILL)
+            first.wait()
             with serving(*places, base_dtype="int8") as refused:
                 assert refused.wait() == 2
                 assert "--base-dtype was auto at the last start and is int8 now; but 2 train" in refused.log
-            port = server.url.rpartition(":")[2]
-            with serving(*places, port=port) as before:
-                before.wait_until_ready()
-                expected = logprobs_of(trainer, [supervised(TEXT)])
-                assert before.terminate() == 0
-            with serving(*places, port=port, base_dtype="int8") as server:
-                server.wait_until_ready()
-                found = logprobs_of(trainer, [supervised(TEXT)])
-                assert 0 < np.abs(found - expected).max() < 0.1
-                assert "models continue, but with other numbers" in server.log
+            before = start(port=port)
+            expected = logprobs_of(trainer, [supervised(TEXT)])
+            assert before.terminate() == 0
+            after = start(port=port, base_dtype="int8")
+            found = logprobs_of(trainer, [supervised(TEXT)])
+            assert 0 < np.abs(found - expected).max() < 0.1
+            assert "models continue, but with other numbers" in after.log
