@@ -22,16 +22,18 @@ from spmd_tx.models.config import read_model_config
 from tests.sdk.examples import (
     SECONDS,
     batch,
+    datum,
     drawn,
+    gradient_norm,
     logprobs_of,
     prompt,
     random_tokens,
-    reinforced,
     sample,
     supervised,
     train,
 )
 from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
+from tests.sdk.test_stable_reinforce import of_samples, samples_of
 
 pytestmark = pytest.mark.slow
 
@@ -133,17 +135,19 @@ def test_a_run_goes_on_from_its_state_and_from_an_export(tenant, full_server):
     np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if loss != "stable_reinforce"])
 def test_every_loss_is_that_of_an_adapter_that_does_nothing_yet(loss, tenant, server):
     """And all weights are trained by it."""
     ones = [1.0] * (len(PROMPT) - 1)
     chances = np.random.default_rng(0).uniform(-5.0, -0.1, len(ones)).tolist()
-    datum = supervised(PROMPT) if loss == "cross_entropy" else reinforced(PROMPT, chances, ones)
+    more = {"sequence_ratio_mask": ones} if loss == "gspo" else {}
+    given = {"target_tokens": PROMPT[1:], "logprobs": chances, "advantages": ones, **more}
+    sent = supervised(PROMPT) if loss == "cross_entropy" else datum(PROMPT[:-1], **given)
     trainer, found = begin(tenant), []
     with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as of_adapters:
         adapter = of_adapters.create_lora_training_client(BASE_MODEL, rank=4).result(SECONDS)
         for each in (adapter, trainer):
-            found.append(each.forward_backward([datum], loss).result(SECONDS))
+            found.append(each.forward_backward([sent], loss).result(SECONDS))
     expected, whole = found
     for name in ("logprobs", "elementwise_loss"):
         np.testing.assert_allclose(
@@ -157,7 +161,15 @@ def test_every_loss_is_that_of_an_adapter_that_does_nothing_yet(loss, tenant, se
     assert all(0 < value < np.inf for value in groups.values()), groups
 
 
-def test_an_exported_model_is_the_base_of_another_server(tenant, full_server, tmp_path):
+def test_samples_of_all_weights_train_them_by_stable_reinforce(tenant):
+    trainer = begin(tenant)
+    data = of_samples(samples_of(trainer))
+    found = trainer.forward_backward(data, "stable_reinforce").result(SECONDS)
+    assert np.isfinite(found.metrics["loss:sum"])
+    assert 0 < gradient_norm(trainer) < np.inf
+
+
+def test_an_exported_model_is_the_base_of_another_server(tenant, full_server, model_dir, tmp_path):
     """Also one that is exported from the training checkpoint."""
     trainer = begin(tenant)
     train(trainer, DATA, adam=ADAM)
@@ -166,6 +178,7 @@ def test_an_exported_model_is_the_base_of_another_server(tenant, full_server, tm
         path = save("base").result(SECONDS).path
         base = tmp_path / parse(path).kind
         arguments = ["export", path, "--data-dir", full_server.data_dir, "--out", base, "--dtype", "float32"]
+        arguments += ["--base-model", model_dir]
         subprocess.run([COMMAND, *map(str, arguments)], check=True)
         with serving(base, tmp_path / f"{base.name} data", full_parameters=True) as server:
             server.wait_until_ready()
