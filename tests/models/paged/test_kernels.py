@@ -54,6 +54,19 @@ def test_a_kernel_passes_its_self_test(kernel):
     assert paged_self_test.problem_of(kernel, SIZES) is None
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_one_row_alone_has_the_bits_that_it_has_among_others(kernel, tokens):
+    """Of a row that ends with a full page, of one with a full table, and of two that share their first page."""
+    q, pools, tables, positions = paged_self_test.inputs(SIZES, tokens)
+    run = alone(kernel, keeps_values=True)
+    together = np.asarray(run(q, *pools, tables, positions))
+    assert tables[0, 0] == tables[1, 0]
+    for row in (0, 1, 4):
+        own = run(q[row : row + 1], *pools, tables[row : row + 1], positions[row : row + 1])
+        assert np.all(np.isfinite(together[row]))
+        assert np.asarray(own)[0].tobytes() == together[row].tobytes()
+
+
 def test_it_passes_with_windows_and_sinks(kernel):
     """The window is shorter than a block, and what stands before it may be anything."""
     with_sight = msgspec.structs.replace(SIZES, heads=6, windows=(25,), has_sinks=True)  # in threes
