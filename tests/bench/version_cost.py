@@ -1,9 +1,9 @@
 """Measures how long many sampler versions stop the worker's commands: python -m tests.bench.version_cost
 
 64 adapters of 40 MB take turns in 8 sampler slots, as the coordinator's bank assigns them. For each save and
-each change of version it prints how long the thread that runs commands was busy until the devices were done,
-in milliseconds: median and maximum by the clock, and the median of that thread's CPU time, in which CPUs
-that stand in for devices take part.
+each change of version it prints how long the thread that runs commands was busy, and how long the devices
+were: CPUs that stand in for them copy what accelerators copy beside other work. In milliseconds: median and
+maximum by the clock, and the median of that thread's CPU time.
 """
 
 import argparse
@@ -75,15 +75,18 @@ class VersionCost:
         print(f"until all files are written: {time.perf_counter() - began_at:.1f} s")
 
     def _timed(self, what: str, names: list[str], work: Callable[[str], None]) -> None:
-        clock, cpu = [], []
+        free, clock, cpu = [], [], []
         for name in names:
             began_at, spent = time.perf_counter(), time.thread_time()
             work(name)
+            free.append(1000 * (time.perf_counter() - began_at))
             jax.block_until_ready(self._engine.state.bank)
             cpu.append(1000 * (time.thread_time() - spent))
             clock.append(1000 * (time.perf_counter() - began_at))
-        of_clock = f"median {np.median(clock):.1f} ms, maximum {max(clock):.1f} ms"
-        print(f"{what}: {of_clock}; median of CPU {np.median(cpu):.1f} ms", flush=True)
+        stalled, done = (
+            f"median {np.median(each):.1f} ms, maximum {max(each):.1f} ms" for each in (free, clock)
+        )
+        print(f"{what}: the thread {stalled}; the devices {done}; CPU {np.median(cpu):.1f} ms", flush=True)
 
     def _save(self, name: str) -> None:
         place = self._bank.reserve(name, ADAPTER)

@@ -56,7 +56,7 @@ def test_a_kernel_passes_its_self_test(kernel):
 
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_one_row_alone_has_the_bits_that_it_has_among_others(kernel, tokens):
-    """Of a row that ends with a full page, of one with a full table, and of two that share their first page."""
+    """Rows that end with a full page, have a full table, or share their first page."""
     q, pools, tables, positions = paged_self_test.inputs(SIZES, tokens)
     run = alone(kernel, keeps_values=True)
     together = np.asarray(run(q, *pools, tables, positions))
