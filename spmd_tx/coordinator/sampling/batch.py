@@ -20,14 +20,14 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import Candidates, Choice, choose, of_one_program
+from spmd_tx.coordinator.sampling.drawn import Drawn
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import Segment
 from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
-from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
-from spmd_tx.errors import InvalidRequest, MeshError
+from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
@@ -56,16 +56,6 @@ class SamplingLimits:
     pages_per_shard: int  # page 0 included
     decode_steps: int  # most steps of one Decode
     state_slots: int = 0  # per shard; 0: the model keeps no state of a sequence
-
-
-@dataclass(frozen=True)
-class _Drawn:
-    """Locates the tokens of one sample in a Decode's reply."""
-
-    sample: Sample
-    column: int
-    skip: int  # steps that were fed known tokens
-    count: int  # tokens, unless it stops earlier
 
 
 # Each segment with its row, and whether the request wants scores of it besides keys and values
@@ -274,7 +264,7 @@ class SampleBatch:
                 self._wait_again(victim)
         return [sample for sample in candidates if sample.is_resident]
 
-    def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> _Drawn:
+    def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> Drawn:
         fed = min(steps, sample.behind)
         count = min(steps - fed, sample.undecided)
         sample.behind -= fed
@@ -282,9 +272,9 @@ class SampleBatch:
         sample.decode, sample.row, sample.placed = self._decodes, row, len(sample.pages)
         if not sample.undecided:
             self._leave(sample)
-        return _Drawn(sample, first_row + row, fed, count)
+        return Drawn(sample, first_row + row, fed, count)
 
-    def _absorb_decode(self, drawn: list[_Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
+    def _absorb_decode(self, drawn: list[Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         ended: list[tuple[str, Outcome]] = []
         for each in drawn:
@@ -294,7 +284,8 @@ class SampleBatch:
                 continue
             try:
                 with self._at_work.on(job.request_id):
-                    self._extend(each, reply)
+                    each.extend(reply)
+                    self._listener(sample)
             except BaseException as error:  # the text of a stop string, perhaps
                 ended.append((job.request_id, self._fail(job, error)))
                 continue
@@ -309,27 +300,6 @@ class SampleBatch:
                 self._end(job)
                 ended.append((job.request_id, self._result(job)))
         return ended
-
-    def _extend(self, each: _Drawn, reply: Reply) -> None:
-        """Give a sample the tokens that were drawn for it."""
-        sample, job, arrays = each.sample, each.sample.job, reply.arrays
-        drawn = slice(each.skip, each.skip + each.count)
-        column = arrays["tokens"][drawn, each.column].tolist()
-        known = [token for token in column if token >= 0]
-        experts = arrays.get("experts")
-        tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
-        drawn = slice(each.skip, each.skip + len(known))
-        top = [array[drawn, each.column, : job.top] for array in tops if array is not None]
-        sample.extend(
-            known,
-            arrays["logprobs"][drawn, each.column].tolist(),
-            None if experts is None else experts[drawn, each.column],
-            TopLogprobs(*top) if top else None,
-        )
-        self._listener(sample)
-        job.passed_over = 0
-        if sample.stop_reason is None:
-            _check_complete(len(known), each)
 
     def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
         ended: list[tuple[str, Outcome]] = []
@@ -392,11 +362,3 @@ class SampleBatch:
 
 def _nothing(_: Reply) -> list[tuple[str, Outcome]]:
     return []
-
-
-def _check_complete(known: int, drawn: _Drawn) -> None:
-    if known < drawn.count:
-        request_id = drawn.sample.job.request_id
-        raise MeshError(
-            f"a Decode drew {known} of {drawn.count} tokens for {request_id} without a stop token"
-        )

@@ -1,0 +1,40 @@
+"""The tokens that one Decode drew for one sample, in the Decode's reply."""
+
+from dataclasses import dataclass
+
+from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
+from spmd_tx.errors import MeshError
+from spmd_tx.protocol.reports import Reply
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Locates the tokens of one sample in a Decode's reply."""
+
+    sample: Sample
+    column: int
+    skip: int  # steps that were fed known tokens
+    count: int  # tokens, unless it stops earlier
+
+    def extend(self, reply: Reply) -> None:
+        """Give the sample its tokens. Raises MeshError if there are too few of a sample that goes on."""
+        job, arrays = self.sample.job, reply.arrays
+        drawn = slice(self.skip, self.skip + self.count)
+        column = arrays["tokens"][drawn, self.column].tolist()
+        known = [token for token in column if token >= 0]
+        experts = arrays.get("experts")
+        tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
+        drawn = slice(self.skip, self.skip + len(known))
+        top = [array[drawn, self.column, : job.top] for array in tops if array is not None]
+        self.sample.extend(
+            known,
+            arrays["logprobs"][drawn, self.column].tolist(),
+            None if experts is None else experts[drawn, self.column],
+            TopLogprobs(*top) if top else None,
+        )
+        job.passed_over = 0
+        if self.sample.stop_reason is None and len(known) < self.count:
+            raise MeshError(
+                f"a Decode drew {len(known)} of {self.count} tokens for {job.request_id} without a stop token"
+            )
