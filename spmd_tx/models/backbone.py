@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 from spmd_tx.models import latent_attention as latent
 from spmd_tx.models import lora, moe, state_pool
 from spmd_tx.models.activations import gated
-from spmd_tx.models.attention import saves_attention
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.channels import Glu, Mixture
@@ -37,6 +36,7 @@ from spmd_tx.models.layers import embed, product, rms_norm
 from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
 from spmd_tx.models.packed import Matrix, Packed, decoded
+from spmd_tx.models.remat import rematerialised
 from spmd_tx.models.rope import grow_queries, rotate
 from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack
@@ -44,31 +44,7 @@ from spmd_tx.models.state_pool import Keep
 from spmd_tx.sharding.collectives import gather_inputs, varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
 
-# What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
-# keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
-# elementwise operations only; "none" keeps everything that the backward pass reads.
-# "attended" is named in blockwise_attention.py, "low_rank" in row_lora.py, and "expert_low_rank" in moe.py:
-# it is all that the backward pass reads of experts that share their outer factors, so that they run once.
-ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
-REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {
-    "none": None,
-    "light": (*ATTENTION_NAMES, "gate", "up"),
-    "mlp": ATTENTION_NAMES,
-    "full": ("expert_low_rank",),
-}
-
 EXPERTS = ("gate", "up", "down")  # the maps of a mixture's experts
-
-
-def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
-    """Wrap one layer so that it keeps what a level of REMAT_LEVELS says."""
-    names = REMAT_LEVELS[level]
-    if names is None:
-        return run
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
-    if "attended" in names:
-        policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
-    return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
 
 
 @dataclass(frozen=True)

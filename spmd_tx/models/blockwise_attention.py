@@ -153,7 +153,7 @@ def _times(weights_BKGQS: Array, x_BKSE: Array) -> Array:
 def _kept(
     sight: _Sight, q: Array, k: Array, v: Array, segments: Array, sinks: Array | None
 ) -> tuple[Array, tuple[Array, ...]]:
-    # Named here, not by the caller: the backward pass reads these very arrays (backbone.REMAT_LEVELS).
+    # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(sight, q, k, v, segments, sinks))
     return y, (q, k, v, segments, y, sums)
 

@@ -96,7 +96,7 @@ def _attend(
 def _kept(
     how: tuple[int, float], q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
-    # Named here, not by the caller: the backward pass reads these very arrays (qwen3.REMAT_LEVELS).
+    # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(how, q, k, v, place, sinks_N))
     return y, (q, k, v, place, y, sums)
 

@@ -21,12 +21,7 @@ SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
-ACTIVE_SIZES = (
-    4,
-    8,
-    16,
-    32,
-)  # adapters of a decode step, each if a bank has half as many again; or one, or all
+ACTIVE_SIZES = 4, 8, 16, 32  # adapters of a decode step, where a bank has half as many again; or one, or all
 
 
 def active_sizes(rows: int, bank_slots: int) -> list[int]:

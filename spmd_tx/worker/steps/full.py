@@ -203,7 +203,7 @@ def make_full_forward_backward(
 ) -> Callable[..., Any]:
     """Make (w, grad_sum, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
-    ``base`` declares the published copy. ``remat`` is a level of backbone.REMAT_LEVELS.
+    ``base`` declares the published copy. ``remat`` is a level of remat.REMAT_LEVELS.
     """
     steps, of_w = _Steps(model, base, state, attention), specs(state.w)
 

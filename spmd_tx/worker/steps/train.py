@@ -227,7 +227,7 @@ def make_forward_backward(
 ) -> Callable[..., Any]:
     """Make (weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
-    ``remat`` is a level of backbone.REMAT_LEVELS.
+    ``remat`` is a level of remat.REMAT_LEVELS.
     """
     in_specs = (specs(base), specs(state.w), specs(state.grad_sum), P(), P(DATA), P(DATA))
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.hlo.cost import cost_of
-from spmd_tx.models.backbone import REMAT_LEVELS
+from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.steps.train import make_forward_backward
 from tests.bench.dummy import Dummy
