@@ -25,7 +25,7 @@ def open_adapter(
     be stopped. Training checkpoints are converted for the moment.
     """
     from spmd_tx.coordinator.checkpoints.files import read_manifest
-    from spmd_tx.models.adapter_files import CONFIG_FILE
+    from spmd_tx.models.adapter_formats.files import CONFIG_FILE
 
     with TemporaryDirectory(prefix="spmd-tx-export-") as temporary:
         folder = Path(adapter)
@@ -47,7 +47,7 @@ def open_adapter(
 def is_whole(folder: Path) -> bool:
     """Whether this is the folder of a complete model, and not of an adapter."""
     from spmd_tx.coordinator.agent.base_model import CONFIG
-    from spmd_tx.models.adapter_files import CONFIG_FILE
+    from spmd_tx.models.adapter_formats.files import CONFIG_FILE
 
     return (folder / CONFIG).exists() and not (folder / CONFIG_FILE).exists()
 
@@ -82,7 +82,7 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
 def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.models.config import read_model_config
-    from spmd_tx.worker.state_to_peft import write_peft
+    from spmd_tx.worker.storage.state_to_peft import write_peft
 
     layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
     model = read_model_config(find_config(base_model or manifest.base_model), layout)
@@ -92,7 +92,7 @@ def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str 
 
 def _converted_model(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_model
-    from spmd_tx.worker.state_to_model import write_model_of_state
+    from spmd_tx.worker.storage.state_to_model import write_model_of_state
 
     write_model_of_state(folder, place, find_model(base_model or manifest.base_model))
     return place

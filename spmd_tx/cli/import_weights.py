@@ -53,7 +53,7 @@ def upload(server: Server, directory: Path, project: str | None = None, rank: in
 
 def lora_config(directory: Path) -> dict[str, object]:
     """Read what an upload announces: the rank, and what is trained. Raises StartError."""
-    from spmd_tx.models.adapter_files import CONFIG_FILE, TENSOR, WEIGHTS_FILE, group_of_module
+    from spmd_tx.models.adapter_formats.files import CONFIG_FILE, TENSOR, WEIGHTS_FILE, group_of_module
 
     try:
         rank = json.loads((directory / CONFIG_FILE).read_bytes())["r"]

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.adapter_files import (
+from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     TENSOR,
     WEIGHTS_FILE,

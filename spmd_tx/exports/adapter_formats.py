@@ -1,6 +1,6 @@
 """Writes an adapter for other libraries: as hosted Tinker has it, or as PEFT loads it. No JAX.
 
-models/peft_targets.py says what PEFT adapts.
+models/adapter_formats/peft_targets.py says what PEFT adapts.
 
 Dimension key: X expert, R rank, I input width, O output width.
 """
@@ -17,7 +17,7 @@ import numpy as np
 
 from spmd_tx.exports.adapter import AdapterFolder, base_model_of, layout_of
 from spmd_tx.exports.staging import identity, staged
-from spmd_tx.models.adapter_files import (
+from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     PREFIX,
     SHARED_NAMES,
@@ -27,9 +27,9 @@ from spmd_tx.models.adapter_files import (
     config_of,
     write_tensors,
 )
+from spmd_tx.models.adapter_formats.peft_targets import module_of, rows_of, target_of
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.layers import HEAD
-from spmd_tx.models.peft_targets import module_of, rows_of, target_of
 
 AdapterFormat = Literal["peft", "tinker"]
 

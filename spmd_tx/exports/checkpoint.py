@@ -16,8 +16,8 @@ import numpy as np
 from spmd_tx.durable_files import sync, write_file
 from spmd_tx.exports.staging import STAGED
 from spmd_tx.exports.tensors import Tensor
-from spmd_tx.models.adapter_files import safetensors_header
-from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE, Files
+from spmd_tx.models.adapter_formats.files import safetensors_header
+from spmd_tx.models.checkpoint.files import INDEX_FILE, SINGLE_FILE, Files
 
 OF_SERVERS = "checkpoint.json"  # which describes a checkpoint to its server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spmd_tx.exports.adapter import AdapterFolder, Factors
-from spmd_tx.models.adapter_files import Module
+from spmd_tx.models.adapter_formats.files import Module
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import HEAD, LM_HEAD
 from spmd_tx.models.declared.maps import Map, Source, linear

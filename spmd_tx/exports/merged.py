@@ -9,7 +9,7 @@ from spmd_tx.exports.checkpoint import Progress, write_checkpoint
 from spmd_tx.exports.merge import Merge
 from spmd_tx.exports.staging import identity, staged
 from spmd_tx.exports.tensors import Tensors
-from spmd_tx.models.checkpoint_files import Files
+from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, write_file
 from spmd_tx.errors import StartError
-from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE
 
 STAGED = ".partial"  # suffix of what is being written
 IDENTITY = "export.json"  # in the staged folder: what is exported

@@ -8,11 +8,11 @@ import ml_dtypes
 import numpy as np
 
 from spmd_tx.exports.merge import Merge
-from spmd_tx.models.checkpoint_files import DTYPES, Files
+from spmd_tx.models.checkpoint.encoders import encode
+from spmd_tx.models.checkpoint.encodings import decode
+from spmd_tx.models.checkpoint.files import DTYPES, Files
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks
-from spmd_tx.models.encoders import encode
-from spmd_tx.models.encodings import decode
 
 AT_ONCE = 1 << 24  # numbers of a matrix that are computed with together
 FLOATS = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}

@@ -19,28 +19,30 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from spmd_tx.models import latent_attention as latent
-from spmd_tx.models import lora, moe, state_pool
 from spmd_tx.models.activations import gated
+from spmd_tx.models.adapters import lora
+from spmd_tx.models.adapters.lora import Adapters, Lora
+from spmd_tx.models.attention import latent as latent
+from spmd_tx.models.attention.rope import grow_queries, rotate
 from spmd_tx.models.base_weights import Weights
+from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Cycle, Norm, Place
 from spmd_tx.models.declared.mixers import Softmax
-from spmd_tx.models.delta_layer import mix
+from spmd_tx.models.experts import moe
+from spmd_tx.models.experts.routing import route
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.gates import open_by, query_and_gate, zero_centred_norm
 from spmd_tx.models.layers import embed, product, rms_norm
-from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.models.linear_attention import state_pool
+from spmd_tx.models.linear_attention.delta_layer import mix
+from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.models.named import Named
-from spmd_tx.models.packed import Matrix, Packed, decoded
 from spmd_tx.models.remat import rematerialised
-from spmd_tx.models.rope import grow_queries, rotate
-from spmd_tx.models.routing import route
 from spmd_tx.models.stack_product import reads_stack
-from spmd_tx.models.state_pool import Keep
 from spmd_tx.sharding.collectives import gather_inputs, varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
 

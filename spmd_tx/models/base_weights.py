@@ -11,11 +11,11 @@ from flax.struct import PyTreeNode
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
+from spmd_tx.models.checkpoint.packed import Packed, scale_dtype
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Map, Parameter, Source, is_split
 from spmd_tx.models.named import Named
-from spmd_tx.models.packed import Packed, scale_dtype
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 

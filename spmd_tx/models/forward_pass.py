@@ -6,8 +6,8 @@ from typing import Any
 
 from jax import Array, lax
 
+from spmd_tx.models.adapters.lora import ApplyLora, ExpertAdapters, TakeFactors
 from spmd_tx.models.declared.layers import Place
-from spmd_tx.models.lora import ApplyLora, ExpertAdapters, TakeFactors
 from spmd_tx.models.named import Named
 from spmd_tx.models.stack_product import StackedMap
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter

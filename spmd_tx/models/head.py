@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from spmd_tx.models.adapters.lora import ApplyLora, Lora
 from spmd_tx.models.layers import product
-from spmd_tx.models.lora import ApplyLora, Lora
 from spmd_tx.sharding.collectives import contract_slice, vocabulary_logsumexp
 from spmd_tx.sharding.mesh import FSDP, TP
 

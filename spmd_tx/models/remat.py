@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
-from spmd_tx.models.attention import saves_attention
+from spmd_tx.models.attention.packed_rows import saves_attention
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
 # keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
 # elementwise operations only; "none" keeps everything that the backward pass reads.
-# "attended" is named in blockwise_attention.py, "low_rank" in row_lora.py, and "expert_low_rank" in moe.py:
+# "attended" is named in attention/blockwise.py, "low_rank" in row_lora.py, and "expert_low_rank" in moe.py:
 # it is all that the backward pass reads of experts that share their outer factors, so that they run once.
 ATTENTION_NAMES = ("query", "key", "value", "attended", "after_attention", "low_rank")
 REMAT_LEVELS: dict[str, tuple[str, ...] | None] = {

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.lora import ApplyLora, Lora
+from spmd_tx.models.adapters.lora import ApplyLora, Lora
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST_ROWS, MOST_ROWS = 16, 128  # of a program; more rows are limited by arithmetic

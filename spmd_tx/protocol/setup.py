@@ -23,7 +23,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     # trained. Otherwise all weights are, and bank slots of commands number the copies.
     full_copies: int = 0
     expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/layers.py)
-    expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/packed.py)
+    expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/checkpoint/packed.py)
     base_dtype: str = "auto"  # in which adapted maps are kept, of BASE_DTYPES in models/declared/encoding.py
     max_context: int  # tokens
     page_size: int  # tokens
@@ -34,8 +34,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     compilation_cache: str  # directory
     idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
     kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
-    attention: str = "auto"  # a name of models/attention.py's IMPLEMENTATIONS; "auto": workers choose
-    paged_attention: str = "auto"  # the same of models/paged/attention.py
+    attention: str = "auto"  # of IMPLEMENTATIONS in models/attention/packed_rows.py; "auto": workers choose
+    paged_attention: str = "auto"  # the same of models/attention/paged/attention.py
     experts: str = "auto"  # "kernel", or "reference" where that is wrong; "auto": workers choose
     decode_way: str = "auto"  # of worker/decode_ways.py's WAYS; "auto": GPUs choose
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise

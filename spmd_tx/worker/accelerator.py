@@ -23,17 +23,17 @@ import msgspec
 import numpy as np
 from jax.experimental import multihost_utils
 
-from spmd_tx.models import attention
+from spmd_tx.models.attention import packed_rows as attention
+from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
-from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.worker.decode_self_test import DecodeSizes
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
-from spmd_tx.worker.expert_self_test import ExpertSizes
-from spmd_tx.worker.self_test import Sizes, Verdict
+from spmd_tx.worker.self_tests.attention import Sizes, Verdict
+from spmd_tx.worker.self_tests.decode import DecodeSizes
+from spmd_tx.worker.self_tests.products import ExpertSizes
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs
 MEMORY_FRACTION = "0.92"  # of a device, for JAX's pool; the rest is for CUDA, cuDNN and NCCL
@@ -54,9 +54,9 @@ AUTOTUNED = "--xla_gpu_per_fusion_autotune_cache_dir"
 ONE_CHIP = {"TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1", "TPU_PROCESS_BOUNDS": "1,1,1"}
 
 MODULES = {  # that try what the sizes are of
-    Sizes: "spmd_tx.worker.self_test",
-    ExpertSizes: "spmd_tx.worker.expert_self_test",
-    DecodeSizes: "spmd_tx.worker.decode_self_test",
+    Sizes: "spmd_tx.worker.self_tests.attention",
+    ExpertSizes: "spmd_tx.worker.self_tests.products",
+    DecodeSizes: "spmd_tx.worker.self_tests.decode",
 }
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh
 
-from spmd_tx.models import peft
+from spmd_tx.models.adapter_formats import peft
+from spmd_tx.models.adapters.lora import Adapters
+from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.experts.product import refuse
-from spmd_tx.models.lora import Adapters
-from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.memory_plan import MemoryPlan
@@ -25,9 +25,7 @@ from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
 from spmd_tx.worker.accelerator import agreed_attention, agreed_experts, identity_of_choices, keep_float32
 from spmd_tx.worker.blocks import joined
-from spmd_tx.worker.checkpoints import OnEnd, fresh_state, restore_state, save_state, write_in_background
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
-from spmd_tx.worker.folder_writer import FolderWriter
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
@@ -41,6 +39,14 @@ from spmd_tx.worker.programs.examples import Menu
 from spmd_tx.worker.programs.measurements import KeptMeasurements
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
+from spmd_tx.worker.storage.checkpoints import (
+    OnEnd,
+    fresh_state,
+    restore_state,
+    save_state,
+    write_in_background,
+)
+from spmd_tx.worker.storage.folder_writer import FolderWriter
 
 Result = tuple[dict[str, Any], dict[str, Any]]  # arrays and metrics; may still be on the device
 

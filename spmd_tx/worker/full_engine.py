@@ -9,18 +9,24 @@ import numpy as np
 from jax import Array
 
 from spmd_tx.models.base_weights import Weights
-from spmd_tx.models.huggingface import load
+from spmd_tx.models.checkpoint.huggingface import load
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import Weight, abstract, shardings
-from spmd_tx.worker.checkpoints import SlotState, fresh_state, restore_state, save_state, write_in_background
 from spmd_tx.worker.engine import Engine, Result, of_model, of_version
-from spmd_tx.worker.folder_writer import HostCopy
-from spmd_tx.worker.full_weights import write_model
 from spmd_tx.worker.programs.full_calls import FullCalls, FullMenu
 from spmd_tx.worker.state import zeros
 from spmd_tx.worker.steps.full import FullState
+from spmd_tx.worker.storage.checkpoints import (
+    SlotState,
+    fresh_state,
+    restore_state,
+    save_state,
+    write_in_background,
+)
+from spmd_tx.worker.storage.folder_writer import HostCopy
+from spmd_tx.worker.storage.full_weights import write_model
 
 
 class FullEngine(Engine):

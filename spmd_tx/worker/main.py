@@ -22,13 +22,13 @@ from spmd_tx.protocol.secret import Keys, read_secret
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import prepare_accelerator
-from spmd_tx.worker.checkpoints import OnEnd
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
 from spmd_tx.worker.memory.allocator import keep_free_memory
 from spmd_tx.worker.programs.compiled import Programs
+from spmd_tx.worker.storage.checkpoints import OnEnd
 
 HELLO_SECONDS = 120.0  # for the coordinator to answer; it waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes

@@ -10,11 +10,11 @@ from flax.struct import PyTreeNode
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.attention.kv_cache import KvCache
 from spmd_tx.models.base_weights import Weights, weights
-from spmd_tx.models.huggingface import load
-from spmd_tx.models.kv_cache import KvCache
-from spmd_tx.models.lora import adapter_weights
-from spmd_tx.models.state_pool import Keep, cache_and_states
+from spmd_tx.models.checkpoint.huggingface import load
+from spmd_tx.models.linear_attention.state_pool import Keep, cache_and_states
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan

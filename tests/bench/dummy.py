@@ -10,10 +10,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh
 
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.kv_cache import cache_weights
-from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.state import zeros

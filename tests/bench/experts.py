@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from spmd_tx.models import moe
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.kv_cache import cache_weights
-from spmd_tx.models.lora import adapter_weights
+from spmd_tx.models.experts import moe
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
 from spmd_tx.worker.steps.losses import TokenLossInputs

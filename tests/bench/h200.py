@@ -117,7 +117,7 @@ def failures(report: dict[str, Any], parts: list[str]) -> list[str]:
 def self_test(is_dry: bool) -> dict[str, Any]:
     """Return the flags and the attention that a worker here would use, and why not others."""
     from spmd_tx.worker import accelerator
-    from spmd_tx.worker.self_test import Sizes
+    from spmd_tx.worker.self_tests.attention import Sizes
 
     heads, kv_heads, width = (4, 2, 16) if is_dry else (32, 8, 128)
     names = ["reference"] if is_dry else ["cudnn", "cudnn_masked", "reference"]

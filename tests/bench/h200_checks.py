@@ -9,12 +9,13 @@ import msgspec
 import numpy as np
 from jax import Array, lax
 
+from spmd_tx.models.attention.kv_cache import KvCache, write
+from spmd_tx.models.attention.paged.attention import candidates
 from spmd_tx.models.experts.product import OF_PLATFORM
-from spmd_tx.models.kv_cache import KvCache, write
-from spmd_tx.models.paged.attention import candidates
-from spmd_tx.worker import expert_self_test, paged_self_test
-from spmd_tx.worker.expert_self_test import ENCODINGS, Check, ExpertSizes
-from spmd_tx.worker.self_test import Sizes, implementation, problem_in_sight, problem_of
+from spmd_tx.worker.self_tests import paged as paged_self_test
+from spmd_tx.worker.self_tests import products as expert_self_test
+from spmd_tx.worker.self_tests.attention import Sizes, implementation, problem_in_sight, problem_of
+from spmd_tx.worker.self_tests.products import ENCODINGS, Check, ExpertSizes
 from spmd_tx.worker.steps.pages import make_copy_pages
 from tests.bench.dummy import PAGE, Dummy
 from tests.bench.meter import Meter

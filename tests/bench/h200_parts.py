@@ -12,15 +12,15 @@ import numpy as np
 from jax import Array
 
 from spmd_tx.models import sampling
-from spmd_tx.models.attention import IMPLEMENTATIONS, candidates
+from spmd_tx.models.attention.packed_rows import IMPLEMENTATIONS, candidates
+from spmd_tx.models.attention.paged.attention import candidates as paged_candidates
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
-from spmd_tx.models.paged.attention import candidates as paged_candidates
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.worker import paged_self_test
-from spmd_tx.worker.self_test import implementation, with_gradients, worst_error
+from spmd_tx.worker.self_tests import paged as paged_self_test
+from spmd_tx.worker.self_tests.attention import implementation, with_gradients, worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill

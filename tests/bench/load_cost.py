@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 import tests.support.engine_setup  # noqa: F401
 from spmd_tx.demo import tiny_model
-from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from spmd_tx.models.kv_cache import copy_pages
+from spmd_tx.models.attention.kv_cache import copy_pages
 from tests.bench import h200, h200_checks, h200_page, meter, roofline
 from tests.bench.dummy import Dummy
 from tests.bench.paged import attend_paged

@@ -8,8 +8,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jax._src import compiler, distributed
 
-from spmd_tx.worker import checkpoints, main
+from spmd_tx.worker import main
 from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.storage import checkpoints
 from tests.chaos.points import wrap
 
 STEPS = ("forward_backward", "optim_step", "decode", "save_state", "save_sampler", "load_state", "snapshot")

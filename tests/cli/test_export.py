@@ -15,10 +15,10 @@ from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, RemoteStore
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import StartError
-from spmd_tx.models import peft
+from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
-from spmd_tx.worker.checkpoints import SlotState, save_state
+from spmd_tx.worker.storage.checkpoints import SlotState, save_state
 from tests.golden import families
 from tests.support.adapter_folders import write_folder
 from tests.support.hub import Hub, serving

@@ -16,8 +16,8 @@ from spmd_tx.exports.merged import export_whole
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.checkpoints import SlotState, save_state
-from spmd_tx.worker.full_weights import write_model
+from spmd_tx.worker.storage.checkpoints import SlotState, save_state
+from spmd_tx.worker.storage.full_weights import write_model
 from tests.golden import families
 from tests.support.tiny_engine import random_arrays
 

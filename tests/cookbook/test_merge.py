@@ -8,9 +8,9 @@ from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.demo.tiny_families import FAMILIES
-from spmd_tx.models import peft
+from spmd_tx.models.adapter_formats import peft
+from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.cookbook.cookbook import PYTHON, run_python
 

@@ -11,8 +11,8 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.demo.tiny_families import FAMILIES, family_named
 from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.families import registry
 from spmd_tx.sharding.mesh import make_mesh

@@ -15,7 +15,7 @@ from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
 from spmd_tx.exports.adapter_formats import export_adapter
 from spmd_tx.exports.merged import export_merged
-from spmd_tx.models.checkpoint_files import SINGLE_FILE
+from spmd_tx.models.checkpoint.files import SINGLE_FILE
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden import families

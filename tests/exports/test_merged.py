@@ -20,11 +20,12 @@ from spmd_tx.demo.tiny_families import stored_shapes
 from spmd_tx.errors import StartError
 from spmd_tx.exports import tensors as exported
 from spmd_tx.exports.merged import export_merged
-from spmd_tx.models import huggingface, peft
+from spmd_tx.models.adapter_formats import peft
+from spmd_tx.models.adapters.lora import rank_of
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.checkpoint_files import INDEX_FILE, SINGLE_FILE
+from spmd_tx.models.checkpoint import huggingface
+from spmd_tx.models.checkpoint.files import INDEX_FILE, SINGLE_FILE
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.lora import rank_of
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden import families

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from spmd_tx.models.adapters.lora import Adapters, Lora, lead, rank_of, shapes
 from spmd_tx.models.config import ModelConfig, configured
 from spmd_tx.models.declared.layers import ExpertLora
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.families.registry import declare
-from spmd_tx.models.lora import Adapters, Lora, lead, rank_of, shapes
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden.families import CONFIGS, LENGTH, tokens
 

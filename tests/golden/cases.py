@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from spmd_tx.demo.tiny_model import Spec
+from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.protocol.commands import AdapterSpec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"

@@ -14,7 +14,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.models import peft
+from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.config import read_model_config
 from tests.golden.cases import CASES, LOGITS, Case, random_adapters
 

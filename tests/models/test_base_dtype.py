@@ -7,12 +7,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
+from spmd_tx.models.checkpoint.encoders import encode_groups
+from spmd_tx.models.checkpoint.packed import Packed, decoded
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.encoding import BASE_DTYPES
-from spmd_tx.models.encoders import encode_groups
-from spmd_tx.models.packed import Packed, decoded
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.sizes import bytes_per_device
 from tests.golden import families

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.models import head, huggingface, peft
+from spmd_tx.models import head
+from spmd_tx.models.adapter_formats import peft
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.adapters.row_lora import row_lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import adapter_weights
-from spmd_tx.models.row_lora import row_lora
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices

@@ -7,17 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models import head, huggingface, state_pool
+from spmd_tx.models import head
+from spmd_tx.models.adapters.lora import Adapters, Lora, adapter_weights
+from spmd_tx.models.adapters.row_lora import row_lora
+from spmd_tx.models.attention.kv_cache import cache_weights, decode_attend, prefill_attend
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import configured
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.families import qwen3_5
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.forward_pass import Pass, StateSlots
-from spmd_tx.models.kv_cache import cache_weights, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, Lora, adapter_weights
-from spmd_tx.models.row_lora import row_lora
+from spmd_tx.models.linear_attention import state_pool
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import shardings, specs

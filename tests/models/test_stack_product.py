@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import use_abstract_mesh
 
 from spmd_tx.models import stack_product as module
-from spmd_tx.models.lora import Lora, bank_lora
+from spmd_tx.models.adapters.lora import Lora, bank_lora
 from spmd_tx.models.stack_product import reads_stack, stack_product, stacked_maps
 from tests.models.absent_gpu import ABSENT_GPU
 

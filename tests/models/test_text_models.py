@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo.tiny_families import stored_shapes
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.encoding import Int4Groups
 from spmd_tx.models.families.keys import Refusal

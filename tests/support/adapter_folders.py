@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd_tx.models import adapter_files
+from spmd_tx.models.adapter_formats import files as adapter_files
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import AdapterSpec
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from spmd_tx.models import checkpoint_files
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.checkpoint_tensors import parts, tensor_names
+from spmd_tx.models.checkpoint import files as checkpoint_files
+from spmd_tx.models.checkpoint.tensors import parts, tensor_names
 from spmd_tx.models.config import configured
 from spmd_tx.models.declared.encoding import Part
 from spmd_tx.models.families.registry import declare

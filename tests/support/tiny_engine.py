@@ -16,10 +16,10 @@ import pytest
 from jax.experimental import multihost_utils
 
 from spmd_tx.demo.tiny_model import Spec, model_config
+from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig, configured
 from spmd_tx.models.families.registry import declare
-from spmd_tx.models.lora import Adapters
 from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.kv_cache import cache_weights
-from spmd_tx.models.lora import adapter_weights
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings

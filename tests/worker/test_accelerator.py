@@ -18,8 +18,8 @@ from spmd_tx.worker.accelerator import (
     run_self_test,
     try_out,
 )
-from spmd_tx.worker.expert_self_test import ExpertSizes
-from spmd_tx.worker.self_test import Sizes, Verdict
+from spmd_tx.worker.self_tests.attention import Sizes, Verdict
+from spmd_tx.worker.self_tests.products import ExpertSizes
 
 SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
 SETUP = Setup(

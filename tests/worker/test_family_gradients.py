@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models import huggingface
+from spmd_tx.models.adapters.lora import Adapters, Lora, rank_in_experts, rank_of
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.lora import Adapters, Lora, rank_in_experts, rank_of
+from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings

@@ -17,12 +17,12 @@ from jax.sharding import PartitionSpec as P
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.lora import Adapters, Lora
+from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.sharding.mesh import AXES, make_mesh
-from spmd_tx.worker.checkpoints import SlotState, restore_state, save_state, write_in_background
 from spmd_tx.worker.main import main
 from spmd_tx.worker.programs.compiled import Call
+from spmd_tx.worker.storage.checkpoints import SlotState, restore_state, save_state, write_in_background
 
 PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 

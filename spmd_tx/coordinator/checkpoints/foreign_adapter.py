@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import make_folder
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.models.adapter_files import (
+from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     Module,
@@ -22,9 +22,9 @@ from spmd_tx.models.adapter_files import (
     trained_maps,
     write_tensors,
 )
-from spmd_tx.models.adapter_meaning import Meaning
+from spmd_tx.models.adapter_formats.foreign_factors import Factor, ForeignFactors, most_of, some
+from spmd_tx.models.adapter_formats.meaning import Meaning
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.foreign_factors import Factor, ForeignFactors, most_of, some
 from spmd_tx.protocol.commands import AdapterSpec
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)

@@ -9,7 +9,7 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
-from spmd_tx.coordinator.http import console_cookie, cross_site
+from spmd_tx.coordinator.http.security import console_cookie, cross_site
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden, InvalidRequest

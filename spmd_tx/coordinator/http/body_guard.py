@@ -21,8 +21,8 @@ from spmd_tx.coordinator.http.authentication import (
     IS_READING,
     IS_STREAMED,
 )
-from spmd_tx.coordinator.http.body_room import BodyRoom, Place
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
+from spmd_tx.coordinator.http.security.body_room import BodyRoom, Place
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 

@@ -11,8 +11,8 @@ import msgspec
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.closed_runs import new_model, new_session
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.wire import checkpoint_paths

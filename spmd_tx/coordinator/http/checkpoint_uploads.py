@@ -18,8 +18,8 @@ from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints import foreign_adapter
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoints.uploads import Part, Upload, Uploads, check_size
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.closed_runs import new_model, new_session
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.storage.disk import DiskGuard

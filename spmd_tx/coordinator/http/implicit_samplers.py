@@ -9,7 +9,7 @@ from itertools import count
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.catalog.served_names import ServedNames
-from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import checkpoint_paths

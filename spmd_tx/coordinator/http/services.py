@@ -17,16 +17,16 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
-from spmd_tx.coordinator.http.access import Access
-from spmd_tx.coordinator.http.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Quotas
+from spmd_tx.coordinator.http.security.access import Access
+from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
+from spmd_tx.coordinator.http.security.quotas import Quotas
+from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
-from spmd_tx.coordinator.http.signed_urls import SignedUrls
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.traces import TraceExports

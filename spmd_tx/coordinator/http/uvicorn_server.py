@@ -15,7 +15,7 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from spmd_tx.coordinator.http.connections import Connections
+from spmd_tx.coordinator.http.security.connections import Connections
 
 KEEP_ALIVE_SECONDS = 75  # clients keep connections for about a minute
 DRAIN_SECONDS = 3  # for requests that are being answered when the server ends

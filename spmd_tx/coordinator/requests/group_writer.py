@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator.requests import rows, run_metrics
+from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     BodyRef,
@@ -28,6 +28,7 @@ from spmd_tx.coordinator.requests.records import (
     RequestTimes,
     Settled,
 )
+from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Aside, Database

@@ -16,7 +16,6 @@ from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, C
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.group_writer import Ending, Group, GroupWriter, Submission, answer, refuse
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
-from spmd_tx.coordinator.requests.recent import RecentWork, Timed
 from spmd_tx.coordinator.requests.records import (
     Failed,
     Finished,
@@ -28,9 +27,10 @@ from spmd_tx.coordinator.requests.records import (
     RequestTimes,
     Stage,
 )
-from spmd_tx.coordinator.requests.run_news import RunNews
+from spmd_tx.coordinator.requests.runs.recent import RecentWork, Timed
+from spmd_tx.coordinator.requests.runs.run_news import RunNews
+from spmd_tx.coordinator.requests.runs.sampler_lag import SamplerLag
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
-from spmd_tx.coordinator.requests.sampler_lag import SamplerLag
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report

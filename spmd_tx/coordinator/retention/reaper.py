@@ -17,8 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import uploads
-from spmd_tx.coordinator.requests import run_metrics, traces
+from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
+from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.retention import rules
 from spmd_tx.coordinator.retention.rules import Ages

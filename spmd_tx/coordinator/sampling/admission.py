@@ -16,7 +16,7 @@ from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
-from spmd_tx.coordinator.sampling.prompt_scores import Scores
+from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
 from spmd_tx.protocol.commands import AnyCommand

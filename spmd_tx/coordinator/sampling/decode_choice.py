@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
-from spmd_tx.coordinator.sampling.prompt_scores import width
+from spmd_tx.coordinator.sampling.request.prompt_scores import width
 from spmd_tx.protocol.programs import ProgramShape
 
 Candidates = Sequence[Sequence[Sample]]  # of each data shard, oldest first

@@ -11,12 +11,13 @@ import numpy as np
 
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
-from spmd_tx.coordinator.sampling import prompt_scores, routing_notes, stability_notes
+from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
-from spmd_tx.coordinator.sampling.pages import BlockKeys
+from spmd_tx.coordinator.sampling.cache.pages import BlockKeys
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, Segment
-from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring
-from spmd_tx.coordinator.sampling.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
+from spmd_tx.coordinator.sampling.request.stops import Decoder, StopRule, StopWatch, stop_rule
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (

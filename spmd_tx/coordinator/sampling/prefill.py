@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd_tx.coordinator.sampling import prompt_scores
 from spmd_tx.coordinator.sampling.bank import VersionKey
-from spmd_tx.coordinator.sampling.pages import TRASH_PAGE, pages_for
-from spmd_tx.coordinator.sampling.prompt_scores import PromptScoring, Scores
+from spmd_tx.coordinator.sampling.cache.pages import TRASH_PAGE, pages_for
+from spmd_tx.coordinator.sampling.cache.state_moves import Copy, StateMoves, copy_array
+from spmd_tx.coordinator.sampling.cache.state_slots import NOTHING
+from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring, Scores
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
-from spmd_tx.coordinator.sampling.state_moves import Copy, StateMoves, copy_array
-from spmd_tx.coordinator.sampling.state_slots import NOTHING
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.prompt_scores import NARROWEST, PromptScoring, Scores, width
+from spmd_tx.coordinator.sampling.request.prompt_scores import NARROWEST, PromptScoring, Scores, width
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
 from spmd_tx.protocol.programs import ProgramShape
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from spmd_tx.coordinator.sampling.pages import pages_for
+from spmd_tx.coordinator.sampling.cache.pages import pages_for
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 
 CHUNK_TOKENS = PREFILL_TOKENS  # most tokens of a Prefill on each data shard

@@ -3,12 +3,10 @@
 from collections import Counter
 from dataclasses import replace
 
-from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
-from spmd_tx.coordinator.sampling.pages import BlockKeys, PrefixCache, pages_for
-from spmd_tx.coordinator.sampling.routing_pages import RoutingPages
-from spmd_tx.coordinator.sampling.start import KeptPrompt, Start
-from spmd_tx.coordinator.sampling.state_moves import Copy
-from spmd_tx.coordinator.sampling.state_slots import (
+from spmd_tx.coordinator.sampling.cache.pages import BlockKeys, PrefixCache, pages_for
+from spmd_tx.coordinator.sampling.cache.routing_pages import RoutingPages
+from spmd_tx.coordinator.sampling.cache.state_moves import Copy
+from spmd_tx.coordinator.sampling.cache.state_slots import (
     NO_HIT,
     NOTHING,
     Hit,
@@ -18,6 +16,8 @@ from spmd_tx.coordinator.sampling.state_slots import (
     is_due,
     place,
 )
+from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
+from spmd_tx.coordinator.sampling.start import KeptPrompt, Start
 
 
 class Shard:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spmd_tx.coordinator.sampling.cache.state_moves import Copy
+from spmd_tx.coordinator.sampling.cache.state_slots import NOTHING
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.state_moves import Copy
-from spmd_tx.coordinator.sampling.state_slots import NOTHING
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,15 @@ from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_r
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.checkpoints.uploads import Uploads
-from spmd_tx.coordinator.http.body_room import make_rooms
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.quotas import Quotas
+from spmd_tx.coordinator.http.security.body_room import make_rooms
+from spmd_tx.coordinator.http.security.quotas import Quotas
+from spmd_tx.coordinator.http.security.signed_urls import open_signed_urls
 from spmd_tx.coordinator.http.services import Health, RequestScheduler, Services
-from spmd_tx.coordinator.http.signed_urls import open_signed_urls
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
 from spmd_tx.coordinator.mesh.hub import Hub

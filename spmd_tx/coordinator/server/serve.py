@@ -14,8 +14,8 @@ import msgspec
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.http.app import make_app
-from spmd_tx.coordinator.http.connections import open_connections
 from spmd_tx.coordinator.http.public_address import networks
+from spmd_tx.coordinator.http.security.connections import open_connections
 from spmd_tx.coordinator.http.uvicorn_server import HttpServer
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.runtime import metrics

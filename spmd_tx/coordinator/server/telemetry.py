@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from spmd_tx.coordinator.requests.recent import Timed
+from spmd_tx.coordinator.requests.runs.recent import Timed
 from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, boundaries
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.runtime.metrics import REGISTRY

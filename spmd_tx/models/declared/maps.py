@@ -55,7 +55,7 @@ class Map:
     experts: int = 0  # 0: one map for all tokens
     bias: Source | None = None  # [out]; with experts [experts, out]
     module: str = ""  # its name in files of adapters where the source's will not do
-    kept: Any = None  # one of encoding.py, in which devices keep it (models/packed.py); None: decoded
+    kept: Any = None  # one of encoding.py, in which devices keep it (checkpoint/packed.py); None: decoded
 
     @property
     def outer_factor(self) -> Literal["a", "b"]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array
 
-from spmd_tx.models.lora import Lora
+from spmd_tx.models.adapters.lora import Lora
 
 # Of gate, up and down: [X, S, Q, D or F]. Shared ones are None: a of gate and up, b of down.
 Factors = dict[str, Lora[Any]]

@@ -22,6 +22,8 @@ from jax.typing import DTypeLike
 
 from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
+from spmd_tx.models.adapters.lora import Lora
+from spmd_tx.models.checkpoint.packed import Matrix, decoded
 from spmd_tx.models.experts import kernels as triton_kernels
 from spmd_tx.models.experts.factor_sums import (
     Pieces,
@@ -36,8 +38,6 @@ from spmd_tx.models.experts.factors import Factors
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
 from spmd_tx.models.experts.slot_product import slot_product
-from spmd_tx.models.lora import Lora
-from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import FSDP, TP
 

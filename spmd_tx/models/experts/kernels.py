@@ -17,8 +17,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.packed import Matrix, Packed, rounded, scale_values, values
-from spmd_tx.models.paged.triton import columns as powers_of_two
+from spmd_tx.models.attention.paged.triton import columns as powers_of_two
+from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
 
 INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them

@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from spmd_tx.models.checkpoint.packed import Matrix, decoded
 from spmd_tx.models.experts import kernels
-from spmd_tx.models.packed import Matrix, decoded
 from spmd_tx.sharding.collectives import varying
 
 # (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of all tiles) -> [P, O]

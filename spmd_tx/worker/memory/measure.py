@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.lora import adapter_weights
-from spmd_tx.models.state_pool import cache_and_states
+from spmd_tx.models.linear_attention.state_pool import cache_and_states
 from spmd_tx.protocol.commands import MAX_TARGETS, STOP_TOKENS, active_sizes
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from spmd_tx.models import attention
+from spmd_tx.models.attention import packed_rows as attention
+from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.paged import attention as paged
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
+from spmd_tx.models.adapters.lora import adapter_weights
+from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.kv_cache import cache_weights
-from spmd_tx.models.lora import adapter_weights
-from spmd_tx.models.state_pool import pool_weights
+from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh

@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from spmd_tx.models import lora
-from spmd_tx.models.attention import QUERY_BLOCK
-from spmd_tx.models.blockwise_attention import QUERIES_AT_ONCE, blocks
+from spmd_tx.models.adapters import lora
+from spmd_tx.models.attention.blockwise import QUERIES_AT_ONCE, blocks
+from spmd_tx.models.attention.packed_rows import QUERY_BLOCK
+from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import HEAD, Place
 from spmd_tx.models.declared.maps import Map
-from spmd_tx.models.delta_rule import CHUNK, SPAN
 from spmd_tx.models.experts.layout import Choices
-from spmd_tx.models.moe import GROUP_ELEMENTS, is_small
-from spmd_tx.models.page_loop import SEVERAL_PAGES
+from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
+from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
 from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import lora
+from spmd_tx.models.adapters import lora
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, active_sizes
 from spmd_tx.protocol.setup import Setup

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from spmd_tx.models.lora import Adapters
-from spmd_tx.models.state_pool import Keep
+from spmd_tx.models.adapters.lora import Adapters
+from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape

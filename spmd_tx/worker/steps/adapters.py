@@ -13,13 +13,13 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import lora
+from spmd_tx.models.adapters import lora
+from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.sharding.weight import Weight, shardings
-from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
+from spmd_tx.worker.storage.checkpoints import SlotState
 
 GROUPS = ("attn", "mlp", "unembed")  # in the order of the flags
 

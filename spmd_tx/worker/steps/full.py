@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights, weights
 from spmd_tx.models.config import ModelConfig
@@ -24,7 +25,6 @@ from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Group
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
-from spmd_tx.models.lora import Adapters, Lora
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards, sum_scatter, varying
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh

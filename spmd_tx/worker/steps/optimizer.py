@@ -12,8 +12,8 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.adapters.lora import Adapters, group_of
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import Adapters, group_of
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot

@@ -13,8 +13,8 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models.kv_cache import KvCache, copy_pages
-from spmd_tx.models.state_pool import Keep, copy_slots, with_pages
+from spmd_tx.models.attention.kv_cache import KvCache, copy_pages
+from spmd_tx.models.linear_attention.state_pool import Keep, copy_slots, with_pages
 from spmd_tx.sharding.mesh import DATA, platform
 from spmd_tx.sharding.weight import Weight, specs
 

@@ -15,18 +15,19 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import head, window_ring
+from spmd_tx.models import head
+from spmd_tx.models.adapters.grouped_lora import grouped_lora, places
+from spmd_tx.models.adapters.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
+from spmd_tx.models.adapters.row_lora import row_lora
+from spmd_tx.models.attention import window_ring
+from spmd_tx.models.attention.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
-from spmd_tx.models.grouped_lora import grouped_lora, places
-from spmd_tx.models.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
-from spmd_tx.models.row_lora import row_lora
+from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
-from spmd_tx.models.state_pool import NOTHING, Keep
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP, platform
 from spmd_tx.sharding.weight import Weight, specs

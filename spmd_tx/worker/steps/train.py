@@ -16,15 +16,17 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import head, lora, moe
-from spmd_tx.models.attention import segment_attention
+from spmd_tx.models import head
+from spmd_tx.models.adapters import lora
+from spmd_tx.models.adapters.lora import Adapters, ApplyLora, ExpertAdapters, Lora, expert_adapters
+from spmd_tx.models.adapters.row_lora import StoredLora, row_lora, take_rows, whole
+from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.experts import moe
 from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.lora import Adapters, ApplyLora, ExpertAdapters, Lora, expert_adapters
-from spmd_tx.models.row_lora import StoredLora, row_lora, take_rows, whole
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs

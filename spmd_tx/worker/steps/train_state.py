@@ -11,8 +11,8 @@ from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.models.adapters.lora import Adapters, adapter_weights
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.lora import Adapters, adapter_weights
 from spmd_tx.sharding.collectives import replicate_rows
 from spmd_tx.sharding.mesh import AnyMesh
 from spmd_tx.sharding.weight import Weight

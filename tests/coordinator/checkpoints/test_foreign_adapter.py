@@ -11,8 +11,8 @@ from spmd_tx.coordinator.checkpoints.foreign_adapter import FILES, convert, most
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.exports.adapter_formats import export_adapter
-from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from spmd_tx.models.adapter_meaning import Meaning, Scales
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.adapter_formats.meaning import Meaning, Scales
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden import families

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.http.connections import Connections
+from spmd_tx.coordinator.http.security.connections import Connections
 from spmd_tx.coordinator.http.uvicorn_server import HttpServer
 
 SECONDS = 30  # until a test gives up

@@ -1,7 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
-from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath

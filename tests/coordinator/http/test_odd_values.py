@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.sampling import prompt_scores, validation
-from spmd_tx.coordinator.sampling.stops import stop_rule
+from spmd_tx.coordinator.sampling.request import prompt_scores, validation
+from spmd_tx.coordinator.sampling.request.stops import stop_rule
 from spmd_tx.coordinator.wire.moments import read_moment
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import encode_sample_response

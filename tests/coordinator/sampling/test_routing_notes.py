@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from spmd_tx.coordinator.sampling.cache.routing_pages import RoutingPages
 from spmd_tx.coordinator.sampling.routing_notes import Routing
-from spmd_tx.coordinator.sampling.routing_pages import RoutingPages
 from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice

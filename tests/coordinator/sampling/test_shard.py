@@ -1,9 +1,9 @@
 import pytest
 
-from spmd_tx.coordinator.sampling import prompt_scores
 from spmd_tx.coordinator.sampling.job import Sample, SampleJob
+from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
 from spmd_tx.coordinator.sampling.shard import Shard
-from spmd_tx.coordinator.sampling.stops import StopRule, StopWatch
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 
 PAGE_SIZE = 4

@@ -15,7 +15,7 @@ from tests.coordinator.sampling.bench import (
     free_slots,
     prompt_of,
 )
-from tests.coordinator.sampling.test_prefix_cache import Conversations, written
+from tests.coordinator.sampling.cache.test_prefix_cache import Conversations, written
 
 SLOTS = 1 + 4 + 4
 

@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from sqlalchemy import delete, update
 
-from spmd_tx.coordinator.http.signed_urls import SignedUrls
+from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
 from spmd_tx.coordinator.tenancy import keyring as keyring_module

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.models.adapters.lora import Lora
+from spmd_tx.models.checkpoint.packed import decoded
 from spmd_tx.models.declared.encoding import Mxfp4
 from spmd_tx.models.experts import grouped, kernels, layout
 from spmd_tx.models.experts.factor_sums import reads_in_place
 from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
 from spmd_tx.models.experts.layout import Choices
-from spmd_tx.models.lora import Lora
-from spmd_tx.models.packed import decoded
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.expert_self_test import random_packed
+from spmd_tx.worker.self_tests.products import random_packed
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

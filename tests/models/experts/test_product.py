@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.models.checkpoint.packed import decoded
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product
-from spmd_tx.models.packed import decoded
-from spmd_tx.worker.expert_self_test import random_packed
+from spmd_tx.worker.self_tests.products import random_packed
 
 TILE, TILES, WIDTH_IN, WIDTH_OUT, EXPERTS = 16, 6, 128, 256, 5
 EXPERT_OF_TILE = [3, 0, 0, 4, 1, 3]

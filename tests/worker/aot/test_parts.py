@@ -26,17 +26,23 @@ def frames(*stack: tuple[str, str]) -> Frames:
     "stack, part",
     [
         (
-            [("models/row_lora.py", "row_lora.<locals>.apply"), ("models/backbone.py", "feed_forward")],
+            [
+                ("models/adapters/row_lora.py", "row_lora.<locals>.apply"),
+                ("models/backbone.py", "feed_forward"),
+            ],
             "adapters",
         ),
         ([("models/layers.py", "rms_norm"), ("models/backbone.py", "attention")], "maps of attention"),
         ([("models/backbone.py", "attention.<locals>.heads")], "maps of attention"),
-        ([("models/attention.py", "attend_keys"), ("models/backbone.py", "attention")], "attention"),
+        (
+            [("models/attention/packed_rows.py", "attend_keys"), ("models/backbone.py", "attention")],
+            "attention",
+        ),
         (
             [("models/backbone.py", "LayerPass.linear"), ("models/backbone.py", "feed_forward")],
             "feed-forward",
         ),
-        ([("models/experts/grouped.py", "_run"), ("models/moe.py", "mixture")], "experts"),
+        ([("models/experts/grouped.py", "_run"), ("models/experts/moe.py", "mixture")], "experts"),
         ([("sharding/collectives.py", "linear"), ("models/head.py", "logits")], "head"),
         ([("worker/steps/sample.py", "make_decode")], OTHER),
         ([], OTHER),

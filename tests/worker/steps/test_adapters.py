@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.lora import adapter_weights, names, rank_of
+from spmd_tx.models.adapters.lora import adapter_weights, names, rank_of
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
-from spmd_tx.worker.checkpoints import SlotState
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
+from spmd_tx.worker.storage.checkpoints import SlotState
 from tests.support.tiny_engine import (
     BOTH_SCALES,
     MIXTURE,

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.models import moe, row_sums
-from spmd_tx.models.experts import factor_sums, product
+from spmd_tx.models.adapters import row_sums
+from spmd_tx.models.experts import factor_sums, moe, product
 from spmd_tx.worker.steps import train
 from tests.models import reference
 from tests.support.tiny_engine import (

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from spmd_tx.errors import StartError
-from spmd_tx.models import huggingface
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.checkpoint_files import Files
+from spmd_tx.models.checkpoint import huggingface
+from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings
-from spmd_tx.worker.full_weights import TrainedTensors
 from spmd_tx.worker.steps.full import (
     FullState,
     full_state,
@@ -27,6 +26,7 @@ from spmd_tx.worker.steps.full import (
     make_publish,
 )
 from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.storage.full_weights import TrainedTensors
 from tests.golden.families import LENGTH as GOLDEN_LENGTH
 from tests.golden.families import tokens, write
 from tests.golden.full_cases import ADAM, FAMILIES, FULL, STEPS, is_kept

@@ -9,16 +9,16 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ApiKey, UsageRow
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
+from spmd_tx.coordinator.wire.console.people import HourOfUse, Key, KeysResponse, UseResponse
 from spmd_tx.coordinator.wire.fields import StatusResponse
-from spmd_tx.coordinator.wire.people import HourOfUse, Key, KeysResponse, UseResponse
 from spmd_tx.errors import Forbidden, NotFound
 
 MOST_KEYS = 1000

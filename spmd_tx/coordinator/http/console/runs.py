@@ -13,13 +13,13 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import Page, Which
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
-from spmd_tx.coordinator.requests import rows, run_metrics
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.storage.tables import Model, Session
-from spmd_tx.coordinator.wire.fields import StatusResponse
-from spmd_tx.coordinator.wire.runs import (
+from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
     LogMetricsRequest,
     MetricsPoint,
@@ -27,6 +27,7 @@ from spmd_tx.coordinator.wire.runs import (
     Run,
     RunsResponse,
 )
+from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.errors import Forbidden, InvalidRequest, NotFound
 
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from litestar import Controller, get
 from litestar.params import FromPath, FromQuery
 
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
-from spmd_tx.coordinator.requests import sample_log
 from spmd_tx.coordinator.requests.rows import not_kept
-from spmd_tx.coordinator.requests.sample_log import Answer, Body, Logged, Part, Size
+from spmd_tx.coordinator.requests.runs import sample_log
+from spmd_tx.coordinator.requests.runs.sample_log import Answer, Body, Logged, Part, Size
 from spmd_tx.coordinator.storage.tables import Model, Sampler
-from spmd_tx.coordinator.wire.run_samples import (
+from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
     Sample,
     SampledRequest,

@@ -9,7 +9,7 @@ from spmd_tx.coordinator.http.console import tenants
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.wire.server_page import (
+from spmd_tx.coordinator.wire.console.server_page import (
     CompiledProgram,
     Disk,
     Generation,

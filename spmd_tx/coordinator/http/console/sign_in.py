@@ -8,9 +8,9 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.http import console_cookie, cross_site
 from spmd_tx.coordinator.http.authentication import OPEN, UNMETERED, check_console_header
 from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.security import console_cookie, cross_site
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.storage.tables import Role
 from spmd_tx.coordinator.tenancy.callers import Caller

@@ -7,9 +7,9 @@ from statistics import median
 from sqlalchemy import select
 
 from spmd_tx.coordinator.http.services import Services
-from spmd_tx.coordinator.requests.recent import SLICE_SECONDS, Timed
+from spmd_tx.coordinator.requests.runs.recent import SLICE_SECONDS, Timed
 from spmd_tx.coordinator.storage.tables import Session
-from spmd_tx.coordinator.wire.server_page import Tenant, Throughput, Unfinished
+from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, Unfinished
 
 TRAINING = frozenset({"forward", "forward_backward"})
 KEYS_PER_QUERY = 500

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from spmd_tx.coordinator.requests.time_shares import Cause, largest_first
+from spmd_tx.coordinator.requests.runs.time_shares import Cause, largest_first
 
 IDLE = "The run had no request at the server in this time."
 NOTABLE = 0.1  # share of the window from which on a cause is named beside the largest

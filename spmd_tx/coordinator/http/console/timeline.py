@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
-from spmd_tx.coordinator.requests import time_shares
-from spmd_tx.coordinator.requests.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
-from spmd_tx.coordinator.requests.time_shares import Segment, Span
+from spmd_tx.coordinator.requests.runs import time_shares
+from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
+from spmd_tx.coordinator.requests.runs.time_shares import Segment, Span
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model, Sampler
-from spmd_tx.coordinator.wire.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
+from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
 
 DEFAULT_SECONDS = 300.0
 MOST_SHOWN = 500  # requests

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from spmd_tx.coordinator.sampling.stops import HALF_CHARACTER, MOST_OPEN, Decoder
+from spmd_tx.coordinator.sampling.request.stops import HALF_CHARACTER, MOST_OPEN, Decoder
 
 
 class Detokenizer:

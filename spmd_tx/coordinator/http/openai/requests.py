@@ -6,9 +6,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
-from spmd_tx.coordinator.sampling import validation
-from spmd_tx.coordinator.sampling.prompt_scores import MOST_PER_TOKEN
-from spmd_tx.coordinator.sampling.validation import MAX_SAMPLES
+from spmd_tx.coordinator.sampling.request import validation
+from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_PER_TOKEN
+from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest

@@ -13,7 +13,6 @@ from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
 from spmd_tx.coordinator.http.openai import answers, errors, requests
@@ -27,6 +26,7 @@ from spmd_tx.coordinator.http.openai.schemas import (
     Usage,
 )
 from spmd_tx.coordinator.http.openai.stream import Choice, SampleStream, submit_samples
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.errors import SpmdTxError

@@ -9,7 +9,7 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator.http.access import Access
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import RequestScheduler
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf

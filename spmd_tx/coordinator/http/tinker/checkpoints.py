@@ -11,8 +11,8 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import queue_model

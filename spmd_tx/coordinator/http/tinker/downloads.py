@@ -21,12 +21,12 @@ from litestar.status_codes import (
 )
 
 from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import SIGNED
 from spmd_tx.coordinator.http.errors import error_response
 from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.security.access import Access
+from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services
-from spmd_tx.coordinator.http.signed_urls import LIFETIME_SECONDS
 from spmd_tx.coordinator.http.tinker import downloads_content
 from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
 from spmd_tx.coordinator.tenancy import audit

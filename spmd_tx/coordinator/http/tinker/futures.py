@@ -6,8 +6,8 @@ from litestar import Controller, Request, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import SDK_READS
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests import rows

@@ -10,8 +10,8 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.authentication import READS
+from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.records import Kind
 from spmd_tx.coordinator.storage.tables import Model

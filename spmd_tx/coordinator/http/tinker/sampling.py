@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.sampling import validation
+from spmd_tx.coordinator.sampling.request import validation
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.futures import (

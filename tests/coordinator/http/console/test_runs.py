@@ -3,11 +3,11 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator.http.access import Access
 from spmd_tx.coordinator.http.console import runs
-from spmd_tx.coordinator.requests import run_news
+from spmd_tx.coordinator.http.security.access import Access
+from spmd_tx.coordinator.requests.runs import run_news
 from spmd_tx.coordinator.tenancy import keys
-from tests.coordinator.requests.test_run_metrics import step
+from tests.coordinator.requests.runs.test_run_metrics import step
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ import pytest
 from sqlalchemy import update
 
 from spmd_tx.coordinator.http.console import samples
-from spmd_tx.coordinator.requests import sample_log
-from spmd_tx.coordinator.requests.sample_log import Size
+from spmd_tx.coordinator.requests.runs import sample_log
+from spmd_tx.coordinator.requests.runs.sample_log import Size
 from spmd_tx.coordinator.storage.tables import RequestRow
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, sampler_of
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
-from tests.coordinator.requests.test_run_metrics import step
+from tests.coordinator.requests.runs.test_run_metrics import step
 
 
 @pytest.fixture

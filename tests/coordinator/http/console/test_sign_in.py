@@ -3,7 +3,7 @@ import time
 import httpx
 import pytest
 
-from spmd_tx.coordinator.http import console_cookie
+from spmd_tx.coordinator.http.security import console_cookie
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller
 

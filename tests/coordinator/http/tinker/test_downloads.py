@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from spmd_tx.coordinator.http import signed_urls
+from spmd_tx.coordinator.http.security import signed_urls
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import StartError
 from tests.coordinator.http.tinker.test_checkpoints import result, save

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spmd_tx.coordinator.checkpoints import uploads as stored
-from spmd_tx.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.coordinator.conftest import BASE_MODEL, TINY_MODEL
 from tests.coordinator.http.tinker.test_checkpoints import load, result

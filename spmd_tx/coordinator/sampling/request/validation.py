@@ -1,0 +1,108 @@
+"""Validates sample requests before they reach a worker. Pure; raises InvalidRequest."""
+
+from collections.abc import Sequence
+
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.wire.limits import Limits, vocabulary
+from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, SamplingParams
+from spmd_tx.errors import InvalidRequest
+
+MAX_SAMPLES = 1024  # of one request
+HOTTEST = 3e38  # a temperature that is finite in float32
+
+
+def check_sample(request: SampleRequest, limits: Limits) -> None:
+    """Raise InvalidRequest unless prompt, counts and parameters can be sampled."""
+    if not 1 <= request.num_samples <= MAX_SAMPLES:
+        raise InvalidRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}")
+    prompt_length = _check_prompt(request.prompt, limits)
+    _check_sampling_params(request.sampling_params, limits)
+    _check_length(prompt_length, request.sampling_params.max_tokens, limits)
+    each = request.sampling_params.max_tokens or limits.max_context - prompt_length
+    prompt_scores.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
+
+
+def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
+    length = 0
+    for chunk in prompt.chunks:
+        if chunk.tokens is None:
+            raise InvalidRequest(
+                f"the prompt holds a chunk of kind {chunk.kind!r}; this model takes text, "
+                "so send encoded_text chunks only"
+            )
+        if chunk.tokens and not 0 <= min(chunk.tokens) <= max(chunk.tokens) < limits.vocab_size:
+            wrong = next(token for token in chunk.tokens if not 0 <= token < limits.vocab_size)
+            raise InvalidRequest(f"the prompt has the token ID {wrong}; {vocabulary(limits)}")
+        length += len(chunk.tokens)
+    if not length:
+        raise InvalidRequest("the prompt is empty; send at least one token")
+    return length
+
+
+def _check_sampling_params(params: SamplingParams, limits: Limits) -> None:
+    refusals = {
+        "temperature": (
+            0 <= params.temperature <= HOTTEST,
+            "a finite number, at least 0 (0 is greedy), and at most 3e38",
+        ),
+        "top_p": (0 < params.top_p <= 1, "above 0 and at most 1 (1 is off)"),
+        "top_k": (params.top_k == -1 or params.top_k >= 1, "at least 1, or -1 (off)"),
+        "max_tokens": (params.max_tokens is None or params.max_tokens >= 1, "at least 1, or left out"),
+        "seed": (params.seed is None or -(2**63) <= params.seed < 2**64, "a 64-bit integer"),
+    }
+    for name, (is_allowed, allowed) in refusals.items():
+        if not is_allowed:
+            raise InvalidRequest(f"sampling_params.{name} is {getattr(params, name)}; it must be {allowed}")
+    _check_stop(params.stop, limits)
+
+
+def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
+    stops = stop if isinstance(stop, list) else [] if stop is None else [stop]
+    if len({type(item) for item in stops}) > 1:
+        raise InvalidRequest("sampling_params.stop mixes strings and token IDs; send one kind")
+    check_stop_strings([item for item in stops if isinstance(item, str)], limits.bounds)
+    ids = [item for item in stops if isinstance(item, int)]
+    if len(ids) > limits.bounds.stop_tokens:
+        raise InvalidRequest(
+            f"sampling_params.stop has {len(ids)} token IDs; at most {limits.bounds.stop_tokens} are allowed "
+            "(the operator raises the limit stop_tokens)"
+        )
+    for item in ids:
+        if not 0 <= item < limits.vocab_size:
+            raise InvalidRequest(f"sampling_params.stop has the token ID {item}; {vocabulary(limits)}")
+
+
+def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
+    """Limit the strings that are searched for in the text of every sample."""
+    if len(strings) > bounds.stop_strings:
+        raise InvalidRequest(
+            f"stop has {len(strings)} strings; at most {bounds.stop_strings} are allowed "
+            "(the operator raises the limit stop_strings)"
+        )
+    for string in strings:
+        if string == "":
+            raise InvalidRequest(
+                "stop has an empty string, which would stop everything; leave it out, "
+                "or send [] to switch all stops off"
+            )
+        size = len(string.encode())
+        if size > bounds.stop_string_bytes:
+            raise InvalidRequest(
+                f"stop has a string of {size} bytes; at most {bounds.stop_string_bytes} are allowed "
+                "(the operator raises the limit stop_string_bytes)"
+            )
+
+
+def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits) -> None:
+    room = limits.max_context - prompt_length
+    if room < 1:
+        raise InvalidRequest(
+            f"the prompt is too long: it has {prompt_length} tokens and the context holds "
+            f"{limits.max_context}, one of them to be drawn; shorten it to {limits.max_context - 1} or less"
+        )
+    if max_tokens is not None and max_tokens > room:
+        raise InvalidRequest(
+            f"the prompt is too long for max_tokens {max_tokens}: it has {prompt_length} tokens and the "
+            f"context holds {limits.max_context}; send max_tokens {room} or less, or a shorter prompt"
+        )

@@ -1,0 +1,1 @@
+"""The files of adapters, as PEFT and hosted Tinker write and read them."""

@@ -1,0 +1,115 @@
+"""Reads and writes one adapter as a PEFT folder, as Hugging Face peft and many servers load it."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from spmd_tx.durable_files import new_folder, sync
+from spmd_tx.errors import MeshError
+from spmd_tx.models.adapter_formats.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    Module,
+    config_of,
+    modules,
+    spelling,
+    stored_names,
+    write_tensors,
+)
+from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.protocol.commands import AdapterSpec
+
+BUFFER_BYTES = 1 << 20
+
+
+def write(
+    path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, model: ModelConfig, base_model: str
+) -> None:
+    """Write the folder durably and atomically, replacing an earlier one of that name.
+
+    Shapes are A [L, R, in] and B [L, R, out], the head's without L, experts' own [L, X, ...]; rows beyond the
+    adapter's rank are padding.
+    """
+    tensors: dict[str, np.ndarray] = {}
+    for module in modules(adapter, model):
+        factors = _views(adapters, module)
+        tensors[module.name_a] = factors.a
+        tensors[module.name_b] = factors.b.swapaxes(-1, -2)
+    in_file = {name: tensor.shape for name, tensor in tensors.items()}
+    _write_folder(
+        path,
+        {
+            WEIGHTS_FILE: lambda file: write_tensors(file, in_file, tensors.__getitem__),
+            CONFIG_FILE: lambda file: file.write(config_of(adapter, model, base_model)),
+        },
+    )
+
+
+def is_folder(path: Path) -> bool:
+    """Say whether there is a complete PEFT folder."""
+    return (path / CONFIG_FILE).exists()
+
+
+def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+    """Return the adapter in fp32, padded with zeros to ``rank``; untrained groups are zero.
+
+    Raises MeshError when the folder does not hold the adapter, which the coordinator has checked before.
+    """
+    adapters = _zeros(model, rank)
+    file = path / WEIGHTS_FILE
+    try:
+        with safe_open(file, framework="np") as tensors:
+            stored = stored_names(tensors.keys())
+            for module in modules(adapter, model):
+                factors = _views(adapters, module)
+                for name, shape, factor in (
+                    (module.name_a, module.a, factors.a),
+                    (module.name_b, module.b, factors.b.swapaxes(-1, -2)),
+                ):
+                    tensor = tensors.get_tensor(stored.get(spelling(name), name))
+                    _check(file, name, tensor, shape)
+                    factor[...] = tensor
+    except (SafetensorError, OSError) as problem:
+        raise MeshError(f"cannot read {file}: {problem}") from problem
+    return adapters
+
+
+def _views(adapters: Adapters[np.ndarray], module: Module) -> Lora[np.ndarray]:
+    """Return views of a module's factors up to its rank: [..., R, in] and [..., R, out]."""
+    pair = adapters.head if module.map == HEAD else adapters.layers[module.map]
+    rank = module.a[-2]
+    views = (factor[module.at][..., :rank, :] for factor in (pair.a, pair.b))
+    # A file keeps the dimension of experts where they share a factor.
+    return Lora(*(view[None] if view.ndim < len(module.a) else view for view in views))
+
+
+def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+    def pair(name: str) -> Lora[np.ndarray]:
+        its = shapes(model, name, rank)
+        return Lora(np.zeros(its.a, np.float32), np.zeros(its.b, np.float32))
+
+    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+
+
+def _check(file: Path, name: str, factor: np.ndarray, expected: tuple[int, ...]) -> None:
+    if factor.shape != expected:
+        raise MeshError(f"{file}: {name} has the shape {list(factor.shape)}; it must be {list(expected)}")
+    if not np.isfinite(factor).all():
+        raise MeshError(f"{file}: {name} is not finite")
+
+
+def _write_folder(path: Path, writers: dict[str, Callable[[BinaryIO], object]]) -> None:
+    """Write under a temporary name beside the path, then rename."""
+    with new_folder(path) as folder:
+        for name, write_content in writers.items():
+            with open(folder / name, "wb", buffering=BUFFER_BYTES) as file:
+                write_content(file)
+                file.flush()
+                os.fsync(file.fileno())
+        sync(folder)

@@ -1,0 +1,1 @@
+"""Applies LoRA adapters: many at once, in training and in decode, and adds up their gradients."""

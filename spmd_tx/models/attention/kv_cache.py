@@ -1,0 +1,165 @@
+"""Paged keys and values of the sequences being sampled (Kwon et al. 2023).
+
+Dimension key: L layer, P page (of one data shard), S place in a page, K key-value head, E head width, X all
+key-value heads side by side (K times E), B row, T token, N pages in a row's table, C page to copy.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
+from spmd_tx.models.attention.packed_rows import segment_attention
+from spmd_tx.models.attention.page_loop import Pools
+from spmd_tx.models.attention.paged.attention import paged_attention
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.forward_pass import Attend
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.weight import Weight
+
+TRASH_PAGE = 0  # in place of the pages of tokens whose keys and values nobody reads
+
+
+class KvCache(PyTreeNode):
+    """Holds keys and values [L, P, S, X]; every data shard has its own pages.
+
+    The heads of a token are one dimension, so that on TPUs, too, a page lies in memory as it is declared.
+    """
+
+    keys: Any
+    values: Any  # None: the keys are the values, too, as in latent attention
+
+    @property
+    def pools(self) -> Pools:
+        return self.keys, self.values
+
+
+def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
+    """Declare a cache with ``pages`` pages per data shard."""
+    heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps its own
+    of_data = pages * mesh.shape[FSDP] * mesh.shape[EP]
+    shape = (model.declared.n_paged, of_data, page_size, heads * model.head_dim)
+    pool = Weight(shape, P(None, DATA, None, TP), dtype)
+    return KvCache(pool, pool if model.declared.keeps_values else None)
+
+
+def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:
+    """Write one layer's keys and values [..., K, E] at (page, place), which have their leading shape.
+
+    ``v`` is not read where the keys are the values.
+
+    No two of them may be the same, except on page 0, to which nothing is written.
+    """
+    pages = _without_trash(pages, cache.keys.shape[1])
+
+    def put(pool: Array, new: Array) -> Array:
+        new = new.reshape(*pages.shape, pool.shape[3])
+        return pool.at[index, pages, places].set(new, unique_indices=True, mode="drop")
+
+    return KvCache(put(cache.keys, k), None if cache.values is None else put(cache.values, v))
+
+
+def _without_trash(pages: Array, count: int) -> Array:
+    """Replace page 0 by distinct numbers from ``count`` on, which a scatter with mode "drop" leaves out.
+
+    So all indices of the scatter are unique. Of others, a deterministic XLA for GPUs sorts the flattened
+    32-bit indices to find which of several writes comes last: slowly, and in a pool of more than 2**32
+    numbers it takes some different indices for the same, and loses a write.
+    """
+    beyond = count + jnp.arange(pages.size, dtype=pages.dtype).reshape(pages.shape)
+    return jnp.where(pages == TRASH_PAGE, beyond, pages)
+
+
+def prefill_attend(
+    implementation: str,
+    segments_BT: Int[Array, "B T"],
+    pages_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+) -> Attend:
+    """Attend as in training, and write every token's keys and values to its page."""
+    attention = segment_attention(implementation, segments_BT)
+
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
+        cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
+        return attention(q, k, v, **sight), cache
+
+    return attend
+
+
+def continue_attend(
+    implementation: str,
+    tables_BN: Int[Array, "B N"],
+    pages_BT: Int[Array, "B T"],
+    positions_BT: Int[Array, "B T"],
+) -> Attend:
+    """Write every token's keys and values to its page, then attend to the row's tokens up to it.
+
+    Each row has one segment, whose first tokens may have been written before. ``implementation`` is one of
+    paged.attention.IMPLEMENTATIONS.
+    """
+
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
+        cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
+        return paged_attention(implementation, q, cache.pools, index, tables_BN, positions_BT, **sight), cache
+
+    return attend
+
+
+def decode_attend(
+    implementation: str, tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array
+) -> Attend:
+    """Write one token per row, then attend to all the row's tokens up to it.
+
+    ``implementation`` is one of paged.attention.IMPLEMENTATIONS. What a dead row gets nobody reads.
+    """
+
+    def attend(
+        index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
+    ) -> tuple[Array, KvCache]:
+        page_size = cache.keys.shape[2]
+        page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
+        page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
+        cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
+        last_B1 = jnp.where(is_alive_B, positions_B, -1)[:, None]
+        return paged_attention(implementation, q, cache.pools, index, tables_BN, last_B1, **sight), cache
+
+    return attend
+
+
+def copy_pages(cache: KvCache, copies_C2: Int[Array, "C 2"], at_once: int = 1) -> KvCache:
+    """Copy pages (from, to) in all layers. Pairs with page 0 at the end cost nothing.
+
+    No page may be copied to twice, or both from and to. ``at_once`` pages are copied by one operation: one is
+    best where loops cost little, as on TPUs, on which a scatter of whole pages would copy the pools.
+    """
+    copies_C2 = jnp.pad(copies_C2, ((0, -copies_C2.shape[0] % at_once), (0, 0)))
+    order_C = jnp.arange(copies_C2.shape[0])
+    count = jnp.max(jnp.where(copies_C2[:, 1] != TRASH_PAGE, order_C + 1, 0))
+
+    def some(number: Array, cache: KvCache) -> KvCache:
+        source, target = lax.dynamic_slice_in_dim(copies_C2, number * at_once, at_once).T
+        if at_once == 1:
+            return jax.tree.map(partial(_copy_page, source=source[0], target=target[0]), cache)
+        target = _without_trash(target, cache.keys.shape[1])
+
+        def copy(pool: Array) -> Array:
+            return pool.at[:, target].set(pool[:, source], unique_indices=True, mode="drop")
+
+        return jax.tree.map(copy, cache)
+
+    return lax.fori_loop(0, (count + at_once - 1) // at_once, some, cache)
+
+
+def _copy_page(pool: Array, source: Array, target: Array) -> Array:
+    page = lax.dynamic_slice_in_dim(pool, source, 1, axis=1)
+    return lax.dynamic_update_slice_in_dim(pool, page, target, axis=1)

@@ -1,0 +1,79 @@
+"""Attention to the pages of rows, by the name of an implementation.
+
+Each reads as many keys and values as a row has, whatever the width of its table, in an order that follows
+from the row alone: neither other rows nor what stands behind its last token change a bit of it. Kernels are
+used only where worker/self_tests/paged.py has found their results correct on the device.
+
+Dimension key as in kv_cache.py.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array
+from jaxtyping import Float, Int
+
+from spmd_tx.models.attention.page_loop import Pools, attend_pages, attend_row_by_row
+from spmd_tx.models.attention.paged import mosaic, triton
+
+# (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
+PagedAttention = Callable[..., Array]
+
+WIDEST_HEAD = {"tpu": 256, "gpu": 576}  # by platform
+
+
+def _row_by_row(
+    q_BTNE: Array, pools: Pools, index: Array, tables_BN: Array, positions_BT: Array, **sight: Any
+) -> Array:
+    """For CPUs, where several tokens of a row share what is read of its pages."""
+    if q_BTNE.shape[1] > 1:
+        return attend_pages(q_BTNE, pools, index, tables_BN, positions_BT, **sight)
+    return attend_row_by_row(q_BTNE[:, 0], pools, index, tables_BN, positions_BT[:, 0], **sight)[:, None]
+
+
+IMPLEMENTATIONS: dict[str, PagedAttention] = {  # the fastest first
+    "mosaic": mosaic.attend,
+    "triton": triton.attend,
+    "reference": attend_pages,
+    "row_by_row": _row_by_row,
+}
+KERNELS = {"tpu": "mosaic", "gpu": "triton"}  # by platform
+
+
+def paged_attention(
+    implementation: str,
+    q_BTNE: Float[Array, "B T N E"],
+    pools: Pools,
+    index: Array,
+    tables_BN: Int[Array, "B _"],
+    positions_BT: Int[Array, "B T"],
+    **sight: Any,
+) -> Float[Array, "B T N E"]:
+    """Attend from all tokens of a row to the tokens up to their positions; grouped queries.
+
+    ``sight`` are the window and sinks of page_loop.attend_pages. The kernel for TPUs reads no pool as keys
+    and values alike.
+    """
+    if pools[1] is None and implementation == "mosaic":
+        implementation = "reference"
+    return IMPLEMENTATIONS[implementation](q_BTNE, pools, index, tables_BN, positions_BT, **sight)
+
+
+def candidates(platform: str, head_dim: int, page_size: int, is_bfloat16: bool) -> list[str]:
+    """List the implementations that a platform and these sizes allow, the fastest first."""
+    if platform == "cpu":
+        return ["row_by_row"]
+    is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD.get(platform, 0)
+    is_possible = is_possible and takes(KERNELS[platform], head_dim, page_size)
+    return [KERNELS[platform], "reference"] if is_possible else ["reference"]
+
+
+def takes(implementation: str, head_dim: int, page_size: int) -> bool:
+    """Return whether an implementation can have heads of this width and pages of so many tokens."""
+    match implementation:
+        case "mosaic":
+            return head_dim % mosaic.LANES == 0 and page_size % mosaic.SUBLANES == 0
+        case "triton":
+            return triton.fits(head_dim, page_size)
+        case _:
+            return True

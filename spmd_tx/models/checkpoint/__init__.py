@@ -1,0 +1,1 @@
+"""Reads Hugging Face checkpoints of base models: their files, tensors and encodings."""

@@ -1,0 +1,1 @@
+"""Linear attention: Gated DeltaNet layers, and the states of the sequences being sampled."""

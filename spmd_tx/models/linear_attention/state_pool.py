@@ -1,0 +1,114 @@
+"""States of the sequences being sampled, for layers that keep one of a fixed size instead of pages.
+
+A slot holds one sequence's states of all such layers. Rows being sampled have a slot each; the others are
+snapshots, from which rows may begin (sampling/cache/state_slots.py of the coordinator decides). Slot 0 holds
+zeros, the state of a sequence that has read nothing, and is never written.
+
+Dimension key: L layer with a state, P slot (of one data shard), B row, C slot to copy.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.struct import PyTreeNode
+from jax import Array, lax
+from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
+from jaxtyping import Int
+
+from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
+from spmd_tx.models.attention.window_ring import ring_weights
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import Kept, Mixer
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.forward_pass import StateSlots
+from spmd_tx.models.linear_attention import delta_memory
+from spmd_tx.models.linear_attention.delta_layer import State
+from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.weight import Weight
+
+NOTHING = 0  # the slot of zeros
+
+
+def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State | KvCache:
+    """Declare a pool with ``slots`` slots per data shard, slot 0 among them; its arrays begin as zeros.
+
+    Of attention within a window it has rings. The channels of ``inputs`` are in the order of devices of tp,
+    each with its own queries, keys and values.
+    """
+    lead = (layers, slots * mesh.shape[FSDP] * mesh.shape[EP])
+    if isinstance(sizes, Softmax):
+        return ring_weights(sizes, mesh, lead, dtype)
+
+    def array(kept: Kept) -> Weight:
+        axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
+        return Weight((*lead, *kept.shape), P(None, DATA, *axes), jnp.float32 if kept.is_fp32 else dtype)
+
+    return State(**{kept.name: array(kept) for kept in sizes.per_sequence})
+
+
+class Keep(PyTreeNode):
+    """Holds what all layers keep of the sequences being sampled: pages, and states in slots."""
+
+    pages: Any
+    states: Any  # State, or KvCache with rings (window_ring.py)
+
+
+def cache_and_states(
+    model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, slots: int, dtype: DTypeLike
+) -> KvCache | Keep:
+    """Declare what all layers keep of sequences: pages and, if the model has states, slots per data shard."""
+    cache, sizes = cache_weights(model, mesh, pages, page_size, dtype), model.declared.stateful
+    if sizes is None:
+        return cache
+    return Keep(cache, pool_weights(sizes, mesh, model.n_layers - model.declared.n_paged, slots, dtype))
+
+
+def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> KvCache | Keep:
+    """Change the pages, and leave states as they are."""
+    return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
+
+
+def read(pool: State, layer: Array, slots: StateSlots, product: str) -> State:
+    """Return one layer's states of rows. On GPUs memories that a decode changes stay in the pool."""
+    if slots.decodes and product == "triton" and delta_memory.fits(pool.memory.shape):
+        memory = delta_memory.InPool(pool.memory, layer, slots.sources_B, slots.targets_B)
+        return State(memory, pool.inputs[layer, slots.sources_B])
+    return jax.tree.map(lambda states: states[layer, slots.sources_B], pool)
+
+
+def write(pool: State, layer: Array, slots_B: Int[Array, " B"], states: State) -> State:
+    """Write one layer's states of rows. No two slots may be the same but 0, to which nothing is written."""
+    if states.memory.shape == pool.memory.shape:  # it stayed in the pool
+        return states.replace(inputs=_written(pool.inputs, layer, slots_B, states.inputs))
+    return jax.tree.map(lambda old, new: _written(old, layer, slots_B, new), pool, states)
+
+
+def _written(old: Array, layer: Array, slots_B: Array, new: Array) -> Array:
+    # Distinct numbers behind the last slot, which the scatter leaves out, keep its indices unique.
+    beyond_B = old.shape[1] + jnp.arange(slots_B.size, dtype=slots_B.dtype)
+    slots_B = jnp.where(slots_B == NOTHING, beyond_B, slots_B)
+    return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
+
+
+def copy_slots(pool: Any, copies_C2: Int[Array, "C 2"]) -> Any:
+    """Copy slots (from, to) in all layers, one pair after another. Pairs (0, 0) at the end cost nothing.
+
+    A copy from slot 0 makes a slot that has read nothing.
+    """
+    order_C = jnp.arange(copies_C2.shape[0])
+    count = jnp.max(jnp.where(copies_C2[:, 1] != NOTHING, order_C + 1, 0))
+
+    def one(number: Array, pool: Any) -> Any:
+        source, target = copies_C2[number]
+        return jax.tree.map(partial(_copy, source=source, target=target), pool)
+
+    return lax.fori_loop(0, count, one, pool)
+
+
+def _copy(states: Any, source: Array, target: Array) -> Array:
+    state = lax.dynamic_slice_in_dim(states, source, 1, axis=1)
+    return lax.dynamic_update_slice_in_dim(states, state, target, axis=1)

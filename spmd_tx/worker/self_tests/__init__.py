@@ -1,0 +1,1 @@
+"""Compares kernels with their references, on the device, before a worker uses them."""

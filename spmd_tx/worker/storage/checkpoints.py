@@ -1,0 +1,130 @@
+"""Orbax checkpoints of one training slot. All processes call these functions together.
+
+Every process writes and reads its own shards, in one directory that all of them see.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import absl.logging
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from flax.struct import PyTreeNode
+from jax import Array
+
+from spmd_tx.models.adapters.lora import Adapters
+from spmd_tx.models.base_weights import Weights
+
+Leaf = TypeVar("Leaf")
+OnEnd = Callable[[str, str | None], None]  # path, and what went wrong
+
+WRITE_TIMEOUT_SECONDS = 300  # for the processes that write a checkpoint together to meet
+
+absl.logging.set_verbosity(absl.logging.WARNING)  # otherwise Orbax logs every step of a save
+
+
+class SlotState(PyTreeNode, Generic[Leaf]):
+    """Holds what is trained, in fp32: an adapter, or the weights of a whole model.
+
+    Factors of adapters have no slot axis: [L, R, width], the head's [R, width].
+    """
+
+    w: Adapters[Leaf] | Weights[Leaf]
+    mu: Adapters[Leaf] | Weights[Leaf]
+    nu: Adapters[Leaf] | Weights[Leaf]
+    step: Leaf  # int32
+
+
+def save_state(path: Path, state: SlotState[Array], rank: int | None) -> None:
+    """Write the first ``rank`` rows of every factor (the rest is padding); return when that is complete.
+
+    None: all rows.
+    """
+    with _checkpointer() as checkpointer:
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+
+
+def write_in_background(path: Path, state: SlotState[Array], rank: int | None, on_end: OnEnd) -> None:
+    """Write as save_state does, but return once ``state`` may be freed; another thread calls ``on_end``."""
+    checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=WRITE_TIMEOUT_SECONDS)
+    try:
+        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+    except OSError as problem:
+        on_end(str(path), str(problem))
+    else:
+        threading.Thread(target=_wait, args=(checkpointer, path, on_end), daemon=True).start()
+
+
+def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> None:
+    try:
+        checkpointer.wait_until_finished()
+        checkpointer.close()
+    except (OSError, ValueError, RuntimeError) as problem:  # a full disk; a process that did not join
+        on_end(str(path), f"{type(problem).__name__}: {problem}")
+    else:
+        on_end(str(path), None)
+
+
+def _first_rows(state: SlotState[Array], rank: int | None) -> SlotState[Array]:
+    if rank is None:
+        return state
+    return jax.tree.map(lambda factor: factor[..., :rank, :] if factor.ndim > 1 else factor, state)
+
+
+def restore_state(
+    path: Path, like: SlotState[jax.ShapeDtypeStruct], optimizer: bool = True
+) -> SlotState[Array]:
+    """Read a slot in the shapes and shardings of ``like``; a smaller rank is padded with zeros.
+
+    Without ``optimizer`` only the weights are read, and moments and step are zero.
+    """
+    return _restore(path, like) if optimizer else fresh_state(restore_weights(path, like.w), like)
+
+
+def restore_weights(
+    path: Path, like: Adapters[jax.ShapeDtypeStruct] | Weights[jax.ShapeDtypeStruct]
+) -> Adapters[Array] | Weights[Array]:
+    """Read the weights alone, as restore_state does."""
+    unread = jax.tree.map(lambda _: ocp.PLACEHOLDER, like)
+    return _restore(path, SlotState(like, unread, unread, ocp.PLACEHOLDER)).w
+
+
+def stored_arrays(path: Path) -> dict[str, Any]:
+    """Describe the arrays of a checkpoint, by the fields of SlotState and their names."""
+    with _checkpointer() as checkpointer:
+        return checkpointer.metadata(path.absolute()).item_metadata.tree
+
+
+def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
+    with _checkpointer() as checkpointer:
+        return checkpointer.restore(
+            path.absolute(),
+            args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, wanted)),
+        )
+
+
+def fresh_state(
+    w: Adapters[Array] | Weights[Array], like: SlotState[jax.ShapeDtypeStruct]
+) -> SlotState[Array]:
+    """Return a slot with these weights, whose optimizer has taken no step."""
+    return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _how(leaf: Any) -> ocp.RestoreArgs:
+    if leaf is ocp.PLACEHOLDER:
+        return ocp.RestoreArgs()
+    # Not strict: a stored array of another shape is padded with zeros or cut at its end.
+    return ocp.ArrayRestoreArgs(
+        sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False
+    )
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> Array:
+    return jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)

@@ -1,0 +1,35 @@
+"""Reads the weights of a training checkpoint (Orbax) and writes them as a PEFT folder, outside a worker."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from spmd_tx.errors import StartError
+from spmd_tx.models.adapter_formats import peft
+from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.worker.storage.checkpoints import restore_weights
+
+CPU = "cpu"
+
+
+def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: ModelConfig, base_model: str) -> None:
+    """Write the folder ``place``. Raises StartError when ``state`` is no such checkpoint of the model."""
+    jax.config.update("jax_platforms", CPU)  # accelerators may belong to a server
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices(CPU)[0])
+
+    def pair(name: str) -> Lora[jax.ShapeDtypeStruct]:
+        its = shapes(model, name, adapter.rank)
+        return Lora(*(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding) for shape in (its.a, its.b)))
+
+    like = Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+    try:
+        weights = restore_weights(state, like)
+    except (ValueError, KeyError, OSError) as problem:
+        raise StartError(
+            f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
+        ) from problem
+    peft.write(place, jax.tree.map(np.asarray, weights), adapter, model, base_model)

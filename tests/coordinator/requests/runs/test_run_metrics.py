@@ -1,0 +1,120 @@
+import pytest
+
+from spmd_tx.coordinator.requests.records import Failed, Finished, Request, RequestTimes, Settled
+from spmd_tx.coordinator.requests.runs import run_metrics
+from spmd_tx.coordinator.runtime import clock
+from tests.coordinator.retention.contents import add_model
+
+RUN, OTHER = "s:train:0", "t:train:0"
+
+
+async def settle(database, *entries, line=RUN):
+    """Store what requests have returned: (seq_id, kind, metrics)."""
+    settled = [
+        Settled(
+            Request(seq_id, f"{line}-{seq_id}", kind, line, seq_id, "s"),
+            Failed("no", "user") if metrics is None else Finished("x", b"", metrics=metrics),
+            None,
+            RequestTimes(),
+            seq_id,
+        )
+        for seq_id, kind, metrics in entries
+    ]
+    await database.write(lambda db, _: run_metrics.add(db, settled))
+
+
+async def step(database, seq_id, loss=1.0, line=RUN):
+    passed = seq_id, "forward_backward", {"loss:sum": loss, "num_datums:sum": 1.0}
+    await settle(database, passed, (seq_id + 1, "optim_step", {"learning_rate:mean": 0.1}), line=line)
+
+
+async def say(database, seq_id, values, step=None, line=RUN):
+    async with database.transaction() as db:
+        run_metrics.add_of_client(db, line, seq_id, step, values)
+
+
+async def read(database, after=-1, limit=100, line=RUN):
+    async with database.reading() as db:
+        return await run_metrics.points(db, line, after, limit)
+
+
+async def test_a_step_has_its_own_metrics_and_those_of_the_passes_before_it(database):
+    await settle(
+        database,
+        (1, "forward_backward", {"loss:sum": 3.0, "kl:mean": 0.1, "num_datums:sum": 1.0}),
+        (2, "forward_backward", {"loss:sum": 1.0, "kl:mean": 0.5, "num_datums:sum": 3.0}),
+        (3, "forward", {}),
+        (4, "optim_step", {"unclipped_grad_l2:mean": 2.0}),
+        (5, "forward_backward", {"loss:sum": 9.0}),
+        (6, "forward_backward", None),
+    )
+    await step(database, 1, line=OTHER)
+    (point,), following = await read(database)
+    assert (point.seq_id, point.step, following) == (4, 0, None)
+    assert point.metrics == pytest.approx(
+        {"loss:sum": 4.0, "kl:mean": 0.4, "num_datums:sum": 4.0, "unclipped_grad_l2:mean": 2.0}
+    )
+
+
+async def test_what_a_client_says_belongs_to_the_next_step_or_to_the_one_it_names(database):
+    await step(database, 1)
+    await say(database, 3, {"reward": 0.5})
+    await step(database, 3)
+    await say(database, 4, {"test/reward": 0.25}, step=0)
+    await say(database, 4, {"reward": 0.75}, step=1)
+    await say(database, 4, {"reward": 0.1}, step=7)
+    first, second = (await read(database))[0]
+    assert (first.metrics.get("reward"), first.metrics["test/reward"]) == (None, 0.25)
+    assert second.metrics["reward"] == 0.75
+
+
+async def test_steps_are_read_in_pages_that_know_their_numbers(database):
+    for number in range(5):
+        await step(database, 1 + 2 * number, loss=float(number))
+    seen, after = [], -1
+    while after is not None:
+        page, after = await read(database, after, limit=2)
+        seen += [(point.step, point.metrics["loss:sum"]) for point in page]
+    assert seen == [(number, float(number)) for number in range(5)]
+    assert await read(database, after=10) == ([], None)
+
+
+async def test_numbers_that_are_not_finite_are_null(database):
+    await step(database, 1, loss=float("inf"))
+    await say(database, 2, {"reward": float("nan")}, step=0)
+    (point,), _ = await read(database)
+    assert point.metrics["loss:sum"] is None
+    assert point.metrics["reward"] is None
+
+
+async def test_a_list_shows_the_newest_value_of_each_metric(database):
+    async with database.reading() as db:
+        assert await run_metrics.summary(db, RUN) == (0, None, {})
+    await step(database, 1, loss=5.0)
+    await say(database, 2, {"reward": 0.5})
+    await step(database, 3, loss=4.0)
+    async with database.reading() as db:
+        found = await run_metrics.summary(db, RUN)
+    assert (found.steps, found.last["loss:sum"], found.last["reward"]) == (2, 4.0, 0.5)
+
+
+async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):
+    monkeypatch.setattr(run_metrics, "THINNED_POINTS", 3)
+    for run in (RUN, OTHER):
+        await add_model(database, run)
+    for number in range(9):
+        await step(database, 1 + 2 * number, loss=float(number))
+        await step(database, 1 + 2 * number, line=OTHER) if number < 4 else None
+    async with database.transaction() as db:
+        await run_metrics.forget(db, before=0.0, thin_before=0.0)
+    assert len((await read(database))[0]) == 9
+    async with database.transaction() as db:
+        await run_metrics.forget(db, before=0.0, thin_before=clock.now() + 1)
+    assert [point.metrics["loss:sum"] for point in (await read(database))[0]] == [2.0, 5.0, 8.0]
+    await step(database, 19, loss=9.0)
+    assert [point.step for point in (await read(database))[0]] == [2, 5, 8, 9]
+    assert [point.step for point in (await read(database, after=18))[0]] == [9]
+    assert len((await read(database, line=OTHER))[0]) == 4
+    async with database.transaction() as db:
+        await run_metrics.forget(db, before=clock.now() + 1, thin_before=0.0)
+    assert await read(database) == ([], None)

@@ -1,0 +1,161 @@
+import re
+from dataclasses import replace
+
+import pytest
+
+from spmd_tx.coordinator.sampling.request.validation import check_sample
+from spmd_tx.coordinator.training.validation import adapter_seed, check_adam, check_lora
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
+from spmd_tx.errors import InvalidRequest
+
+LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
+
+# --- optimizer and adapter --------------------------------------------------------------------------
+
+
+def test_adam_parameters_default_to_those_of_the_sdk():
+    assert check_adam(OptimStepRequest("m", 1)) == AdamParams()
+
+
+@pytest.mark.parametrize(
+    "params, message",
+    [
+        ({"learning_rate": -1e-4}, "adam_params.learning_rate is -0.0001; it must be finite and at least 0"),
+        ({"learning_rate": float("nan")}, "adam_params.learning_rate is nan"),
+        ({"beta1": 1.0}, "adam_params.beta1 is 1.0; it must be at least 0 and below 1"),
+        ({"beta2": -0.1}, "adam_params.beta2 is -0.1"),
+        ({"eps": float("inf")}, "adam_params.eps is inf"),
+        ({"weight_decay": -1.0}, "adam_params.weight_decay is -1.0"),
+        ({"grad_clip_norm": -1.0}, "adam_params.grad_clip_norm is -1.0"),
+    ],
+)
+def test_an_adam_parameter_out_of_range_is_refused(params, message):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        check_adam(OptimStepRequest("m", 1, adam_params=AdamParams(**params)))
+
+
+def test_another_optimizer_is_refused_by_name():
+    with pytest.raises(InvalidRequest, match="'dimuon'; this service has AdamW only"):
+        check_adam(OptimStepRequest("m", 1, optimizer_params={"type": "dimuon", "learning_rate": 1e-3}))
+    with pytest.raises(InvalidRequest, match="'dimuon'; this service has 'adamw' only"):
+        check_lora(LoraConfig(rank=1), OptimizerConfig("dimuon"), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "config, message",
+    [
+        (LoraConfig(rank=0), "asks to train the base model itself; .* a rank between 1 and 4"),
+        (LoraConfig(rank=-1), "lora_config.rank is -1; it must be between 1 and 4 .*--max-lora-rank"),
+        (LoraConfig(rank=5), "lora_config.rank is 5"),
+        (LoraConfig(rank=1, train_attn=False, train_mlp=False, train_unembed=False), "trains nothing"),
+        (None, "lora_config is missing"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused(config, message):
+    with pytest.raises(InvalidRequest, match=message):
+        check_lora(config, None, LIMITS)
+
+
+def test_all_weights_are_trained_by_models_of_rank_0():
+    limits = replace(LIMITS, max_rank=0)
+    assert check_lora(None, None, limits).rank == 0
+    assert not check_lora(LoraConfig(rank=0, train_mlp=False), None, limits).train_mlp
+    with pytest.raises(InvalidRequest, match=r"rank is 8; this server trains all weights .* send rank 0"):
+        check_lora(LoraConfig(rank=8), None, limits)
+
+
+def test_an_adapter_trains_what_its_config_says():
+    adapter = check_lora(LoraConfig(rank=4, train_mlp=False), OptimizerConfig(), LIMITS)
+    assert (adapter.rank, adapter.train_attn, adapter.train_mlp, adapter.train_unembed) == (
+        4,
+        True,
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize("seed", [None, 0, -1, 2**40, 2**63, 2**64 - 1])
+def test_any_seed_becomes_one_a_worker_takes(seed):
+    assert 0 <= adapter_seed(LoraConfig(rank=1, seed=seed), "s:train:0") < 2**63
+
+
+def test_models_without_a_seed_differ():
+    config = LoraConfig(rank=1)
+    assert adapter_seed(config, "s:train:0") != adapter_seed(config, "s:train:1")
+
+
+# --- samples ----------------------------------------------------------------------------------------
+
+
+def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
+    chunks = [ModelInputChunk(tokens=list(prompt))]
+    return SampleRequest(ModelInput(chunks), SamplingParams(**params), num_samples)
+
+
+@pytest.mark.parametrize(
+    "request_, message",
+    [
+        (sample(), "the prompt is empty"),
+        (SampleRequest(ModelInput([])), "the prompt is empty"),
+        (sample(1, 100), "the prompt has the token ID 100; IDs of this model are 0 to 99"),
+        (sample(1, -5), "the prompt has the token ID -5"),
+        (SampleRequest(ModelInput([ModelInputChunk(data="aGk=")])), "a chunk of kind 'image'; this model"),
+        (sample(*range(8)), "the prompt is too long: it has 8 tokens and the context holds 8"),
+        (sample(1, 2, 3, max_tokens=6), "6: it has 3 tokens and the context holds 8; send max_tokens 5"),
+        (sample(1, max_tokens=0), "max_tokens is 0"),
+        (sample(1, num_samples=0), "num_samples is 0; it must be between 1 and 1024"),
+        (sample(1, num_samples=1025), "num_samples is 1025"),
+        (sample(1, temperature=-1.0), "temperature is -1.0; it must be a finite number, at least 0"),
+        (sample(1, temperature=float("nan")), "temperature is nan"),
+        (sample(1, temperature=1e39), "temperature is 1e+39"),
+        (sample(1, top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
+        (sample(1, top_p=1.5), "top_p is 1.5"),
+        (sample(1, top_k=0), "top_k is 0; it must be at least 1, or -1"),
+        (sample(1, top_k=-2), "top_k is -2"),
+        (sample(1, seed=2**64), "seed is 18446744073709551616; it must be a 64-bit integer"),
+        (sample(1, stop=""), "stop has an empty string"),
+        (sample(1, stop=["a", ""]), "stop has an empty string"),
+        (sample(1, stop=["a"] * 65), "stop has 65 strings; at most 64"),
+        (sample(1, stop="x" * 1025), "stop has a string of 1025 bytes; at most 1024"),
+        (sample(1, stop=["a", "\xf6" * 513]), "stop has a string of 1026 bytes"),
+        (sample(1, stop=[1] * 1025), "stop has 1025 token IDs; at most 1024"),
+        (sample(1, stop=[100]), "stop has the token ID 100"),
+        (sample(1, stop=["a", 5]), "stop mixes strings and token IDs"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+def test_a_sample_that_cannot_be_drawn_is_refused(request_, message):
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        check_sample(request_, LIMITS)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"max_tokens": 7},
+        {"temperature": 0.0},
+        {"top_k": 10**9},  # clamped to the vocabulary
+        {"seed": 2**40},
+        {"seed": -(2**63)},
+        {"seed": 2**64 - 1},
+        {"stop": "\n"},
+        {"stop": ["a", "b"]},
+        {"stop": ["x" * 1024] * 64},
+        {"stop": []},
+        {"stop": [0, 99]},
+    ],
+    ids=str,
+)
+def test_a_sample_within_its_limits_is_accepted(params):
+    check_sample(sample(1, **params), LIMITS)
+
+
+def test_flags_that_ask_for_nothing_are_accepted():
+    chunks = [ModelInputChunk(tokens=[1]), ModelInputChunk(tokens=[]), ModelInputChunk(tokens=[2])]
+    request = SampleRequest(
+        ModelInput(chunks), topk_prompt_logprobs=0, prompt_alt_tokens_k=0, record_stability_info=True
+    )
+    check_sample(request, LIMITS)

@@ -1,0 +1,100 @@
+"""A window that is read in pieces and decoded from its ring is what the whole row sees; old tokens go."""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from spmd_tx.models.attention.blockwise import attend_segments
+from spmd_tx.models.attention.kv_cache import KvCache
+from spmd_tx.models.attention.paged import triton
+from spmd_tx.models.attention.window_ring import continue_attend, decode_attend, prefill_attend, ring_weights
+from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.forward_pass import StateSlots
+from spmd_tx.sharding.mesh import DATA, TP, make_mesh
+from spmd_tx.sharding.weight import specs
+
+KV_HEADS, GROUP, WIDTH = 2, 3, 16
+LAYERS, LAYER, SLOTS = 2, 1, 5  # slots per data shard
+PIECES, DECODED = (5, 70, 130), 20  # ends of the pieces that are read, and tokens behind them
+HEADS = jax.P(DATA, None, TP)
+
+
+def random(*shape, seed):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "window, name, ends",
+    [
+        (1, "reference", PIECES),
+        (7, "row_by_row", PIECES),
+        (64, "reference", PIECES),
+        (64, "row_by_row", PIECES),
+        (200, "reference", PIECES),
+        pytest.param(16, "triton", PIECES, marks=pytest.mark.slow),
+        # Prompts as long as the window, and a token shorter or longer; then pieces that end where it does.
+        (16, "row_by_row", (16,)),
+        pytest.param(16, "row_by_row", (15,), marks=pytest.mark.slow),
+        pytest.param(16, "row_by_row", (17,), marks=pytest.mark.slow),
+        pytest.param(16, "reference", (16, 32, 33), marks=pytest.mark.slow),
+        pytest.param(7, "reference", (6, 7, 14, 22), marks=pytest.mark.slow),
+    ],
+)
+def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends, monkeypatch):
+    monkeypatch.setattr(triton, "INTERPRET", True)
+    mesh = make_mesh(2, 1, 2)
+    mixer = Softmax(KV_HEADS * GROUP, KV_HEADS, WIDTH, None, 1e-6, window=window, sinks=True)
+    declared = ring_weights(mixer, mesh, (LAYERS, 2 * SLOTS), jnp.float32)
+    stale = jax.tree.map(lambda w: jnp.full(w.shape, jnp.nan), declared)
+    # Row 1 ends before the others' pieces do; where it has no tokens a piece is padding.
+    read, length = ends[-1], ends[-1] + DECODED
+    lengths = np.array([[length], [length * 2 // 3]], np.int32)
+    q = random(2, length, KV_HEADS * GROUP, WIDTH, seed=0)
+    k, v = (random(2, length, KV_HEADS, WIDTH, seed=seed) for seed in (1, 2))
+    sinks = random(KV_HEADS * GROUP, seed=3)
+
+    @jax.jit
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(specs(declared), *[HEADS] * 3, jax.P(TP), jax.P(DATA), jax.P(DATA)),
+        out_specs=(HEADS, specs(declared), HEADS),
+        check_vma=name != "triton",
+    )
+    def run(rings, q, k, v, sinks, slots, lengths):
+        sight = {"window": window, "sinks_N": sinks}
+        index, results = jnp.int32(LAYER), []
+        for start, end in itertools.pairwise([0, *ends]):
+            positions = jnp.arange(start, end, dtype=jnp.int32)[None]
+            segments = (positions < lengths).astype(jnp.int32)
+            where = StateSlots(slots if start else jnp.zeros_like(slots), slots, decodes=False)
+            given = window, segments, positions * segments, where
+            attend = continue_attend(name, *given) if start else prefill_attend("reference", *given)
+            piece = (x[:, start:end] for x in (q, k, v))
+            result, rings = attend(index, *piece, rings, **sight)
+            results.append(result)
+        for position in range(read, length):
+            is_alive = lengths[:, 0] > position
+            where = StateSlots(slots, jnp.where(is_alive, slots, 0), decodes=True)
+            attend = decode_attend(name, window, where, jnp.full(1, position, jnp.int32), is_alive)
+            token = (x[:, position : position + 1] for x in (q, k, v))
+            result, rings = attend(index, *token, rings, **sight)
+            results.append(result)
+        segments = (jnp.arange(length)[None] < lengths).astype(jnp.int32)
+        whole = attend_segments(q, k, v, segments_BT=segments, **sight)
+        return jnp.concatenate(results, axis=1), rings, whole
+
+    result, rings, whole = run(stale, q, k, v, sinks, np.array([3, 1], np.int32), lengths)
+    for row, count in enumerate(lengths[:, 0]):
+        np.testing.assert_allclose(result[row, :count], whole[row, :count], rtol=0, atol=2e-6)
+    written = [min(window, count) for count in lengths[:, 0].tolist()]
+    assert isinstance(rings, KvCache)
+    for pool in (np.asarray(rings.keys), np.asarray(rings.values)):
+        is_there = np.isfinite(pool).all(axis=-1).sum(axis=-1)
+        expected = np.zeros((LAYERS, 2 * SLOTS), int)
+        expected[LAYER, 3], expected[LAYER, SLOTS + 1] = written
+        assert is_there.tolist() == expected.tolist()
