@@ -69,6 +69,7 @@ def measured(name: str) -> tuple[int, list[float]]:
                 rate(prefill(sections)),
                 rate(sections.sample_uniform()),
             ]
+            sections.client.done(sections.client.service.close("success"))  # ends its heartbeats
     return parameters, speeds
 
 
