@@ -26,7 +26,7 @@ export function Chart({ name, runs, axis, smoothing }: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [index, setIndex] = useState<number | null>(null);
-  const having = runs.filter((run) => run.points.some((point) => name in point.metrics));
+  const having = runs.filter((run) => run.points.some((point) => Object.hasOwn(point.metrics, name)));
   const layout = JSON.stringify([having.map((run) => [run.id, run.color]), axis, smoothing > 0, theme.value]);
   const data = aligned(having, name, axis, smoothing);
 

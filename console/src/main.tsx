@@ -15,7 +15,7 @@ import { Samples } from "./pages/samples";
 import { Server } from "./pages/server";
 import { SignIn } from "./pages/sign_in";
 import { Timing } from "./pages/timing";
-import { address, place } from "./router";
+import { address, decoded, place } from "./router";
 import { theme, toggleTheme } from "./theme";
 
 const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][] = [
@@ -37,7 +37,7 @@ function Page() {
   useEffect(() => void (document.title = `${title} · spmd_tx`), [title]);
   if (mustSignIn.value) return <SignIn />;
   if (!page) return <><h1>Not found</h1><p class="empty">There is no page {path}. <a href={address("/")}>See all runs.</a></p></>;
-  const [, id = "", other = ""] = page[0].exec(path)!.map(decodeURIComponent);
+  const [, id = "", other = ""] = page[0].exec(path)!.map(decoded);
   return <>{page[2](id, other)}</>;
 }
 

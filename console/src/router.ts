@@ -13,6 +13,15 @@ export function address(path: string): string {
   return ROOT + path;
 }
 
+/** A part of an address as text; one that the console did not make may not be encoded properly, and stays. */
+export function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 /** Puts choices of the open page into its address, so that it can be shared. Empty text removes one. */
 export function remember(choices: Record<string, string>): void {
   const query = new URLSearchParams(location.search);

@@ -56,7 +56,7 @@ export function metricNames(runs: Iterable<Point[]>): string[] {
 
 export function curve(points: Point[], name: string, axis: Axis): Curve {
   const start = points[0]?.at ?? 0;
-  const had = points.filter((point) => name in point.metrics);
+  const had = points.filter((point) => Object.hasOwn(point.metrics, name));
   return {
     x: had.map((point) => (axis === "step" ? point.step : point.at - start)),
     y: had.map((point) => point.metrics[name] ?? null),
@@ -75,11 +75,14 @@ export function smooth(values: Value[], weight: number): Value[] {
   });
 }
 
+/** The points as text, a row per step. Spreadsheets take a name that begins with = or the like for a formula, so it gets an apostrophe. */
 export function csv(runs: [string, Point[]][]): string {
   const names = metricNames(runs.map(([, points]) => points));
-  const quoted = (text: string) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const harmless = (text: string) => (/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
+  const quoted = (text: string) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const value = (point: Point, name: string) => (Object.hasOwn(point.metrics, name) ? (point.metrics[name] ?? "") : "");
   const rows = runs.flatMap(([id, points]) =>
-    points.map((point) => [id, point.step, point.at, ...names.map((name) => point.metrics[name] ?? "")].join(",")),
+    points.map((point) => [id, point.step, point.at, ...names.map((name) => value(point, name))].join(",")),
   );
-  return [["run", "step", "at", ...names.map(quoted)].join(","), ...rows].join("\n") + "\n";
+  return [["run", "step", "at", ...names.map((name) => quoted(harmless(name)))].join(","), ...rows].join("\n") + "\n";
 }

@@ -33,6 +33,7 @@ const STORIES = {
     const rows = readFileSync(await (await saving).path(), "utf8").trim().split("\n");
     assert.equal(rows.length, 1 + 2 * 400);
     assert.match(rows[0], /^run,step,at,reward,loss per token,/);
+    assert.ok(rows[0].includes(`,"'=HYPERLINK(""http://other.site"")",`)); // no formula in a spreadsheet
     await page.keyboard.press("Escape");
     await page.locator("body").press("/");
     await page.keyboard.type("odd &");

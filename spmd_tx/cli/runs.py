@@ -2,23 +2,18 @@
 
 import json
 import time
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from spmd_tx.cli.server import LOCAL, ApiKey, Server, Url
-from spmd_tx.demo.display import draw_curve
-from spmd_tx.errors import StartError
+from spmd_tx.cli import run_tables
+from spmd_tx.cli.run_tables import LAST_STEPS, Points
+from spmd_tx.cli.server import LOCAL, ApiKey, Server, Unreachable, Url
 
-FIRST = ("reward", "loss:sum", "entropy:mean", "kl:mean", "unclipped_grad_l2:mean")  # of the columns
-MOST_COLUMNS, LISTED = 6, 2
-LAST_STEPS = 20
 EVERY_SECONDS = 2.0
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, as in spmd-tx runs list.")]
@@ -46,14 +41,11 @@ def list_runs(
         found, cursor = found + page["runs"], page["next_cursor"]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
-        return
-    columns = _columns(run["last"] for run in found)[:LISTED]
-    table = _table("run", "owner", "created", "steps", *columns)
-    for run in found:
-        created = datetime.fromtimestamp(run["created_at"]).strftime("%Y-%m-%d %H:%M")
-        values = (_number(run["last"].get(name)) for name in columns)
-        table.add_row(run["id"], run["owner"], created, str(run["steps"]), *values)
-    _console().print(table)
+    elif not found:
+        typer.echo("there are no runs yet")
+    else:
+        console = run_tables.console()
+        console.print(run_tables.of_runs(found, console))
 
 
 @runs.command()
@@ -64,65 +56,73 @@ def show(
     points = _points(Server(url, api_key), run, -1)
     if as_json:
         typer.echo(json.dumps(points, indent=2))
-    else:
-        _console().print(_view(run, points, metric))
+        return
+    console = run_tables.console()
+    console.print(run_tables.of_steps(run, points, metric, console))
 
 
 @runs.command()
 def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = "") -> None:
-    """Show a run while it trains, until Ctrl-C."""
-    server = Server(url, api_key)
+    """Show a run while it trains, until Ctrl-C.
+
+    Where the output is no terminal, it prints a line per step.
+    """
+    server, console = Server(url, api_key), run_tables.console()
     points = _points(server, run, -1)
-    with Live(_view(run, points, metric), console=_console(), auto_refresh=False) as live:
+    try:
+        if console.is_terminal:
+            _redraw(server, run, points, metric, console)
+        else:
+            _print_lines(server, run, points)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+def _redraw(server: Server, run: str, points: Points, metric: str | None, console: Console) -> None:
+    def view() -> Group:
+        rows = max(1, min(LAST_STEPS, console.height - run_tables.LINES_BESIDE))
+        return run_tables.of_steps(run, points, metric, console, rows)
+
+    with Live(view(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_SECONDS)
-            again = points[-LAST_STEPS - 1]["seq"] if len(points) > LAST_STEPS else -1
-            points = points[: max(0, len(points) - LAST_STEPS)] + _points(server, run, again)
-            live.update(_view(run, points, metric), refresh=True)
+            try:
+                points = _newer(server, run, points)
+            except Unreachable as error:
+                live.update(Group(view(), Text(f"{error}; trying again", style="yellow")), refresh=True)
+            else:
+                live.update(view(), refresh=True)
 
 
-def _points(server: Server, run: str, after: int | None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+def _print_lines(server: Server, run: str, points: Points) -> None:
+    """Print a line per step, a look later than it was seen, as clients add their metrics after it."""
+    printed, is_told = -1, False
+    while True:
+        known = points[-1]["seq"] if points else -1
+        time.sleep(EVERY_SECONDS)
+        try:
+            points = _newer(server, run, points)
+        except Unreachable as error:
+            if not is_told:
+                typer.echo(f"spmd-tx: {error}; trying again", err=True)
+            is_told = True
+            continue
+        is_told = False
+        for point in points:
+            if printed < point["seq"] <= known:
+                typer.echo(run_tables.line(point))
+                printed = point["seq"]
+
+
+def _newer(server: Server, run: str, points: Points) -> Points:
+    """Return the points with those that are new, and with the last ones as they are now."""
+    again = points[-LAST_STEPS - 1]["seq"] if len(points) > LAST_STEPS else -1
+    return points[: max(0, len(points) - LAST_STEPS)] + _points(server, run, again)
+
+
+def _points(server: Server, run: str, after: int | None) -> Points:
+    found: Points = []
     while after is not None:
         page = server.ask(f"training_runs/{quote(run, safe='')}/metrics?after={after}")
         found, after = found + page["points"], page["next_after"]
     return found
-
-
-def _view(run: str, points: list[dict[str, Any]], metric: str | None) -> RenderableType:
-    if not points:
-        return Text(f"{run} has taken no step yet")
-    shown = points[-LAST_STEPS:]
-    columns = _columns(point["metrics"] for point in shown)
-    if metric is not None and not any(metric in point["metrics"] for point in points):
-        raise StartError(f"{run} has no metric {metric!r}; it has {', '.join(sorted(points[-1]['metrics']))}")
-    table = _table("step", "at", *columns)
-    for point in shown:
-        at = datetime.fromtimestamp(point["at"]).strftime("%H:%M:%S")
-        table.add_row(str(point["step"]), at, *(_number(point["metrics"].get(name)) for name in columns))
-    name = metric or columns[0]
-    values = [point["metrics"].get(name) for point in points]
-    return Group(table, Text(), draw_curve([value for value in values if value is not None], name=name))
-
-
-def _columns(metrics: Any) -> list[str]:
-    """Return the metrics to show: those that are looked at most, then others."""
-    present = dict.fromkeys(name for each in metrics for name in each)
-    first = [name for name in FIRST if name in present]
-    return [*first, *(name for name in present if name not in first)][:MOST_COLUMNS] or ["loss:sum"]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    for heading in headings:
-        is_name = heading in ("run", "owner")
-        table.add_column(heading, justify="left" if is_name else "right", no_wrap=heading == "run")
-    return table
-
-
-def _console() -> Console:
-    return Console(emoji=False, markup=False)  # ids hold colons, and names of clients may hold anything

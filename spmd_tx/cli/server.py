@@ -1,5 +1,6 @@
 """Sends requests to a server that runs, for commands that are its clients."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -11,9 +12,14 @@ from spmd_tx.errors import StartError
 
 TIMEOUT_SECONDS = 600.0
 LOCAL = "http://127.0.0.1:8000"
+AGAIN = (429, 502, 503, 504)  # the SDK, too, asks again after these
 
 Url = Annotated[str, typer.Option(envvar="TINKER_BASE_URL", help="Address of the server.")]
 ApiKey = Annotated[str, typer.Option(envvar="TINKER_API_KEY", help="API key, if the server has any.")]
+
+
+class Unreachable(StartError):
+    """No server answers at the address, or it does not answer in full."""
 
 
 class Server:
@@ -21,6 +27,10 @@ class Server:
 
     def __init__(self, url: str, api_key: str) -> None:
         self._url = url.rstrip("/")
+        if not self._url.startswith(("http://", "https://")):
+            raise StartError(f"--url is {url!r}; an address begins with http:// or https://, as {LOCAL}")
+        if not api_key.isascii() or not api_key.isprintable():
+            raise StartError("the API key has characters that no key has; see --api-key and TINKER_API_KEY")
         self._headers = {"X-Api-Key": api_key} if api_key else {}
 
     def ask(self, route: str, body: object = None) -> Any:
@@ -31,18 +41,28 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         address = self._url + (route if route.startswith("/") else f"/api/v1/{route}")
-        return json.loads(self.send(urllib.request.Request(address, data=data, headers=headers)))
+        answer = self.send(urllib.request.Request(address, data=data, headers=headers))
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise StartError(
+                f"{self._url} does not answer with JSON; is it the address of spmd_tx?"
+            ) from None
 
     def send(self, request: urllib.request.Request) -> bytes:
-        """Return the body of an answer. Raises StartError."""
+        """Return the body of an answer. Raises StartError, and Unreachable where asking again may help."""
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
-            raise StartError(f"{self._url} refuses this: {_detail(error.read())}") from None
-        except urllib.error.URLError as error:
-            raise StartError(
-                f"cannot reach {self._url}: {error.reason}; name the server with --url or TINKER_BASE_URL"
+            kind = Unreachable if error.code in AGAIN else StartError
+            raise kind(f"{self._url} refuses this: {_detail(error.read())}") from None
+        except http.client.InvalidURL:
+            raise StartError(f"--url is {self._url!r}, which no address is") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            raise Unreachable(
+                f"cannot reach {self._url}: {reason}; name the server with --url or TINKER_BASE_URL"
             ) from None
 
 

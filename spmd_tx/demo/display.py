@@ -1,5 +1,6 @@
 """Shows the demo's steps in a live table, then the reward curve, in the terminal and as a PNG."""
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -78,22 +79,32 @@ def cells(step: Any) -> tuple[str, ...]:
     )
 
 
-def draw_curve(values: list[float], height: int = 8, name: str = "reward", width: int = 100) -> Text:
+def draw_curve(
+    values: list[float],
+    height: int = 8,
+    name: str = "reward",
+    width: int = 100,
+    steps: tuple[int, int] | None = None,
+) -> Text:
     """Draw a bar per step, or per mean of several where there are more than ``width``.
 
-    The axis begins at 0 and ends at 1, or where the values do.
+    The axis begins at 0 and ends at 1, or where the values do. ``steps`` has the numbers of the first and the
+    last step; without it they count from 1.
     """
     stride = max(1, -(-len(values) // width))
     parts = [values[start : start + stride] for start in range(0, len(values), stride)]
-    means = [sum(part) / len(part) for part in parts]
+    means = [sum(value / len(part) for value in part) for part in parts]  # no sum of huge values
     low, high = min([0.0, *means]), max([1.0 if name == "reward" else 0.0, *means])
     span = (high - low) or 1.0
+    if not math.isfinite(span):
+        return Text(f"{name}: from {low:.3g} to {high:.3g}, too far apart to be drawn")
+    first, last = steps or (1, len(values))
     lines = [name]
     for row in reversed(range(height)):
         bars = (BARS[round(8 * min(max((mean - low) / span * height - row, 0.0), 1.0))] for mean in means)
-        lines.append(f"{low + span * (row + 1) / height:8.3g} │" + "".join(bars))
+        lines.append(f"{low + span / height * (row + 1):8.3g} │" + "".join(bars))
     lines.append("         └" + "─" * len(means))
-    lines.append(f"          1 {len(values):>{max(0, len(means) - 2)}}  step")
+    lines.append(f"          {first} {last:>{max(0, len(means) - 1 - len(str(first)))}}  step")
     return Text("\n".join(lines))
 
 

@@ -48,6 +48,7 @@ def point(run: int, step: int) -> dict:
             "entropy:mean": 1.2 - 0.8 * progress + 0.05 * noise,
             "unclipped_grad_l2:mean": 0.4 + 0.3 * abs(noise),
             "learning_rate:mean": 1e-4 * (1 - step / 500),
+            '=HYPERLINK("http://other.site")': 1.0,
         },
     }
 

@@ -80,7 +80,7 @@ export function Runs() {
           <input ref={field} type="search" placeholder="Filter runs  /" aria-label="Filter runs" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
         </div>
         {problem && <p class="problem" role="alert">{problem}</p>}
-        {runs && runs.length > 0 && listed.length === 0 && <p class="empty">No run has “{filter}” in its name, metadata, model or owner.</p>}
+        {runs && runs.length > 0 && listed.length === 0 && <p class="empty">{next === null ? "No run" : `None of the newest ${runs.length} runs`} has “{filter}” in its name, metadata, model or owner.</p>}
         {runs?.length === 0 && <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>}
         {!runs && !problem && <Loading />}
         <ul class="runs">

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -12,7 +13,7 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.catalog.listings import Page, Which
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, Page, Which
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
@@ -34,6 +35,16 @@ METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 KEY_SECONDS = 0.25  # between two looks whether the key is valid
 ALIVE_SECONDS = 15.0  # between two signs of life
+
+
+class _Part(NamedTuple):
+    """Selects a part of a run's steps."""
+
+    after: int  # the seq_id of a step
+    limit: int
+
+    def clamped(self) -> "_Part":
+        return _Part(min(max(self.after, -1), MAX_OFFSET), min(max(self.limit, 1), MOST_POINTS))
 
 
 class RunsController(Controller):
@@ -84,8 +95,9 @@ class RunsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``, as of the last news or later."""
-        key = "metrics", (await access.model(run_id)).id, after, limit, services.queue.news.told
-        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, after, limit))
+        part = _Part(after, limit).clamped()
+        key = "metrics", (await access.model(run_id)).id, *part, services.queue.news.told
+        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, part))
 
 
 class RunMetricsController(Controller):
@@ -99,7 +111,7 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``."""
-        return await _points(services, access, run_id, after, limit)
+        return await _points(services, access, run_id, _Part(after, limit).clamped())
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -131,12 +143,10 @@ class StreamController(Controller):
         return ServerSentEvent(_changes(services, access))
 
 
-async def _points(services: Services, access: Access, run_id: str, after: int, limit: int) -> MetricsResponse:
+async def _points(services: Services, access: Access, run_id: str, part: _Part) -> MetricsResponse:
     model = await access.model(run_id)
     async with services.database.reading() as db:
-        found, following = await run_metrics.points(
-            db, model.id, max(after, -1), min(max(limit, 1), MOST_POINTS)
-        )
+        found, following = await run_metrics.points(db, model.id, *part)
     return MetricsResponse([MetricsPoint(*each) for each in found], following)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from litestar import Controller, get
 from litestar.params import FromPath, FromQuery
 
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
@@ -55,12 +56,13 @@ class SamplesController(Controller):
         """List what a run has sampled, newest first; with ``search``, what has this text in it."""
         model = await access.model(run_id)
         most = min(max(limit, 1), MOST_REQUESTS)
+        end = None if before is None else min(max(before, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
             async with services.sample_readers:
-                return await _Reader(services, access).page(model, before, most, search)
+                return await _Reader(services, access).page(model, end, most, search)
 
-        key = "samples", access.caller.owner, access.caller.role, model.id, before, most, search
+        key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search
         return await services.shared_answers.get_costly(key, answer)
 
     @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED)

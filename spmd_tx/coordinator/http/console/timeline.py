@@ -1,5 +1,6 @@
 """The route that shows where the time of a run goes."""
 
+import math
 from collections.abc import Collection, Sequence
 
 from litestar import Controller, get
@@ -16,6 +17,7 @@ from spmd_tx.coordinator.requests.runs.time_shares import Segment, Span
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model, Sampler
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
+from spmd_tx.errors import InvalidRequest
 
 DEFAULT_SECONDS = 300.0
 MOST_SHOWN = 500  # requests
@@ -35,6 +37,8 @@ class TimelineController(Controller):
         seconds: FromQuery[float] = DEFAULT_SECONDS,
     ) -> RunTiming:
         """Return what a run waited for in the last seconds: its model, and the samplers beside it."""
+        if math.isnan(seconds):
+            raise InvalidRequest("seconds is not a number; name the length of the time to be shown")
         model = await access.model(run_id)
         asked = min(max(seconds, SLICE_SECONDS), KEPT_SECONDS)
 
