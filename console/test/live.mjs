@@ -169,6 +169,9 @@ export function liveStories({ address, facts, look }) {
       await page.getByRole("row", { name: /key revoked root erin key/ }).waitFor();
     },
     async pictures(page) {
+      await page.goto(`${address}/console`);
+      await page.getByLabel("API key").waitFor();
+      await look(page, "sign_in");
       await signIn(page);
       await page.locator(".run").nth(2).waitFor();
       await page.locator(".chart", { hasText: "reward" }).first().waitFor();
@@ -213,6 +216,10 @@ export function liveStories({ address, facts, look }) {
       await page.getByRole("link", { name: "People" }).click();
       await page.locator(".chart .series rect").first().waitFor();
       await look(page, "people");
+      await page.setViewportSize({ width: 390, height: 800 });
+      await page.goto(run);
+      await page.locator(".chart").nth(3).waitFor();
+      await look(page, "phone");
     },
     async live_generations(page) {
       await signIn(page);
