@@ -100,6 +100,7 @@ def _digest(path: Path) -> str:
 
 
 def _to_hub(repository: str, *, is_private: bool) -> Callable[[Path], None]:
+    """Return what pushes a folder in one commit. The Hub asks for no file that it has from an earlier try."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - of either httpx
 
@@ -118,10 +119,15 @@ def _to_hub(repository: str, *, is_private: bool) -> Callable[[Path], None]:
             hub.create_repo(repository, private=is_private, exist_ok=True)
             hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload with spmd-tx")
         except failures as problem:
-            raise StartError(f"cannot push to {repository}: {_first_line(problem)}") from problem
+            raise StartError(
+                f"cannot push to {repository}: {_first_line(problem)}; "
+                "files that have arrived are not sent again"
+            ) from problem
 
     return upload
 
 
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip() or repr(problem)).splitlines()[0]
+def _first_line(problem: BaseException) -> str:
+    """Describe a problem by its own first line, and that of its cause."""
+    line = (str(problem).strip() or repr(problem)).splitlines()[0]
+    return line if problem.__cause__ is None else f"{line} {_first_line(problem.__cause__)}"

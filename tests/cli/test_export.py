@@ -226,6 +226,19 @@ def test_a_merged_model_is_pushed_and_stays_in_its_folder(tmp_path, made, hub):
     assert hub.files["alice/model"] == content(tmp_path / "merged")
 
 
+def test_files_that_have_arrived_on_the_hub_are_not_sent_again(made, hub):
+    hub.room = 1
+    with pytest.raises(StartError, match=r"cannot push to alice/model: .*403"):
+        export(made[1], push_to_hub="alice/model")
+    arrived = [*hub.sent]
+    assert hub.files == {"alice/model": {}}
+    hub.room = 2
+    assert export(made[1], push_to_hub="alice/model").exit_code == 0
+    assert hub.files["alice/model"].keys() >= {"model.safetensors", "tokenizer.json", "config.json"}
+    assert len(arrived) == 1
+    assert sorted(hub.sent) == sorted(hub.objects)  # each once
+
+
 def test_what_the_hub_refuses_is_told_before_the_export_or_leaves_its_folder(
     tmp_path, made, hub, monkeypatch
 ):

@@ -18,7 +18,8 @@ from spmd_tx.sharding.mesh import make_mesh
 from tests.sdk import examples
 from tests.sdk.examples import CONTEXT, VOCABULARY, logprobs_of, random_tokens, supervised, train
 from tests.sdk.server import BASE_MODEL, Server, serving
-from tests.sdk.test_packed_experts import PATIENCE, results
+from tests.sdk.test_packed_experts import LARGE, PATIENCE, SIZES, results
+from tests.support import encoded_models
 from tests.support.family_logits import logits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -81,6 +82,21 @@ def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, kind, mesh
     monkeypatch.setattr(examples, "SECONDS", PATIENCE)
     model = tiny_model.write(tmp_path / "model", replace(SPEC, **kind))
     with serving(model, tmp_path / "data", base_dtype=base_dtype, **mesh) as server:
+        server.wait_until_ready()
+        results(server)
+
+
+@pytest.mark.parametrize("encoding, base_dtype", [("fp8", "int4"), ("mxfp4", "int8"), ("int4", "fp8")])
+def test_a_base_that_is_stored_encoded_is_kept_in_other_bits(encoding, base_dtype, tmp_path, monkeypatch):
+    monkeypatch.setattr(examples, "SECONDS", PATIENCE)
+    model = tiny_model.write(tmp_path / "model", SPEC)
+    ranks = {
+        "v_head_dim": 16,
+        "q_lora_rank": 64,
+        "kv_lora_rank": 64,
+    }  # whole groups of numbers that share a scale
+    encoded_models.write(model, encoding, **SIZES, **LARGE, **({} if encoding == "mxfp4" else ranks))
+    with serving(model, tmp_path / "data", base_dtype=base_dtype) as server:
         server.wait_until_ready()
         results(server)
 

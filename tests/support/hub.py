@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-LFS_SUFFIX = ".safetensors"
+LFS_SUFFIXES = (".safetensors", "tokenizer.json")
 
 
 class Hub:
@@ -20,6 +20,8 @@ class Hub:
         self.private: dict[str, bool] = {}
         self.files: dict[str, dict[str, bytes]] = {}
         self.objects: dict[str, bytes] = {}  # of Git LFS, by their SHA-256
+        self.sent: list[str] = []  # objects, each time that one arrives
+        self.room = 1 << 30  # for so many objects
         self.refuses_commits = False
 
     def answer(self, path: str, body: bytes) -> Any:
@@ -33,16 +35,14 @@ class Hub:
             return {"url": f"{self.url}/{name}"}
         if path.endswith(".git/info/lfs/objects/batch"):
             wanted = json.loads(body)["objects"]
-            upload = {each["oid"]: {"upload": {"href": f"{self.url}/lfs/{each['oid']}"}} for each in wanted}
-            objects = [each | {"actions": upload[each["oid"]]} for each in wanted]
-            return {"transfer": "basic", "objects": objects}
+            return {"transfer": "basic", "objects": [each | self._upload(each["oid"]) for each in wanted]}
         name, _, action = rest.rpartition("/main")[0].rpartition("/")
         if kind == "models" and action == "preupload":
             modes = {True: "lfs", False: "regular"}
             paths = [each["path"] for each in json.loads(body)["files"]]
             return {
                 "files": [
-                    {"path": path, "uploadMode": modes[path.endswith(LFS_SUFFIX)], "shouldIgnore": False}
+                    {"path": path, "uploadMode": modes[path.endswith(LFS_SUFFIXES)], "shouldIgnore": False}
                     for path in paths
                 ]
             }
@@ -50,6 +50,18 @@ class Hub:
             self._commit(name, [json.loads(line) for line in body.splitlines()])
             return {"success": True, "commitOid": "0" * 40, "commitUrl": f"{self.url}/{name}/commit/0"}
         return None
+
+    def _upload(self, oid: str) -> dict[str, Any]:
+        """Tell where to put an object; of one that is here, nothing."""
+        return {} if oid in self.objects else {"actions": {"upload": {"href": f"{self.url}/lfs/{oid}"}}}
+
+    def put(self, oid: str, content: bytes) -> bool:
+        """Keep an object, if there is room."""
+        if len(self.objects) >= self.room:
+            return False
+        self.objects[oid] = content
+        self.sent.append(oid)
+        return True
 
     def _commit(self, name: str, lines: list[dict[str, Any]]) -> None:
         for line in lines:
@@ -99,8 +111,8 @@ def serving(hub: Hub) -> Iterator[None]:
             )
 
         def do_PUT(self) -> None:
-            hub.objects[self.path.rpartition("/")[2]] = self.body()
-            self.reply({})
+            is_kept = hub.put(self.path.rpartition("/")[2], self.body())
+            self.reply({}, 200 if is_kept else 403)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
