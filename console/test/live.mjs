@@ -29,6 +29,8 @@ export function liveStories({ address, facts, look }) {
       );
       console.log("late");
       await page.locator(".chart", { hasText: "judged later" }).waitFor();
+      await page.goto(`${address}/console/runs/%ZZ`); // no proper escape
+      await page.getByRole("alert").waitFor();
     },
     async live_rl_loop(page) {
       await signIn(page);

@@ -78,7 +78,7 @@ def export_weights(
     Takes any checkpoint of a server, which need not be running, and PEFT
     folders. Of a model all of whose weights were trained, writes the model.
     vLLM, SGLang, transformers and others load a merged model like any other.
-    An interrupted export to a folder continues when run again.
+    An interrupted export or upload continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
     from spmd_tx.cli.export_sources import is_whole, open_adapter

@@ -1,9 +1,6 @@
 """Checks of the `tinker` command: each subcommand against the server, with the effect that it has there."""
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as installed
@@ -18,8 +15,9 @@ from tinker.cli.__main__ import main_cli
 from tests.conformance.check_rest import fetch, new_state, paths
 from tests.conformance.registry import Standing, covers
 from tests.conformance.world import World, settled
-from tests.sdk.fake_hub import FakeHub
 from tests.sdk.server import BASE_MODEL
+from tests.support.hub import Hub, serving
+from tests.support.sdk_process import run_tinker
 
 
 def run(world: World, *arguments: str, stdin: str | None = None, **more: str | None) -> str:
@@ -28,14 +26,6 @@ def run(world: World, *arguments: str, stdin: str | None = None, **more: str | N
     result = runner.invoke(main_cli, list(arguments), input=stdin, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
-
-
-def run_apart(*arguments: str, **environment: str) -> str:
-    """The same in a process of its own: within one process the SDK keeps to the key that it saw first."""
-    command = [sys.executable, "-m", "tinker.cli", *arguments]
-    ended = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def environment_of(world: World, key: str | None = None) -> dict[str, str]:
@@ -66,7 +56,7 @@ def run_list(world: World) -> None:
     listed = as_json(world, "run", "list", "--limit", "0")["runs"]
     assert run_id in {each["training_run_id"] for each in listed}
     assert len(listed) == settled(world.rest.list_training_runs)(limit=1).cursor.total_count
-    theirs = run_apart("--format", "json", "run", "list", **environment_of(world, world.stranger_key))
+    theirs = run_tinker("--format", "json", "run", "list", **environment_of(world, world.stranger_key))
     assert run_id not in theirs
 
 
@@ -95,7 +85,7 @@ def checkpoint_list(world: World) -> None:
     }.items():
         listed = as_json(world, "checkpoint", "list", *arguments)["checkpoints"]
         assert {each["tinker_path"] for each in listed} == set(paths(expected))
-    theirs = run_apart("--format", "json", "checkpoint", "list", **environment_of(world, world.stranger_key))
+    theirs = run_tinker("--format", "json", "checkpoint", "list", **environment_of(world, world.stranger_key))
     assert world.state_path not in theirs
 
 
@@ -168,10 +158,12 @@ def checkpoint_download(world: World) -> None:
     effect="a hub on loopback gets adapter, configuration and model card",
 )
 def checkpoint_push_hf(world: World) -> None:
-    with FakeHub().serving() as hub, tempfile.TemporaryDirectory() as home:
-        own_hub = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_x", "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
+    hub = Hub("hf_x")
+    with serving(hub), tempfile.TemporaryDirectory() as home:
+        place = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
+        own_hub = place | {"HF_TOKEN": hub.token, "HF_HUB_DISABLE_XET": "1"}
         push = ("checkpoint", "push-hf", world.state_path, "--repo", "alice/adapter")
-        run_apart(*push, **environment_of(world), **own_hub)
+        run_tinker(*push, **environment_of(world), **own_hub)
     files = hub.files["alice/adapter"]
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= files.keys()
     assert safetensors.numpy.load(files["adapter_model.safetensors"])

@@ -90,12 +90,9 @@ def test_sampling_is_training_and_a_crash_changes_nothing(base_dtype, kind, mesh
 def test_a_base_that_is_stored_encoded_is_kept_in_other_bits(encoding, base_dtype, tmp_path, monkeypatch):
     monkeypatch.setattr(examples, "SECONDS", PATIENCE)
     model = tiny_model.write(tmp_path / "model", SPEC)
-    ranks = {
-        "v_head_dim": 16,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 64,
-    }  # whole groups of numbers that share a scale
-    encoded_models.write(model, encoding, **SIZES, **LARGE, **({} if encoding == "mxfp4" else ranks))
+    # Numbers share a scale in groups, of which matrices have whole ones only.
+    whole = {"v_head_dim": 16, "q_lora_rank": 64, "kv_lora_rank": 64}
+    encoded_models.write(model, encoding, **SIZES, **LARGE, **({} if encoding == "mxfp4" else whole))
     with serving(model, tmp_path / "data", base_dtype=base_dtype) as server:
         server.wait_until_ready()
         results(server)

@@ -1,10 +1,6 @@
 """Exports, downloads and copies through the real SDK and its command line."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,10 +11,10 @@ import tinker
 from safetensors.numpy import load
 
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
-from tests.sdk.fake_hub import FakeHub
 from tests.sdk.server import BASE_MODEL
+from tests.support.hub import Hub, serving
+from tests.support.sdk_process import run_python, run_tinker
 
-TINKER = Path(sys.executable).with_name("tinker")
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
 QUESTION = batch(seed=9)
 
@@ -31,20 +27,11 @@ def trained(trainer):
 
 @pytest.fixture
 def command_line(live_server, tmp_path):
+    place = {"TINKER_BASE_URL": live_server.url, "TINKER_API_KEY": "tml-test", "HOME": str(tmp_path)}
+
     def command_line(*words: str, **environment: str) -> dict:
-        variables = {"TINKER_BASE_URL": live_server.url, "TINKER_API_KEY": "tml-test", "HOME": str(tmp_path)}
-        ran = subprocess.run(
-            [str(TINKER), "-f", "json", "checkpoint", *words],
-            env=os.environ | variables | environment,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-        # A thread of the SDK sometimes aborts the interpreter at its end, when all is done and said.
-        assert ran.returncode in (0, -signal.SIGABRT), ran.stderr + ran.stdout
-        assert not ran.stderr.startswith("Error"), ran.stderr
-        return json.loads(ran.stdout[ran.stdout.index("{") :]) if "{" in ran.stdout else {}
+        printed = run_tinker("-f", "json", "checkpoint", *words, **place, **environment)
+        return json.loads(printed[printed.index("{") :]) if "{" in printed else {}
 
     return command_line
 
@@ -100,8 +87,9 @@ def test_the_command_line_downloads_a_training_checkpoint(command_line, rest, tr
 def test_the_command_line_pushes_a_peft_adapter_to_the_hub(command_line, trained):
     saved = trained.save_state("state").result(SECONDS).path
     exported = trained.save_weights_external("final").result(SECONDS).path
-    with FakeHub().serving() as hub:
-        hub_of = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1"}
+    hub = Hub("hf_test")
+    with serving(hub):
+        hub_of = {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub.token, "HF_HUB_DISABLE_XET": "1"}
         for path, repository in ((exported, "alice/exported"), (saved, "alice/saved")):
             command_line("push-hf", path, "--repo", repository, **hub_of)
     for repository, path in (("alice/exported", exported), ("alice/saved", saved)):
@@ -153,10 +141,8 @@ def test_a_model_tells_the_rank_of_what_it_has_loaded(rest, new_trainer):
 
 def test_the_script_of_the_documents_runs(live_server, tmp_path):
     script = Path(__file__).parents[2] / "docs" / "examples" / "checkpoints.py"
-    words = [sys.executable, str(script), live_server.url, BASE_MODEL, str(tmp_path / "adapter")]
-    environment = os.environ | {"TINKER_API_KEY": "tml-test"}
-    ran = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, env=environment)
-    assert ran.returncode == 0, ran.stderr
-    done = [line.partition(":")[0] for line in ran.stdout.splitlines()]
+    words = [live_server.url, BASE_MODEL, tmp_path / "adapter"]
+    printed = run_python(script, *words, TINKER_API_KEY="tml-test")
+    done = [line.partition(":")[0] for line in printed.splitlines()]
     assert done[:5] == ["resumed", "sampled", "copied", "downloaded", "downloaded"]
     assert {path.name for path in (tmp_path / "adapter").iterdir()} == FILES

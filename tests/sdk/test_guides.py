@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.sdk.server import BASE_MODEL, serving
+from tests.support.sdk_process import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 MINUTES = 5 * 60
@@ -19,11 +19,7 @@ MINUTES = 5 * 60
 def run_example(live_server):
     def run(name: str, *options: str) -> str:
         where = ["--base-url", live_server.url, "--base-model", BASE_MODEL]
-        command = [sys.executable, str(EXAMPLES / name), *where, *options]
-        finished = subprocess.run(command, capture_output=True, text=True, timeout=MINUTES)
-        # At the very end, when all is said, threads of the SDK's transport may abort the interpreter.
-        assert finished.returncode in (0, -signal.SIGABRT), finished.stdout + finished.stderr
-        return finished.stdout
+        return run_python(EXAMPLES / name, *where, *options)
 
     return run
 

@@ -2,9 +2,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime, timedelta
@@ -19,8 +16,7 @@ from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
 from tests.sdk.examples import ADAM_STEP, SECONDS, batch, drawn, prompt, random_tokens
 from tests.sdk.server import BASE_MODEL, Server
-
-TINKER = Path(sys.executable).with_name("tinker")
+from tests.support.sdk_process import run_python, run_tinker
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +48,7 @@ def session_id(server: Server) -> str:
 
 
 def tinker_command(server: Server, *arguments: object) -> str:
-    environment = os.environ | {"TINKER_BASE_URL": server.url, "TINKER_API_KEY": "tml-test"}
-    command = [str(TINKER), *map(str, arguments)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_tinker(*arguments, TINKER_BASE_URL=server.url, TINKER_API_KEY="tml-test")
 
 
 def test_the_command_line_exports_a_trace_that_has_every_request(live_server, session_id, tmp_path):
@@ -208,14 +198,8 @@ def test_the_audit_log_tells_what_was_done(admin, session_id, rest):
 
 def test_the_script_of_the_guide_runs(live_server, tmp_path):
     script = Path(__file__).parents[2] / "docs" / "examples" / "sessions.py"
-    where = ["--base-url", live_server.url, "--base-model", BASE_MODEL, "--trace", str(tmp_path / "trace")]
-    environment = os.environ | {"TINKER_API_KEY": "tml-test"}
-    command = [sys.executable, str(script), *where]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
+    where = ["--base-url", live_server.url, "--base-model", BASE_MODEL, "--trace", tmp_path / "trace"]
+    lines = run_python(script, *where, TINKER_API_KEY="tml-test").splitlines()
     assert lines[0].endswith("client_finished, success, capitals")
     assert json.loads((tmp_path / "trace").read_text())["otherData"]["display_name"] == "First steps"
     assert {line.split()[1] for line in lines if line.startswith("used")} == {
@@ -230,17 +214,12 @@ def test_the_script_of_the_guide_runs(live_server, tmp_path):
     ]
 
 
-def test_the_command_line_logs_in_and_out(live_server, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "TINKER_API_KEY"}
-    environment |= {"TINKER_BASE_URL": live_server.url, "HOME": str(tmp_path)}
+def test_the_command_line_logs_in_and_out(live_server, tmp_path, monkeypatch):
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    place = {"TINKER_BASE_URL": live_server.url, "HOME": str(tmp_path)}
 
     def auth(command: str, answer: str = "") -> str:
-        words = [str(TINKER), "auth", command]
-        done = subprocess.run(
-            words, input=answer, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_tinker("auth", command, answer=answer, **place)
 
     assert "Logged in as local (spmd_tx)" in auth("login", "tml-anything\n")
     assert "Tinker accessible: yes" in auth("status")

@@ -4,7 +4,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from typing import NamedTuple
 
 from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -35,16 +34,6 @@ METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 KEY_SECONDS = 0.25  # between two looks whether the key is valid
 ALIVE_SECONDS = 15.0  # between two signs of life
-
-
-class _Part(NamedTuple):
-    """Selects a part of a run's steps."""
-
-    after: int  # the seq_id of a step
-    limit: int
-
-    def clamped(self) -> "_Part":
-        return _Part(min(max(self.after, -1), MAX_OFFSET), min(max(self.limit, 1), MOST_POINTS))
 
 
 class RunsController(Controller):
@@ -95,9 +84,8 @@ class RunsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``, as of the last news or later."""
-        part = _Part(after, limit).clamped()
-        key = "metrics", (await access.model(run_id)).id, *part, services.queue.news.told
-        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, part))
+        key = "metrics", (await access.model(run_id)).id, after, limit, services.queue.news.told
+        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, after, limit))
 
 
 class RunMetricsController(Controller):
@@ -111,7 +99,7 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> MetricsResponse:
         """Return the steps behind the one with the number ``after``."""
-        return await _points(services, access, run_id, _Part(after, limit).clamped())
+        return await _points(services, access, run_id, after, limit)
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -143,10 +131,11 @@ class StreamController(Controller):
         return ServerSentEvent(_changes(services, access))
 
 
-async def _points(services: Services, access: Access, run_id: str, part: _Part) -> MetricsResponse:
+async def _points(services: Services, access: Access, run_id: str, after: int, limit: int) -> MetricsResponse:
     model = await access.model(run_id)
+    start, most = min(max(after, -1), MAX_OFFSET), min(max(limit, 1), MOST_POINTS)
     async with services.database.reading() as db:
-        found, following = await run_metrics.points(db, model.id, *part)
+        found, following = await run_metrics.points(db, model.id, start, most)
     return MetricsResponse([MetricsPoint(*each) for each in found], following)
 
 

@@ -77,12 +77,13 @@ async def test_odd_metrics_are_refused(api, run_id, body, complaint):
     assert complaint in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("number", [-(10**30), -1, 0, 2**63 - 1, 2**63, 10**30])
-@pytest.mark.parametrize("name", ["after", "limit", "cursor", "before", "hours", "seconds"])
 @pytest.mark.parametrize("page", ["", "/RUN/metrics", "/RUN/timing", "/RUN/samples", "/../usage"])
-async def test_numbers_beyond_the_databases_are_no_error_of_the_server(api, run_id, page, name, number):
-    answer = await api.get(f"http://server/console/api/runs{page.replace('RUN', run_id)}?{name}={number}")
-    assert answer.status_code == 200
+async def test_numbers_beyond_the_databases_are_no_error_of_the_server(api, run_id, page):
+    address = f"http://server/console/api/runs{page.replace('RUN', run_id)}"
+    for name in ("after", "limit", "cursor", "before", "hours", "seconds"):
+        for number in (-(10**30), -1, 0, 2**63 - 1, 2**63, 10**30):
+            answer = await api.get(f"{address}?{name}={number}")
+            assert answer.status_code == 200, (name, number)
 
 
 async def test_a_time_that_is_no_number_is_refused(api, run_id):
