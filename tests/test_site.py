@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tests import write_figures
+from tests import write_figures, write_openapi
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,6 +21,12 @@ def test_the_modules_of_the_reference_exist():
     assert modules
     for module in modules:
         assert (ROOT / (module.replace(".", "/") + ".py")).exists(), module
+
+
+def test_every_route_says_what_it_does():
+    for path, operations in write_openapi.document()["paths"].items():
+        for operation in operations.values():
+            assert operation["summary"].endswith("."), path
 
 
 def test_figures_are_drawn_from_the_tables_of_today():

@@ -76,7 +76,10 @@ def make_app(services: Services) -> Litestar:
         request_max_body_size=MAX_BODY_BYTES,
         middleware=[BodyGuard(), TraceHeaders()],
         openapi_config=OpenAPIConfig(
-            title="spmd_tx", version=version("spmd_tx"), render_plugins=[JsonRenderPlugin()]
+            title="spmd_tx",
+            version=version("spmd_tx"),
+            render_plugins=[JsonRenderPlugin()],
+            use_handler_docstrings=True,
         ),
         logging_config=None,
     )

@@ -12,6 +12,7 @@ from spmd_tx.coordinator.wire.sessions import HealthResponse
 class MetricsController(Controller):
     @get("/metrics")
     async def metrics(self) -> Response[bytes]:
+        """Return the server's metrics, for Prometheus."""
         return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE, status_code=HTTP_200_OK)
 
 

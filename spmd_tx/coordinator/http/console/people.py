@@ -33,7 +33,7 @@ class PeopleController(Controller):
 
     @get("/keys", opt=UNMETERED)
     async def keys(self, services: Service, access: Accessible) -> KeysResponse:
-        """List API keys. Raises Forbidden for callers who are no admins."""
+        """List API keys, for admins only."""
         _check_admin(access)
         async with services.database.reading() as db:
             rows = await keys.listed(db)

@@ -18,6 +18,7 @@ class SdkLinksController(Controller):
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str]) -> Redirect:
+        """Lead to the page of the run."""
         return Redirect("/console/runs/" + quote(run_id, safe=":"))
 
     @get(["/sessions", "/sessions/{session_id:str}"])

@@ -32,7 +32,7 @@ class ServerController(Controller):
 
     @get("/", opt=UNMETERED)
     async def server(self, services: Service, access: Accessible) -> ServerPage:
-        """Return what an admin may know. Raises Forbidden for others."""
+        """Return the state of the server, for admins only."""
         if access.caller.role != "admin":
             raise Forbidden(
                 f"the state of the server is for admins, and your API key has the role {access.caller.role}"

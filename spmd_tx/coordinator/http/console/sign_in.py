@@ -45,6 +45,7 @@ class SignInController(Controller):
 
     @get("/", opt=UNMETERED)
     async def who(self, services: Service, access: Accessible) -> SignedIn:
+        """Return who is signed in."""
         return _described(access.caller, services)
 
     @post("/", opt=OPEN, guards=[keep_out], status_code=HTTP_200_OK, request_max_body_size=MOST_BYTES)

@@ -119,6 +119,7 @@ class CheckpointsController(Controller):
     async def weights_info(
         self, data: JSONBody[WeightsInfoRequest], access: Accessible
     ) -> WeightsInfoResponse:
+        """Return what a client must know to load a checkpoint: base model, rank and adapted parts."""
         manifest = await access.describe_checkpoint(checkpoint_paths.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
@@ -137,12 +138,14 @@ class CheckpointsController(Controller):
         limit: FromQuery[int] = 100,
         offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
+        """List checkpoints, newest first."""
         return await listings.checkpoints(services.database, listings.Page(offset, limit), access.caller)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
         self, data: JSONBody[CheckpointSearchRequest], services: Service, access: Accessible
     ) -> CheckpointSearchResponse:
+        """Search checkpoints by project, metadata, kind, owner and base model."""
         return await checkpoint_search.search(services.database, data, access.caller)
 
     @get("/training_runs/{run_id:str}/checkpoints")
@@ -163,6 +166,7 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
+        """Delete a checkpoint for good."""
         own = await _own(access, address)
         await services.checkpoints.delete(own.path)
         await _note(services, access, "checkpoint_deleted", own)
@@ -189,6 +193,7 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
+        """Let everybody who knows the path use a checkpoint."""
         own = await _own(access, address)
         await services.checkpoints.set_public(own.path, True)
         await _note(services, access, "checkpoint_published", own)
@@ -201,6 +206,7 @@ class CheckpointsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
+        """Take back a publication. What was loaded before stays."""
         own = await _own(access, address)
         await services.checkpoints.set_public(own.path, False)
         await _note(services, access, "checkpoint_unpublished", own)

@@ -40,6 +40,7 @@ class KeysController(Controller):
 
     @get("/me")
     async def key(self, access: Accessible) -> ApiKeyResponse:
+        """Return whose key this request was sent with, and its limits."""
         return _described(access.caller)
 
     @delete("/me", status_code=HTTP_200_OK)

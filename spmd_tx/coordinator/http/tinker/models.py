@@ -64,11 +64,13 @@ class ModelsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
         project_id: FromQuery[str | None] = None,
     ) -> TrainingRunsResponse:
+        """List training runs, newest first."""
         page, which = Page(offset, limit), Which(access_scope, project_id)
         return await listings.training_runs(services.database, page, access.caller, which)
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str], services: Service, access: Accessible) -> TrainingRun:
+        """Return a training run with its newest checkpoints."""
         return await listings.training_run(services.database, await access.model(run_id))
 
 

@@ -54,6 +54,7 @@ class SamplingController(Controller):
 
     @get("/samplers/{sampler_id:str}")
     async def sampler(self, sampler_id: FromPath[str], access: Accessible) -> SamplerResponse:
+        """Return what a sampling client samples from."""
         sampler = await access.sampler(sampler_id)
         return SamplerResponse(sampler.id, sampler.base_model, sampler.model_path)
 

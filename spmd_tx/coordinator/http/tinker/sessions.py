@@ -65,10 +65,12 @@ class SessionsController(Controller):
 
     @post("/client/config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def client_config(self) -> ClientConfigResponse:
+        """Tell the SDK which optional parts of the protocol this server has."""
         return ClientConfigResponse()
 
     @post("/client/dynamic_config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def dynamic_config(self) -> DynamicConfigResponse:
+        """Tell the SDK of settings that it looks up again from time to time."""
         return DynamicConfigResponse()
 
     @get("/healthz", opt=OPEN)
@@ -78,6 +80,7 @@ class SessionsController(Controller):
 
     @get("/get_server_capabilities")
     async def capabilities(self, services: Service) -> ServerCapabilitiesResponse:
+        """List the names of the served model, with the longest context."""
         names = services.names
         return ServerCapabilitiesResponse([SupportedModel(name, names.max_context) for name in names.names])
 
@@ -92,6 +95,7 @@ class SessionsController(Controller):
     async def create_session(
         self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
     ) -> CreateSessionResponse:
+        """Open a session, which holds the models and samplers of a client."""
         await services.quotas.check_session(access.caller, len(msgspec.json.encode(data)))
         session = await services.catalog.create_session(data, access.caller)
         message = f"the server is still {services.health.phase}; until it is ready, requests wait"
@@ -101,6 +105,7 @@ class SessionsController(Controller):
     async def heartbeat(
         self, data: JSONBody[SessionHeartbeatRequest], services: Service, access: Accessible
     ) -> Response[SessionHeartbeatResponse] | ErrorResponse:
+        """Keep a session open. Once it has ended, the answer is 410."""
         await access.session(data.session_id)
         if await services.catalog.heartbeat(data.session_id):
             return Response(SessionHeartbeatResponse(), status_code=HTTP_200_OK)
@@ -129,6 +134,7 @@ class SessionsController(Controller):
         offset: FromQuery[int] = 0,
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionsResponse:
+        """List sessions, newest first."""
         page, which = Page(offset, limit), Which(access_scope)
         return await listings.sessions(services.database, page, access.caller, which)
 
@@ -136,12 +142,14 @@ class SessionsController(Controller):
     async def search(
         self, data: JSONBody[SessionSearchRequest], services: Service, access: Accessible
     ) -> SessionSearchResponse:
+        """Search sessions by project, metadata, name, owner and status."""
         return await session_search.search(services.database, data, access.caller)
 
     @get("/sessions/{session_id:str}")
     async def session(
         self, session_id: FromPath[str], services: Service, access: Accessible
     ) -> SessionResponse:
+        """Return a session with the IDs of its training runs and samplers."""
         return await listings.session(services.database, await access.session(session_id))
 
     @put("/sessions/{session_id:str}/project")
@@ -152,6 +160,7 @@ class SessionsController(Controller):
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
+        """Move a session to another project."""
         await access.session(session_id)
         await services.catalog.set_project(session_id, data.project_id, access.caller)
         return StatusResponse("ok")

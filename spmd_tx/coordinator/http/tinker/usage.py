@@ -38,6 +38,7 @@ class UsageController(Controller):
     async def current_storage(
         self, services: Service, access: Accessible, project_id: FromQuery[str | None] = None
     ) -> StorageResponse:
+        """Return the bytes of the checkpoints that there are now."""
         async with services.database.reading() as db:
             return await usage_report.current_storage(db, project_id, access.caller)
 
