@@ -12,6 +12,7 @@ export interface Run {
   created_at: number; // seconds since the epoch
   is_open: boolean;
   metadata: Record<string, unknown> | null; // as the client sent it
+  display_name: string | null; // of its session
   steps: number;
   last_at: number | null;
   last: Record<string, Value>;

@@ -92,6 +92,12 @@ function decimals(marks: number[]): number {
   return Math.max(...marks.map((value) => (String(Number(value.toPrecision(8))).split(".")[1] ?? "").length));
 }
 
+/** As uPlot does by itself, but to 1 instead of 100 where all values are 0. */
+function heights(_: uPlot, least: number | null, most: number | null): uPlot.Range.MinMax {
+  if (least === null || most === null) return [null, null];
+  return least === 0 && most === 0 ? [0, 1] : uPlot.rangeNum(least, most, 0.1, true);
+}
+
 function options(
   runs: Shown[], axis: Axis, isSmoothed: boolean, width: number, pointed: (index: number | null) => void,
 ): uPlot.Options {
@@ -110,7 +116,7 @@ function options(
     padding: [6, 14, 0, 0],
     legend: { show: false },
     cursor: { sync: { key: "charts" }, points: { size: 5 }, y: false },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: { range: heights } },
     axes: [
       { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
       {

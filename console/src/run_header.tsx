@@ -5,9 +5,17 @@ import { address, decoded, place } from "./router";
 
 const PAGES = [["", "Curves"], ["/timing", "Timing"], ["/samples", "Samples"]] as const;
 
+/** The name that the client has given to the run or to its session, or else the ID. */
 export function runName(run: Run): string {
   const name = run.metadata?.name ?? run.metadata?.display_name;
-  return typeof name === "string" && name ? name : run.id;
+  if (typeof name === "string" && name) return name;
+  const number = run.id.split(":")[2] ?? "0"; // of the run in its session
+  return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : run.id;
+}
+
+/** An ID that fits into a table: the beginning, and what tells the runs of a session apart. */
+export function shortId(run: string): string {
+  return `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`;
 }
 
 export function RunHeader({ id, run }: { id: string; run: Run | null }) {

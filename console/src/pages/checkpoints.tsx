@@ -5,7 +5,7 @@ import { ago, bytes, dateTime, duration, shortName } from "../format";
 import { poll } from "../live";
 import { Copy, Loading, Wide } from "../parts";
 import { address } from "../router";
-import { runName } from "../run_header";
+import { runName, shortId } from "../run_header";
 
 const PAGE = 100;
 const POLL_SECONDS = 10;
@@ -31,7 +31,7 @@ export function Checkpoints() {
   const change = (method: string, path: string, body?: unknown) =>
     guarded(request(method, path, body).then(() => load(0, count.current)));
   useEffect(() => poll(again, POLL_SECONDS), []);
-  useEffect(() => void listRuns(null).then(({ runs }) => setNames(new Map(runs.map((run) => [run.id, runName(run)]))), () => undefined), []);
+  useEffect(() => void listRuns(null).then(({ runs }) => setNames(new Map(runs.map((run) => [run.id, runName(run) === run.id ? shortId(run.id) : runName(run)]))), () => undefined), []);
 
   const words = filter.toLowerCase().split(/\s+/);
   const shown = (found ?? []).filter((each) => words.every((word) => described(each, names).includes(word)));
@@ -80,7 +80,7 @@ function Row({ checkpoint, names, change }: { checkpoint: Checkpoint; names: Rea
           {name} {checkpoint.public && <em class="good">public</em>}
         </th>
         <td>{checkpoint.checkpoint_type}</td>
-        <td><a href={address(`/runs/${encodeURIComponent(run)}`)} title={run}>{names.get(run) ?? `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`}</a></td>
+        <td><a href={address(`/runs/${encodeURIComponent(run)}`)} title={run}>{names.get(run) ?? shortId(run)}</a></td>
         <td class="number">{checkpoint.size_bytes === null ? "–" : bytes(checkpoint.size_bytes)}</td>
         <td title={dateTime(saved)}>{ago(saved)}</td>
         <td title={expires ? dateTime(expires) : undefined}>{expires ? `in ${duration(Math.max(0, expires - Date.now() / 1000))}` : "never"}</td>

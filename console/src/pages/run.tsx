@@ -30,7 +30,7 @@ export function Run({ id }: { id: string }) {
       {problem && <p class="problem" role="alert">{problem}</p>}
       {!run && !problem && <Loading />}
       {run && <Facts run={run} />}
-      <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />
+      {(run || !problem) && <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />}
     </>
   );
 }

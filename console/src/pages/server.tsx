@@ -5,6 +5,7 @@ import { ago, bytes, dateTime, number, percent, span } from "../format";
 import { poll } from "../live";
 import { Columns, Loading, Parts, Wide } from "../parts";
 import { address } from "../router";
+import { shortId } from "../run_header";
 
 const POLL_SECONDS = 3;
 const MOST_PROGRAMS = 8;
@@ -122,7 +123,7 @@ function Queue({ facts }: { facts: Facts }) {
 
 /** A run as a link; a sampler has no page. */
 function Of({ line }: { line: string }) {
-  const short = `${line.slice(0, 8)}…${line.slice(line.indexOf(":"))}`;
+  const short = shortId(line);
   return line.includes(":train:") ? <a href={address(`/runs/${encodeURIComponent(line)}`)} title={line}>{short}</a> : <span title={line}>{line.includes(":") ? short : line}</span>;
 }
 
@@ -165,7 +166,7 @@ function Disk({ facts: { disk } }: { facts: Facts }) {
   const used = kinds.reduce((sum, [, size]) => sum + size, 0);
   return (
     <section>
-      <h2>Data directory <small>{kinds.length > 0 && `${bytes(used)} used, `}{disk.free_bytes === null ? "" : `${bytes(disk.free_bytes)} free`}</small></h2>
+      <h2>Data directory <small>{kinds.length > 0 && `${bytes(used)} used, measured every 5 min; `}{disk.free_bytes === null ? "" : `${bytes(disk.free_bytes)} free`}</small></h2>
       {kinds.length === 0 && <p class="empty">It has not been measured yet.</p>}
       {kinds.length > 0 && <Parts label="Data directory" whole={used} show={bytes} parts={kinds.map(([kind, size]) => ({ name: kind.replaceAll("_", " "), size }))} />}
     </section>

@@ -64,6 +64,7 @@ class RunsController(Controller):
 
     @get("/{run_id:str}", opt=UNMETERED)
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
+        """Return a run, with what its client has said of it."""
         model = await access.model(run_id)
 
         async def answer() -> Run:
@@ -184,6 +185,7 @@ async def _run(db: AsyncSession, model: Model, session: Session) -> Run:
         created_at=model.created_at,
         is_open=session.ended_at is None,
         metadata=model.user_metadata or session.user_metadata,
+        display_name=session.display_name,
         steps=summary.steps,
         last_at=summary.last_at,
         last=summary.last,

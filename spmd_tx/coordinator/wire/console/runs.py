@@ -18,6 +18,7 @@ class Run(msgspec.Struct, frozen=True):
     created_at: float
     is_open: bool  # whether its session is
     metadata: dict[str, object] | None  # of its client
+    display_name: str | None  # of its session
     steps: int  # that are kept
     last_at: float | None  # of its newest metrics
     last: dict[str, float | None]  # the newest value of each metric; null: not finite

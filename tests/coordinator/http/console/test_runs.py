@@ -26,6 +26,7 @@ async def test_runs_are_listed_with_their_newest_metrics(api, services, run_id):
     page = (await api.get("http://server/console/api/runs")).json()
     (run,) = page["runs"]
     assert (run["id"], run["rank"], run["steps"], run["is_open"]) == (run_id, 8, 1, True)
+    assert run["display_name"] is None  # its session has no name
     assert run["last"]["loss:sum"] == 2.5
     assert page["next_cursor"] is None
     assert (await api.get(f"http://server/console/api/runs/{run_id}")).json() == run
