@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
 RESULTS_BYTES = 128 << 20  # cached for clients
-OnEnd = Callable[[Timed, str | None], None]  # told of each request with an outcome, and of its error
+OnEnd = Callable[[Timed, Failed | None], None]  # told of each request with an outcome, and of its failure
 
 SESSIONS_BYTES = 16 << 20  # cached for 200 000 requests
 GATHER_ROUNDS = 32  # of the event loop, before a group is written
@@ -77,7 +77,7 @@ class RequestQueue:
         unfinished: Iterable[Request] = (),
     ) -> None:
         self._on_arrival: Callable[[Request], None] = lambda request: None  # what ``run`` is given
-        self.on_end: OnEnd = lambda ended, error: None
+        self.on_end: OnEnd = lambda ended, failed: None
         self.completions = completions
         self._database = database
         self._files = files
@@ -329,7 +329,7 @@ class RequestQueue:
             if isinstance(outcome, Finished) and outcome.metrics:
                 self.news.add(request.line)
             outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
-            self.on_end(timed, outcome.error if isinstance(outcome, Failed) else None)
+            self.on_end(timed, outcome if isinstance(outcome, Failed) else None)
             if _is_sample(waiting):
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)

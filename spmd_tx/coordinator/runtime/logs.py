@@ -1,12 +1,14 @@
 """Sets up the log of the coordinator and of agents: a line per event, on standard error."""
 
 import logging
+import time
 from datetime import UTC, datetime
 
 import msgspec
 
 from spmd_tx.config import LogFormat
 
+QUIET_SECONDS = 600.0
 OF_WORKERS = logging.getLogger("spmd_tx.output_of_workers")
 
 
@@ -14,6 +16,7 @@ def log_to_stderr(form: LogFormat) -> None:
     """Write a line for people, or a JSON object, for each event from now on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text(datefmt="%H:%M:%S"))
+    handler.addFilter(_Seldom("opentelemetry"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("spmd_tx").setLevel(logging.INFO)
 
@@ -21,6 +24,27 @@ def log_to_stderr(form: LogFormat) -> None:
 def pass_on(worker: int, text: str) -> None:
     """Log a line that a worker has written."""
     OF_WORKERS.info("%s", text, extra={"worker": worker})
+
+
+class _Seldom(logging.Filter):
+    """Lets each logger of a library pass once in QUIET_SECONDS.
+
+    While a collector does not answer, OpenTelemetry logs every attempt to reach it.
+    """
+
+    def __init__(self, library: str) -> None:
+        super().__init__()
+        self._library = library
+        self._passed: dict[str, float] = {}  # by logger: when
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.partition(".")[0] != self._library:
+            return True
+        now = time.monotonic()
+        if now - self._passed.get(record.name, -QUIET_SECONDS) < QUIET_SECONDS:
+            return False
+        self._passed[record.name] = now
+        return True
 
 
 class _Text(logging.Formatter):
@@ -48,5 +72,10 @@ class _Json(logging.Formatter):
             "stack": record.stack_info,
         }
         return msgspec.json.encode(
-            {name: value for name, value in told.items() if value is not None}
+            {name: _encodable(value) for name, value in told.items() if value is not None}
         ).decode()
+
+
+def _encodable(value: str | int) -> str | int:
+    """Escape halves of surrogate pairs, which JSON in UTF-8 cannot hold."""
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value

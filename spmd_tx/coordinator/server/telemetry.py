@@ -4,17 +4,23 @@ Each request with an outcome becomes a span, in the trace of its client if that 
 with a span for each stage. Metrics are those of ``/metrics``.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from importlib.metadata import version
 from typing import Any
+from uuid import uuid4
 
+from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.requests.runs.recent import Timed
 from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, boundaries
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.errors import StartError
+
+logger = logging.getLogger(__name__)
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES, METRICS = "TRACES", "METRICS"
@@ -29,17 +35,17 @@ class Telemetry:
     def __init__(self, spans: Any, metrics: Any) -> None:
         """``spans`` is a TracerProvider and ``metrics`` a MeterProvider; None: they are not wanted."""
         self._providers = [provider for provider in (spans, metrics) if provider is not None]
-        self._tracer = None if spans is None else spans.get_tracer("spmd_tx")
+        self._tracer = None if spans is None else spans.get_tracer("spmd_tx", version("spmd_tx"))
         if metrics is not None:
-            _observe_all(metrics.get_meter("spmd_tx"))
+            _observe_all(metrics.get_meter("spmd_tx", version("spmd_tx")))
 
-    def ended(self, ended: Timed, error: str | None) -> None:
+    def ended(self, ended: Timed, failed: Failed | None) -> None:
         """Report a request that has an outcome. Raises nothing."""
         if self._tracer is not None:
             with contained("reporting a request to OpenTelemetry"):
-                self._report(self._tracer, ended, error)
+                self._report(self._tracer, ended, failed)
 
-    def _report(self, tracer: Any, ended: Timed, error: str | None) -> None:
+    def _report(self, tracer: Any, ended: Timed, failed: Failed | None) -> None:
         from opentelemetry import propagate, trace
         from opentelemetry.context import Context
 
@@ -66,8 +72,9 @@ class Telemetry:
             if last > first:
                 stage = tracer.start_span(name, context=inside, start_time=first * NANOSECONDS)
                 stage.end(last * NANOSECONDS)
-        if error is not None:
-            span.set_status(trace.StatusCode.ERROR, error)
+        if failed is not None:
+            span.set_attribute("error.type", failed.category)
+            span.set_status(trace.StatusCode.ERROR, failed.error)
         span.end(ends[-1] * NANOSECONDS)
 
     def close(self) -> None:
@@ -88,19 +95,13 @@ def open_telemetry(environment: Mapping[str, str]) -> Telemetry | None:
     wanted = [kind for kind in (TRACES, METRICS) if _is_wanted(kind, environment)]
     if not wanted or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    for kind in ("", *(f"{kind}_" for kind in wanted)):
-        protocol = environment.get(f"OTEL_EXPORTER_OTLP_{kind}PROTOCOL", PROTOCOL)
-        if protocol != PROTOCOL:
-            raise StartError(
-                f"OTEL_EXPORTER_OTLP_{kind}PROTOCOL is {protocol!r}; this server has {PROTOCOL} only, which "
-                "collectors take on port 4318"
-            )
+    for kind in wanted:
+        _check_protocol(kind, environment)
     try:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
@@ -108,20 +109,45 @@ def open_telemetry(environment: Mapping[str, str]) -> Telemetry | None:
             f"{ENDPOINT} is set, but OpenTelemetry is not installed ({error}); install it with: "
             "pip install 'spmd_tx[otel]'"
         ) from None
-    named = {} if "OTEL_SERVICE_NAME" in environment else {"service.name": "spmd_tx"}
+    resource = _resource()
     spans = metrics = None
     if TRACES in wanted:
-        spans = TracerProvider(resource=Resource.create(named), shutdown_on_exit=False)
+        spans = TracerProvider(resource=resource, shutdown_on_exit=False)
         spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     if METRICS in wanted:
         reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        metrics = MeterProvider([reader], Resource.create(named), shutdown_on_exit=False)
+        metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
+    logger.info("sending %s to the collector of OpenTelemetry", " and ".join(wanted).lower())
     return Telemetry(spans, metrics)
 
 
 def _is_wanted(kind: str, environment: Mapping[str, str]) -> bool:
-    is_named = ENDPOINT in environment or f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT" in environment
-    return is_named and environment.get(f"OTEL_{kind}_EXPORTER", "otlp") != "none"
+    is_named = environment.get(ENDPOINT) or environment.get(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT")
+    return bool(is_named) and environment.get(f"OTEL_{kind}_EXPORTER", "").lower() != "none"
+
+
+def _check_protocol(kind: str, environment: Mapping[str, str]) -> None:
+    """Raise StartError unless it is PROTOCOL. The variable of a kind counts more than that of all."""
+    for name in (f"OTEL_EXPORTER_OTLP_{kind}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = environment.get(name)
+        if protocol == PROTOCOL:
+            return
+        if protocol:
+            raise StartError(
+                f"{name} is {protocol!r}; this server has {PROTOCOL} only, which collectors take on port 4318"
+            )
+
+
+def _resource() -> Any:
+    """Return what the server is called. Its own names give way to those of OpenTelemetry's variables."""
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+
+    own = {
+        "service.name": "spmd_tx",
+        "service.version": version("spmd_tx"),
+        "service.instance.id": str(uuid4()),
+    }
+    return Resource.create().merge(Resource(own)).merge(OTELResourceDetector().detect())
 
 
 def _observe_all(meter: Any) -> None:

@@ -11,9 +11,11 @@ from spmd_tx.coordinator.runtime import logs
 logs.log_to_stderr(FORM)
 logging.getLogger("spmd_tx.anything").info("a mesh of %d", 8)
 logging.getLogger("of.a.library").info("chatter")
+for _ in range(3):
+    logging.getLogger("opentelemetry.exporter").warning("no collector")
 logs.pass_on(3, "E1123 100%: it's said")
 try:
-    raise ValueError("two\\nlines")
+    raise ValueError("two\\nlines \\udcff")
 except ValueError:
     logging.getLogger("spmd_tx.anything").exception("it failed")
 """
@@ -31,17 +33,18 @@ def written():
 
 
 def test_text_has_a_line_for_each_event_and_those_of_workers_as_they_are(written):
-    event, of_worker, failure, *traceback = written("text")
+    event, collector, of_worker, failure, *traceback = written("text")
+    assert collector.endswith(" WARNING no collector")  # once, although it was logged three times
     assert event.endswith(" INFO a mesh of 8")
     assert of_worker == "worker 3: E1123 100%: it's said"
     assert failure.endswith(" ERROR it failed")
-    assert traceback[-2:] == ["ValueError: two", "lines"]
+    assert traceback[-2:] == ["ValueError: two", r"lines \udcff"]
 
 
 def test_json_has_an_object_for_each_event(written):
-    event, of_worker, failure = map(json.loads, written("json"))
+    event, _, of_worker, failure = map(json.loads, written("json"))
     assert event.pop("time")[-6:] == "+00:00"
     assert event == {"level": "INFO", "logger": "spmd_tx.anything", "message": "a mesh of 8"}
     assert (of_worker["worker"], of_worker["message"]) == (3, "E1123 100%: it's said")
     assert failure["message"] == "it failed"
-    assert failure["traceback"].endswith("ValueError: two\nlines")
+    assert failure["traceback"].endswith("ValueError: two\nlines \\udcff")

@@ -2,15 +2,22 @@
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
 
 import httpx
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from spmd_tx.coordinator.http.app import make_app
+from spmd_tx.coordinator.requests.records import Failed, Request, RequestTimes
+from spmd_tx.coordinator.requests.runs.recent import Timed
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
-from spmd_tx.coordinator.server.telemetry import open_telemetry
+from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.errors import StartError
 from tests.coordinator.conftest import BASE_MODEL, run_services
 from tests.coordinator.http.tinker.test_sampling import sample
@@ -39,6 +46,7 @@ def collector(monkeypatch):
     thread.start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=node-a,team=red%20blue")
     yield found
     server.shutdown()
     thread.join()
@@ -68,6 +76,8 @@ async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_se
     resources = [each for message in messages for each in message.resource_spans]
     names = {each.key: each.value.string_value for each in resources[0].resource.attributes}
     assert names["service.name"] == "spmd_tx"
+    assert names["service.version"] == version("spmd_tx")
+    assert (names["service.instance.id"], names["team"]) == ("node-a", "red blue")
     spans = [span for each in resources for scope in each.scope_spans for span in scope.spans]
     ours = [span for span in spans if span.trace_id.hex() == TRACE]
     (request,) = [span for span in ours if span.name == "sample"]
@@ -96,11 +106,24 @@ async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_se
     }
 
 
+def test_a_failure_says_whose_fault_it_is():
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    request = Request(1, "id", "forward_backward", "model", 0, "session")
+    timed = Timed(request, RequestTimes(accepted_at=1.0), finished_at=2.0)
+    Telemetry(provider, None).ended(timed, Failed("token 7 is unknown", "user"))
+    (span,) = [span for span in spans.get_finished_spans() if span.parent is None]
+    assert span.attributes["error.type"] == "user"
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "token 7 is unknown")
+
+
 @pytest.mark.parametrize(
     "environment",
     [
         {},
         {"OTEL_SERVICE_NAME": "x"},
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": ""},
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "true"},
         {
             "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
@@ -113,7 +136,17 @@ def test_it_is_off_unless_a_collector_is_named(environment):
     assert open_telemetry(environment) is None
 
 
-def test_another_protocol_is_refused():
-    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
-    with pytest.raises(StartError, match=r"is 'grpc'; this server has http/protobuf only"):
-        open_telemetry(environment)
+GRPC = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+
+
+@pytest.mark.parametrize("traces", [{}, {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": ""}])
+def test_another_protocol_is_refused(traces):
+    with pytest.raises(StartError, match=r"OTLP_PROTOCOL is 'grpc'; this server has http/protobuf only"):
+        open_telemetry(GRPC | traces)
+
+
+def test_the_protocol_of_a_kind_counts_more_than_that_of_all():
+    protocol = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_METRICS_EXPORTER": "none"}
+    telemetry = open_telemetry(GRPC | protocol)
+    assert telemetry is not None
+    telemetry.close()
