@@ -1,5 +1,35 @@
 #!/usr/bin/env bash
 # Serves a model on all GPUs of this machine: launch/single_node.sh MODEL [more options of spmd-tx serve]
 # It listens on loopback only; --host changes that, and takes API keys (docs/keys.md).
-set -euo pipefail
-exec spmd-tx serve --base-model "$1" "${@:2}"
+# A server that is killed is started again after RESTART_AFTER seconds (5). SIGTERM or Ctrl-C lets it finish its work
+# (--drain-seconds), and a second one ends it at once.
+set -uo pipefail
+
+if (($# == 0)) || [[ $1 == -* ]]; then
+    echo "Usage: launch/single_node.sh MODEL [OPTIONS OF spmd-tx serve]" >&2
+    exit 2
+fi
+
+is_ending= server=
+pass_on() {
+    is_ending=yes was_signal=yes
+    kill -TERM $server 2>/dev/null
+}
+trap pass_on TERM INT HUP
+set -m # the server has a process group of its own: a Ctrl-C reaches it through this script, once
+
+while true; do
+    spmd-tx serve --base-model "$1" "${@:2}" &
+    server=$!
+    was_signal=yes
+    while [[ $was_signal ]]; do
+        was_signal= code=0
+        wait $server || code=$?
+    done
+    if ((code < 128)) || [[ $is_ending ]]; then
+        exit $code
+    fi
+    echo "single_node.sh: the server ended with code $code; starting it again" >&2
+    sleep "${RESTART_AFTER:-5}"
+    [[ $is_ending ]] && exit $code
+done

@@ -319,3 +319,33 @@ def test_the_first_key_goes_to_a_file_of_the_operator_and_to_no_log(kubernetes, 
     key = state / "first-key"
     assert re.fullmatch(r"tml-[0-9a-f]{48}\n", key.read_text())
     assert key.stat().st_mode & 0o077 == 0
+
+
+SERVER = """#!/usr/bin/env bash
+echo "$*" >> "$(dirname "$0")/starts.log"
+if (($(wc -l < "$(dirname "$0")/starts.log") == 1)); then kill -KILL $$; fi
+trap 'exit 0' TERM
+echo "ready" >&2
+while true; do sleep 0.01; done
+"""
+
+
+def test_one_host_starts_a_killed_server_again_and_ends_with_it(tmp_path):
+    (tmp_path / "spmd-tx").write_text(SERVER)
+    (tmp_path / "spmd-tx").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "RESTART_AFTER": "0"}
+    command = [LAUNCH / "single_node.sh", "a model", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as script:
+        said = script.stderr.readline()
+        while (line := script.stderr.readline()) != "ready\n":
+            said += line
+        script.send_signal(signal.SIGTERM)
+        assert script.wait(timeout=30) == 0
+    assert "single_node.sh: the server ended with code 137; starting it again" in said
+    assert (tmp_path / "starts.log").read_text() == "serve --base-model a model --port 0\n" * 2
+
+
+def test_one_host_needs_a_model():
+    told = subprocess.run([LAUNCH / "single_node.sh"], capture_output=True, text=True)
+    assert told.returncode == 2
+    assert "Usage: launch/single_node.sh MODEL" in told.stderr
