@@ -13,7 +13,10 @@ from spmd_tx.errors import StartError
 
 def import_weights(
     directory: Annotated[
-        Path, typer.Argument(help="Folder with adapter_config.json and adapter_model.safetensors.")
+        Path,
+        typer.Argument(
+            metavar="DIRECTORY", help="Folder with adapter_config.json and adapter_model.safetensors."
+        ),
     ],
     url: Url = LOCAL,
     api_key: ApiKey = "",

@@ -167,7 +167,9 @@ def demo(
 
 @app.command()
 def make_model(
-    directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it is missing.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="Folder to write to; created if it is missing.")
+    ],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
     family: Family = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
@@ -181,37 +183,52 @@ def make_model(
     typer.echo(tiny_model.write(directory, spec, seed))
 
 
+def _as_for_serve(panel: str, name: str, least: float | None = None) -> Any:
+    """Declare an option of ``serve`` for another command."""
+    return typer.Option(
+        min=least, help=HELP[panel][name], envvar=environment_variable(name), show_envvar=False
+    )
+
+
 @app.command()
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
+    session_timeout: Annotated[
+        float, _as_for_serve("Server", "session_timeout", 0)
+    ] = DEFAULTS.session_timeout,
     keep_results_hours: Annotated[
-        float, typer.Option(min=0, help=HELP["Storage"]["keep_results_hours"])
+        float, _as_for_serve("Storage", "keep_results_hours", 0)
     ] = DEFAULTS.keep_results_hours,
     keep_versions_hours: Annotated[
-        float, typer.Option(min=0, help=HELP["Storage"]["keep_versions_hours"])
+        float, _as_for_serve("Storage", "keep_versions_hours", 0)
     ] = DEFAULTS.keep_versions_hours,
     keep_audit_days: Annotated[
-        float, typer.Option(min=1, help=HELP["Storage"]["keep_audit_days"])
+        float, _as_for_serve("Storage", "keep_audit_days", 1)
     ] = DEFAULTS.keep_audit_days,
+    keep_metrics_days: Annotated[
+        float, _as_for_serve("Storage", "keep_metrics_days", 1)
+    ] = DEFAULTS.keep_metrics_days,
     max_compilation_cache: Annotated[
-        str, typer.Option(help=HELP["Storage"]["max_compilation_cache"])
+        str, _as_for_serve("Storage", "max_compilation_cache")
     ] = DEFAULTS.max_compilation_cache,
 ) -> None:
     """Delete expired and unused data of a stopped server.
 
-    A running server does this by itself. The options mean the same as for
-    "spmd-tx serve".
+    A running server does this by itself. Give it the same options as
+    "spmd-tx serve", or the same environment.
     """
     from spmd_tx.coordinator.retention import reaper
     from spmd_tx.coordinator.retention.reaper import limits_of
 
     config = ServerConfig(
         base_model="",
+        session_timeout=session_timeout,
         keep_results_hours=keep_results_hours,
         keep_versions_hours=keep_versions_hours,
         keep_audit_days=keep_audit_days,
+        keep_metrics_days=keep_metrics_days,
         max_compilation_cache=max_compilation_cache,
     )
     reaped = asyncio.run(reaper.collect(data_dir, database_url, limits_of(config), dry_run))
@@ -222,7 +239,9 @@ def gc(
 
 @app.command()
 def backup(
-    destination: Annotated[Path, typer.Argument(help="New folder to write to, on another disk.")],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DESTINATION", help="New folder to write to, on another disk.")
+    ],
     data_dir: DataDir = DEFAULTS.data_dir,
 ) -> None:
     """Copy a server's data, including its SQLite database, also while it runs.

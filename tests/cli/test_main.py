@@ -13,6 +13,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator import server as server_package
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.agent.agent import AgentOptions
+from spmd_tx.coordinator.retention import reaper
 from spmd_tx.errors import StartError
 
 
@@ -230,6 +231,21 @@ def test_gc_tells_what_would_go_and_deletes_it(run, tmp_path):
     assert "Nothing was deleted" in told.out
     assert "2.0 KiB" in run("gc", "--data-dir", str(tmp_path)).out
     assert not orphan.exists()
+
+
+def test_gc_keeps_as_long_as_the_server_does(run, tmp_path, monkeypatch):
+    used = []
+
+    async def collect(data_dir, database_url, limits, dry_run):
+        used.append(limits)
+        return []
+
+    monkeypatch.setattr(reaper, "collect", collect)
+    monkeypatch.setenv("SPMD_TX_KEEP_AUDIT_DAYS", "365")
+    options = ("--keep-metrics-days", "400", "--session-timeout", "36000")
+    assert run("gc", "--data-dir", str(tmp_path), *options).code == 0
+    (limits,) = used
+    assert (limits.audit, limits.metrics, limits.results) == (365 * 86400, 400 * 86400, 36000)
 
 
 def test_backup_copies_a_data_directory(run, tmp_path):
