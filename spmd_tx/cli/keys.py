@@ -42,16 +42,20 @@ def create(
         float | None, typer.Option(help="Days until the key expires. Default: never.")
     ] = None,
     adapters: Annotated[
-        int | None, typer.Option(help="Maximum number of the owner's adapters at a time.")
+        int | None, typer.Option(help="Maximum number of the owner's adapters at a time. Default: no limit.")
     ] = None,
     queued_requests: Annotated[
-        int | None, typer.Option(help="Maximum number of the owner's sample requests in the queue.")
+        int | None,
+        typer.Option(help="Maximum number of the owner's sample requests in the queue. Default: no limit."),
     ] = None,
     queued_tokens: Annotated[
-        int | None, typer.Option(help="Maximum tokens of these requests, prompts and max_tokens together.")
+        int | None,
+        typer.Option(
+            help="Maximum tokens of these requests, prompts and max_tokens together. Default: no limit."
+        ),
     ] = None,
     requests_per_second: Annotated[
-        float | None, typer.Option(help="Maximum requests per second with the key.")
+        float | None, typer.Option(help="Maximum requests per second with the key. Default: no limit.")
     ] = None,
     if_none: Annotated[bool, typer.Option("--if-none", help="Do nothing if there are keys already.")] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
@@ -131,13 +135,14 @@ def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl 
 
 def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
     """Print keys as a table; ``is_error`` sends it to stderr, so that stdout holds a new key alone."""
-    from rich.console import Console
     from rich.table import Table
+
+    from spmd_tx.cli.consoles import console
 
     table = Table(*COLUMNS)
     for row in rows:
         table.add_row(*_cells(row))
-    Console(stderr=is_error).print(table)
+    console(is_error).print(table)
 
 
 def _cells(row: "ApiKey") -> tuple[str, ...]:

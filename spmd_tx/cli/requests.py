@@ -95,7 +95,7 @@ def show(
 @requests.command()
 def fail(
     id: RequestId,
-    reason: Annotated[str, typer.Option(help="Reason, which the client sees.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, which the client sees. Default: none.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     refuse_model: Annotated[
         bool,
@@ -208,8 +208,9 @@ def _facts(found: "Overview") -> dict[str, Any]:
 
 
 def _print_table(found: "list[Overview]") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from spmd_tx.cli.consoles import console
 
     table = Table(box=None, pad_edge=False)
     for name in ("id", "kind", "line", "seq_id", "owner", "age", *LOSSES, "state"):
@@ -229,7 +230,7 @@ def _print_table(found: "list[Overview]") -> None:
             each.state,
         )
         table.add_row(*map(str, cells))
-    Console(emoji=False, markup=False).print(table)  # :train: in an id would become one
+    console().print(table)
 
 
 def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:

@@ -1,6 +1,5 @@
 """Tables, lines and curves of training runs, as wide as the terminal. Asks no server."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -9,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from spmd_tx.cli.consoles import UNBOUNDED
 from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
 
@@ -17,17 +17,10 @@ MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
 CURVE_HEIGHT, CURVE_MARGIN, WIDEST_CURVE = 8, 16, 100
 LINES_BESIDE = CURVE_HEIGHT + 7  # of a page, besides the rows of steps
-UNBOUNDED = 10_000  # columns, of an output that is no terminal
 
 Metrics = Mapping[str, float | None]
 Points = list[dict[str, Any]]  # as the server tells them
 Rows = Sequence[Sequence[str]]
-
-
-def console() -> Console:
-    """Make a console for this output. What is no terminal has lines of any length, so nothing is cut."""
-    # Ids hold colons, and names of clients may hold anything.
-    return Console(emoji=False, markup=False, width=None if sys.stdout.isatty() else UNBOUNDED)
 
 
 def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:

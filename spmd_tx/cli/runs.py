@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from spmd_tx.cli import run_tables
+from spmd_tx.cli import consoles, run_tables
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKey, Server, Unreachable, Url
 
@@ -44,7 +44,7 @@ def list_runs(
     elif not found:
         typer.echo("there are no runs yet")
     else:
-        console = run_tables.console()
+        console = consoles.console()
         console.print(run_tables.of_runs(found, console))
 
 
@@ -57,7 +57,7 @@ def show(
     if as_json:
         typer.echo(json.dumps(points, indent=2))
         return
-    console = run_tables.console()
+    console = consoles.console()
     console.print(run_tables.of_steps(run, points, metric, console))
 
 
@@ -67,7 +67,7 @@ def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = ""
 
     Where the output is no terminal, it prints a line per step.
     """
-    server, console = Server(url, api_key), run_tables.console()
+    server, console = Server(url, api_key), consoles.console()
     points = _points(server, run, -1)
     try:
         if console.is_terminal:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 VISIBLE_STEPS = 14
 STATUS_INTERVAL = 0.5  # seconds
+HEADINGS = ("step", "loss", "reward", "|Δ logprob|", "tokens/s")
 BARS = " ▁▂▃▄▅▆▇█"
 
 
@@ -37,9 +38,11 @@ class Display:
         return [step.reward for step in self.steps if step.reward is not None]
 
     def add(self, step: Any) -> None:
-        self.steps.append(step)
         if not self._console.is_terminal:
+            if not self.steps:
+                self._console.print("  ".join(HEADINGS))
             self._console.print("  ".join(cells(step)))
+        self.steps.append(step)
 
     def __enter__(self) -> Self:
         self._watcher.start()
@@ -62,7 +65,7 @@ class Display:
 
     def _render(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2))
-        for heading in ("step", "loss", "reward", "|Δ logprob|", "tokens/s"):
+        for heading in HEADINGS:
             table.add_column(heading, justify="right")
         for step in self.steps[-VISIBLE_STEPS:]:
             table.add_row(*cells(step))

@@ -56,7 +56,9 @@ def test_the_plot_is_a_png(tmp_path):
 def test_without_a_terminal_each_step_is_a_line(capsys):
     with Display(Console(), lambda: "") as display:
         display.add(step(number=3, reward=0.25))
-    assert capsys.readouterr().out.split() == ["reinforce", "3", "0.5000", "0.250", "-", "200"]
+    headings, line = capsys.readouterr().out.splitlines()
+    assert headings == "step  loss  reward  |Δ logprob|  tokens/s"
+    assert line.split() == ["reinforce", "3", "0.5000", "0.250", "-", "200"]
     assert display.rewards == [0.25]
 
 
