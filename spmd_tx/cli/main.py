@@ -4,6 +4,7 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 """
 
 import asyncio
+import logging
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -276,5 +277,10 @@ def main() -> None:
             typer.echo(f"spmd-tx: {note}", err=True)
         app(arguments)
     except StartError as error:
-        typer.echo(f"spmd-tx: {error}", err=True)
+        from spmd_tx.coordinator.runtime import logs
+
+        if logs.is_json():
+            logging.getLogger("spmd_tx").critical("%s", error)
+        else:
+            typer.echo(f"spmd-tx: {error}", err=True)
         sys.exit(2)

@@ -1,8 +1,10 @@
 """Sets up the log of the coordinator and of agents: a line per event, on standard error."""
 
 import logging
+import sys
 import time
 from datetime import UTC, datetime
+from types import TracebackType
 
 import msgspec
 
@@ -19,6 +21,18 @@ def log_to_stderr(form: LogFormat) -> None:
     handler.addFilter(_Seldom("opentelemetry"))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("spmd_tx").setLevel(logging.INFO)
+    logging.captureWarnings(True)
+    if form == "json":
+        sys.excepthook = _log_end
+
+
+def is_json() -> bool:
+    """Return whether lines of the log are JSON objects."""
+    return any(isinstance(handler.formatter, _Json) for handler in logging.getLogger().handlers)
+
+
+def _log_end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    logging.getLogger("spmd_tx").critical("the process ends by an error", exc_info=(kind, error, trace))
 
 
 def pass_on(worker: int, text: str) -> None:
