@@ -50,6 +50,7 @@ ACCELERATORS = {
 }
 CPU = "cpu"
 HOPPER = (9, 0)
+MOST_DEVICES = 1 << 16  # of one server
 
 
 @dataclass(frozen=True)
@@ -91,17 +92,25 @@ class Devices:
 def parse_devices(text: str, memory: str | None) -> Devices:
     """Parse "8xh100", "h200", "v5e:2x4", "4xcpu" or, with the memory of each, "8". Raises StartError."""
     count, kind, topology = _named(text)
+    if count > MOST_DEVICES:
+        raise StartError(f"--devices is {text!r}; a server has at most {MOST_DEVICES} devices")
     if memory is not None:
         try:
-            return Devices(count, kind, parse_size(memory, whole=0), topology)
+            size = parse_size(memory, whole=0)
         except ValueError as error:
             raise StartError(f"--memory-per-device is wrong: {error}") from None
+        if not size:  # a share would be one of nothing
+            raise StartError(f"--memory-per-device is {memory!r}; write how much one has, as 80GiB")
+        return Devices(count, kind, size, topology)
     if kind == CPU:
         return Devices(count, kind, None)
     if kind not in ACCELERATORS:
         known = ", ".join([*ACCELERATORS, CPU])
-        what = f"of {kind!r} is not known" if kind else "of a device is not given"
-        raise StartError(f"how much memory one {what}; add --memory-per-device, or name one of {known}")
+        what = f"a device called {kind!r}" if kind else "a device without a name"
+        raise StartError(
+            f"--devices is {text!r}, but the memory of {what} is not known; add --memory-per-device, or "
+            f"write how many of which, as 8xh100. Known are {known}"
+        )
     return Devices(count, kind, int(ACCELERATORS[kind].memory * 2**30), topology)
 
 
