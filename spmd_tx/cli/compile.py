@@ -96,7 +96,7 @@ def run(config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, 
         raise refusals.error()
     for words in refusals.told():
         _say(words)
-    found = best_last(tasks)
+    found = best_last(_with_programs(tasks, wish.only))
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(told(found))).decode())
     else:
@@ -132,15 +132,24 @@ def task_for(config: ServerConfig, model: ModelConfig, devices: Devices, wish: W
     plan = plan_for(config, model, devices)
     target = target_for(plan, devices)
     programs = programs_of(plan, target.mesh, wish.only)
-    if not programs:
-        kinds = dict.fromkeys(each.name.split()[0] for each in programs_of(plan, target.mesh))
-        raise StartError(
-            f"--only is {','.join(wish.only)!r}, but no program's name begins like that; names begin with "
-            f"{', '.join(kinds)}"
-        )
     name = "" if is_one else shown(config.mesh)
     hlo = wish.hlo if is_one or wish.hlo is None else wish.hlo / name.replace(", ", "-")
     return Task(config, devices, plan, target, programs, hlo, name)
+
+
+def _with_programs(tasks: Sequence[Task], only: Sequence[str]) -> list[Task]:
+    """Leave out meshes that have none of the programs that are asked for. Raises StartError if all do."""
+    from spmd_tx.worker.aot.compile import programs_of
+
+    found = [task for task in tasks if task.programs]
+    if found:
+        return found
+    every = programs_of(tasks[0].plan, tasks[0].target.mesh)
+    names = dict.fromkeys(each.name.split()[0] for each in every)
+    raise StartError(
+        f"--only is {','.join(only)!r}, but no program's name begins like that; names begin with "
+        f"{', '.join(names)}"
+    )
 
 
 def compiled(task: Task, programs: "Sequence[Program]") -> Compiled:

@@ -120,11 +120,17 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
 
 
 def read_model(config: ServerConfig) -> ModelConfig:
-    """Read the model's configuration; its weights need not be there. Raises StartError."""
+    """Read the model's configuration; its weights need not be there. Raises StartError.
+
+    A context that the model does not have is refused here, once for all meshes.
+    """
     from spmd_tx.coordinator.agent.base_model import find_config
+    from spmd_tx.coordinator.server.preflight import context_length
 
     directory = find_config(config.base_model)
-    return read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
+    context_length(config, model)
+    return model
 
 
 def _choose(config: ServerConfig, model: ModelConfig, devices: Devices, meshes: Sequence[Mesh]) -> Planned:

@@ -158,6 +158,8 @@ def test_devices_are_a_number_and_a_name(text, memory, expected):
         ("0xh100", None, "8xh100"),
         ("9" * 30 + "xh100", None, "at most 65536"),
         ("v5e:1000x1000", None, "at most 65536"),
+        ("v5e:2x2x2", None, "slices of v5e have 2 sizes, as in v5e:2x4"),
+        ("v5p:8", None, "slices of v5p have 3 sizes, as in v5p:2x2x2"),
         ("8xh100", "0", "--memory-per-device is '0'"),
         ("8xh100", "5%", "--memory-per-device is '5%'"),
         ("", None, "8xh100"),
