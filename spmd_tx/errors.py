@@ -12,6 +12,7 @@ SpmdTxError
 │   ├── UnsupportedBody   415
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
+│   ├── DoesNotFit        the model, its adapters and its steps need more memory than a device has
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
@@ -95,6 +96,15 @@ class TooManyRequests(RequestError):
 
 class StartError(SpmdTxError):
     """The server cannot start as configured. Printed without a traceback; exit code 2."""
+
+
+class DoesNotFit(StartError):
+    """What is asked for needs more memory than a device has."""
+
+    def __init__(self, message: str, briefly: str, needed: int) -> None:
+        super().__init__(message)
+        self.briefly = briefly  # without the parts and the remedies
+        self.needed = needed  # bytes of a device
 
 
 class DatabaseDamaged(StartError):

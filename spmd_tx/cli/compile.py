@@ -1,7 +1,9 @@
 """``spmd-tx plan --compile``: the server's programs, compiled for devices that are not there."""
 
+import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ import msgspec
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.meshes import Refusals, possible_meshes, shown
 from spmd_tx.config import PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
@@ -18,24 +21,12 @@ from spmd_tx.worker.aot import environment
 from spmd_tx.worker.memory.accelerators import Devices
 
 if TYPE_CHECKING:  # they import JAX, for which the environment has to be set first
+    from spmd_tx.worker.aot.compile import Program
     from spmd_tx.worker.aot.report import Prediction, ProgramReport
+    from spmd_tx.worker.aot.target import Target
     from spmd_tx.worker.memory.plan import Plan
 
-Mesh = tuple[int, int, int]
 WIDTH = 140  # columns, where no terminal says how many there are
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """Holds what was found for one mesh."""
-
-    config: ServerConfig
-    programs: "list[ProgramReport]"
-    predicted: "Prediction | None"  # None: a program that it needs is missing
-
-    @property
-    def failed(self) -> list[str]:
-        return [each.name for each in self.programs if each.error is not None]
 
 
 @dataclass(frozen=True)
@@ -45,37 +36,67 @@ class Wish:
     only: tuple[str, ...] = ()  # beginnings of names of programs; empty: all
     hlo: Path | None = None
 
-    def of(self, mesh: Mesh, meshes: Sequence[Mesh]) -> "Wish":
-        """Return the wish for one mesh: if there are several, each has a folder for its programs."""
-        if self.hlo is None or len(meshes) == 1:
-            return self
-        return replace(self, hlo=self.hlo / "-".join(map(str, mesh)))
+
+@dataclass(frozen=True)
+class Task:
+    """Holds what is to be compiled for one mesh."""
+
+    config: ServerConfig
+    devices: Devices
+    plan: "Plan"
+    target: "Target"
+    programs: "list[Program]"
+    hlo: Path | None
+    name: str  # of the mesh, empty if there is only one
+
+    @property
+    def predicting(self) -> "list[Program]":
+        """The programs from which the speed is predicted; empty if one of them is not to be compiled."""
+        from spmd_tx.worker.aot.predict import NEEDED
+
+        found = [each for each in self.programs if each.is_main and each.wanted.is_usual]
+        found = [each for each in found if each.wanted.kind in NEEDED]
+        return found if len(found) == len(NEEDED) else []
 
 
-def run(
-    config: ServerConfig,
-    model: ModelConfig,
-    devices: Devices,
-    meshes: Sequence[Mesh],
-    wish: Wish,
-    *,
-    as_json: bool,
-) -> None:
+@dataclass(frozen=True)
+class Compiled:
+    """Holds what was found for one mesh."""
+
+    task: Task
+    programs: "list[ProgramReport]"
+    predicted: "Prediction | None"  # None: a program that it needs is missing
+
+    @property
+    def config(self) -> ServerConfig:
+        return self.task.config
+
+    @property
+    def failed(self) -> list[str]:
+        return [each.name for each in self.programs if each.error is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.programs) == len(self.task.programs)
+
+
+def run(config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, *, as_json: bool) -> None:
     """Compile for each mesh that fits, the best last, and print what was found. Raises StartError."""
     environment.check(devices)
     environment.prepare(devices)
-    found: list[Compiled] = []
-    refusal: StartError | None = None
+    _make_folder(wish.hlo)
+    meshes, tasks = possible_meshes(config, model, devices), list[Task]()
+    refusals = Refusals(config, devices)
     for mesh in meshes:
         try:
-            found.append(compiled(config.with_mesh(mesh), model, devices, wish.of(mesh, meshes), _say))
+            tasks.append(task_for(config.with_mesh(mesh), model, devices, wish, is_one=len(meshes) == 1))
         except StartError as error:
-            refusal = error
-            if len(meshes) > 1:
-                _say(f"{config.with_mesh(mesh).sizes_as_options}: {error}")
-    if not found:
-        raise refusal or StartError("no mesh of these devices fits the sizes that are given")
-    found.sort(key=_worth)
+            refusals.add(mesh, error)
+    if not tasks:
+        raise refusals.error()
+    for words in refusals.told():
+        _say(words)
+    found = best_last(_with_programs(tasks, wish.only))
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(told(found))).decode())
     else:
@@ -84,22 +105,65 @@ def run(
         raise StartError(f"could not be compiled: {', '.join(found[-1].failed)}")
 
 
-def compiled(
-    config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, say: Callable[[str], None]
-) -> Compiled:
-    """Compile the programs for one mesh. Raises StartError if nothing fits."""
-    from spmd_tx.worker.aot.compile import compile_programs, programs_of
-    from spmd_tx.worker.aot.predict import predict
-    from spmd_tx.worker.aot.target import answering_for, target_for
+def best_last(tasks: Sequence[Task]) -> list[Compiled]:
+    """Compile for all meshes, and order them by their predicted speed.
 
+    The other programs are compiled for the fastest mesh only, and for the next one if one of them fails.
+    """
+    if len(tasks) == 1 or not all(task.predicting for task in tasks):
+        return sorted((compiled(task, task.programs) for task in tasks), key=_worth)
+    found = sorted((compiled(task, task.predicting) for task in tasks), key=_worth)
+    while not found[-1].is_whole:
+        best = found.pop()
+        done = {each.name: each for each in best.programs}
+        others = compiled(best.task, [each for each in best.task.programs if each.name not in done])
+        done |= {each.name: each for each in others.programs}
+        whole = [done[each.name] for each in best.task.programs]
+        found = sorted([*found, replace(best, programs=whole)], key=_worth)
+    return found
+
+
+def task_for(config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, *, is_one: bool) -> Task:
+    """Return what is to be compiled for a mesh. Raises StartError if nothing fits."""
+    from spmd_tx.worker.aot.compile import programs_of
+    from spmd_tx.worker.aot.target import target_for
+
+    assert config.mesh is not None, "one of the meshes was chosen"
     plan = plan_for(config, model, devices)
     target = target_for(plan, devices)
     programs = programs_of(plan, target.mesh, wish.only)
-    if not programs:
-        raise StartError(f"no program's name begins with {' or '.join(wish.only)}")
-    with answering_for(devices):
-        reports = list(compile_programs(plan, target, programs, say, wish.hlo))
-    return Compiled(config, reports, predict(reports))
+    name = "" if is_one else shown(config.mesh)
+    hlo = wish.hlo if is_one or wish.hlo is None else wish.hlo / name.replace(", ", "-")
+    return Task(config, devices, plan, target, programs, hlo, name)
+
+
+def _with_programs(tasks: Sequence[Task], only: Sequence[str]) -> list[Task]:
+    """Leave out meshes that have none of the programs that are asked for. Raises StartError if all do."""
+    from spmd_tx.worker.aot.compile import programs_of
+
+    found = [task for task in tasks if task.programs]
+    if found:
+        return found
+    every = programs_of(tasks[0].plan, tasks[0].target.mesh)
+    names = dict.fromkeys(each.name.split()[0] for each in every)
+    raise StartError(
+        f"--only is {','.join(only)!r}, but no program's name begins like that; names begin with "
+        f"{', '.join(names)}"
+    )
+
+
+def compiled(task: Task, programs: "Sequence[Program]") -> Compiled:
+    """Compile programs of a task. Raises StartError if their HLO cannot be written."""
+    from spmd_tx.worker.aot.compile import compile_programs
+    from spmd_tx.worker.aot.predict import predict
+    from spmd_tx.worker.aot.target import answering_for
+
+    def say(message: str) -> None:
+        _say(f"{task.name}: {message}" if task.name else message)
+
+    with answering_for(task.devices):
+        reports = list(compile_programs(task.plan, task.target, programs, say, task.hlo))
+    return Compiled(task, reports, predict(reports))
 
 
 def plan_for(config: ServerConfig, model: ModelConfig, devices: Devices) -> "Plan":
@@ -138,6 +202,8 @@ def show(devices: Devices, found: Sequence[Compiled]) -> None:
         for program in each.programs:
             if program.error is not None:
                 console.print(f"{program.name} could not be compiled: {program.error}", markup=False)
+        if not each.is_whole:
+            console.print("The other programs were not compiled, since another mesh is faster.")
         if each.predicted is not None:
             console.print(_prediction(each.predicted))
     if len(found) > 1 and found[-1].predicted is not None:
@@ -183,10 +249,23 @@ def _prediction(predicted: "Prediction") -> str:
     )
 
 
+def _make_folder(path: Path | None) -> None:
+    """Make the folder for HLO before minutes are spent. Raises StartError."""
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        problem = "" if os.access(path, os.W_OK) else "nothing can be written there"
+    except OSError as error:
+        problem = error.strerror
+    if problem:
+        raise StartError(f"--hlo {path} cannot be used: {problem}; give a folder that can be written to")
+
+
 def _worth(each: Compiled) -> tuple[bool, float]:
     """Order meshes by the predicted iteration, the best last."""
     if each.predicted is None:
-        return False, 0.0
+        return False, -math.inf
     return not each.failed, -each.predicted.iteration_seconds
 
 

@@ -1,7 +1,7 @@
 """``spmd-tx plan`` calculates what fits on given devices, without the devices and without the weights."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,9 @@ import typer
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli import compile
 from spmd_tx.cli.compile import Wish
+from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
 from spmd_tx.cli.options import server_options
-from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
+from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
@@ -49,8 +50,11 @@ def plan(**options: Any) -> None:
     config = ServerConfig(**options)
     if compiles:
         only = tuple(name.strip() for name in names.split(",") if name.strip())
-        compile_for(config, devices, Wish(only, hlo), as_json=as_json)
+        compile.run(config, read_model(config), devices, Wish(only, hlo), as_json=as_json)
         return
+    for option, value in (("--only", names), ("--hlo", hlo)):
+        if value:
+            raise StartError(f"{option} is {str(value)!r}, which has no effect without --compile; add that")
     planned = make(config, devices)
     if as_json:
         mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
@@ -108,46 +112,36 @@ plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
     """Plan for the devices, and choose the sizes that are not given. Raises StartError if nothing fits."""
-    from spmd_tx.coordinator.agent.base_model import find_config
-
-    directory = find_config(config.base_model)
-    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
-    if config.mesh is None:
-        return _choose(config, model, devices)
-    _check_count(config, devices)
-    return _planned(config, model, devices)
-
-
-def _check_count(config: ServerConfig, devices: Devices) -> None:
-    if config.mesh_size != devices.count:
-        raise StartError(
-            f"the mesh has {config.mesh_size} devices, the product of the three parallel sizes, but "
-            f"--devices says {devices.count}; change either, or leave a size out to have it chosen"
-        )
-
-
-def compile_for(config: ServerConfig, devices: Devices, wish: Wish, *, as_json: bool) -> None:
-    """Compile for all meshes of the devices with the sizes that are given. Raises StartError."""
-    from spmd_tx.coordinator.agent.base_model import find_config
-
-    directory = find_config(config.base_model)
-    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
+    model = read_model(config)
+    meshes = possible_meshes(config, model, devices)
     if config.mesh is not None:
-        _check_count(config, devices)
-    meshes = list(_meshes(config, model, devices.count)) if config.mesh is None else [config.mesh]
-    compile.run(config, model, devices, meshes, wish, as_json=as_json)
+        return _planned(config, model, devices)
+    return _choose(config, model, devices, meshes)
 
 
-def _choose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
+def read_model(config: ServerConfig) -> ModelConfig:
+    """Read the model's configuration; its weights need not be there. Raises StartError.
+
+    A context that the model does not have is refused here, once for all meshes.
+    """
+    from spmd_tx.coordinator.agent.base_model import find_config
+    from spmd_tx.coordinator.server.preflight import context_length
+
+    directory = find_config(config.base_model)
+    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
+    context_length(config, model)
+    return model
+
+
+def _choose(config: ServerConfig, model: ModelConfig, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice."""
     found: list[Planned] = []
-    refusal: StartError | None = None
-    meshes = list(_meshes(config, model, devices.count))
+    refusals = Refusals(config, devices)
     for mesh in meshes:
         try:
             planned = _planned(config.with_mesh(mesh), model, devices)
         except StartError as error:
-            refusal = error
+            refusals.add(mesh, error)
             continue
         found.append(planned)
         if set(planned.plan.remat.values()) != {"full"}:
@@ -155,22 +149,7 @@ def _choose(config: ServerConfig, model: ModelConfig, devices: Devices) -> Plann
             return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
     if found:
         return replace(found[0], why="the least tensor parallelism with which the model fits")
-    raise refusal or StartError(
-        f"a mesh with {config.sizes_as_options} cannot have {devices.count} devices; change a size to one "
-        "that divides their number, or leave it out to have it chosen"
-    )
-
-
-def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[tuple[int, int, int]]:
-    """Yield a mesh for each possible tensor parallelism, with the most expert parallelism."""
-    given_fsdp, given_ep, given_tp = config.parallel_sizes
-    for tp in (tp for tp in range(1, count + 1) if count % tp == 0 and given_tp in (AUTO, tp)):
-        experts = [1 << power for power in range(16) if model.n_experts and model.n_experts % 2**power == 0]
-        for ep in reversed(experts or [1]) if given_ep == AUTO else [given_ep]:
-            fsdp, left = divmod(count // tp, ep)
-            if not left and given_fsdp in (AUTO, fsdp):
-                yield fsdp, ep, tp
-                break
+    raise refusals.error()
 
 
 def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:

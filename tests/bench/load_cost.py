@@ -1,6 +1,6 @@
 """Measures how fast base weights are read, without a server: python -m tests.bench.load_cost --model DIR
 
-Writes a model of 1.7 GB in bfloat16 to DIR if nothing is there, and loads it on one CPU device: gigabytes per
+Writes a model of 1.7 GB in bfloat16 to DIR if nothing is there, and loads it on one device: gigabytes per
 second by the clock and of CPU, with the files in the system's cache. The first time includes the memory that
 the system hands out, the second time may find it in the process.
 """

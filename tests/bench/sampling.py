@@ -22,6 +22,7 @@ from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.protocol.reports import Reply
+from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs.compiled import Programs
@@ -150,8 +151,10 @@ def main() -> None:
         decode_rows=options.rows,
         decode_steps=STEPS,
         batch_invariant=options.batch_invariant,
+        kernel_choices=str(Path(tempfile.gettempdir()) / "spmd-tx-kernel-choices"),
         **sizes,
     )
+    setup = prepare_accelerator(setup, None, print)  # the kernels and flags that a worker here would have
     engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)
     for name in options.cases:
         rates = [measured(engine, options.rows, name) for _ in range(options.rounds + 1)][1:]

@@ -156,12 +156,13 @@ def share_compiled_programs(data_dir: Path) -> None:
 
 def environment(points: Path) -> dict[str, str]:
     """Return the environment of a cluster's processes."""
-    return os.environ | {
+    ours = {
         "CHAOS_POINTS": str(points),
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
-        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # each program is compiled by two processes
     }
+    # Two processes compile each program. To compare bits on a GPU, set it to 0: then all passes run.
+    return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | os.environ | ours
 
 
 def as_arguments(options: Mapping[str, object]) -> list[str]:

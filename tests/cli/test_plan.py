@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from spmd_tx.cli import plan
-from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS
+from spmd_tx.cli.main import app
+from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
 from tests.support.model_shapes import QWEN3_8B
@@ -68,6 +70,47 @@ def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
     assert "a mesh with --tensor-parallel-size 3 cannot have 8 devices" in ended.stderr
 
 
+def test_every_mesh_is_refused_with_its_own_reason_and_what_would_help(model_dir):
+    config = ServerConfig(base_model=str(model_dir))
+    with pytest.raises(StartError) as refused:
+        plan.make(config, parse_devices("v5e:2x3", None))
+    told = str(refused.value)
+    assert told.startswith("no mesh (fsdp, ep, tp) of v5e:2x3 works. 6, 1, 1: a device has 15.1 GiB for it")
+    for tp in (3, 6):
+        assert f"{6 // tp}, 1, {tp}: --tensor-parallel-size is {tp}, but 32 attention heads cannot" in told
+    assert "3, 1, 2 needs the least memory, but this does not fit" in told
+    assert "--max-context-length 5120" in told
+    assert told.count("would make it fit") == 1
+
+
+@pytest.mark.parametrize(
+    "sizes, words",
+    [
+        (
+            {"expert_parallel_size": 3},
+            "--expert-parallel-size 3 cannot have 8 devices, which 3 does not divide",
+        ),
+        (
+            {"fully_sharded_data_parallel_size": 4, "tensor_parallel_size": 1},
+            "only if --expert-parallel-size is 2, which is not chosen for a model with no experts",
+        ),
+        (dict.fromkeys(PARALLEL_SIZES, 8), "the mesh has 512 devices"),
+    ],
+)
+def test_sizes_that_no_mesh_can_have_are_named(model_dir, sizes, words):
+    with pytest.raises(StartError, match=words):
+        plan.make(ServerConfig(base_model=str(model_dir), **sizes), parse_devices("8xh100", None))
+
+
+@pytest.mark.parametrize("option", ["--only", "--hlo"])
+def test_options_of_compile_are_refused_without_it(model_dir, option):
+    ended = CliRunner().invoke(
+        app, ["plan", "--base-model", str(model_dir), "--devices", "h100", option, "x"]
+    )
+    assert isinstance(ended.exception, StartError)
+    assert f"{option} is 'x', which has no effect without --compile" in str(ended.exception)
+
+
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
     of_plan = {"config", "devices", "memory_per_device", "json", "compile", "only", "hlo"}
     assert {*plan.signature().parameters} == of_plan | {"base_model", *PLAN_OPTIONS}
@@ -113,6 +156,12 @@ def test_devices_are_a_number_and_a_name(text, memory, expected):
         ("v5e:0x4", None, "v5e:2x4"),
         ("8", None, "--memory-per-device"),
         ("0xh100", None, "8xh100"),
+        ("9" * 30 + "xh100", None, "at most 65536"),
+        ("v5e:1000x1000", None, "at most 65536"),
+        ("v5e:2x2x2", None, "slices of v5e have 2 sizes, as in v5e:2x4"),
+        ("v5p:8", None, "slices of v5p have 3 sizes, as in v5p:2x2x2"),
+        ("8xh100", "0", "--memory-per-device is '0'"),
+        ("8xh100", "5%", "--memory-per-device is '5%'"),
         ("", None, "8xh100"),
         ("8", "much", "500MB"),
     ],

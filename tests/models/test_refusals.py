@@ -109,3 +109,14 @@ def test_a_config_must_be_an_object(tmp_path):
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(StartError, match=r"config.json holds a list; it must be an object"):
         read_model_config(tmp_path)
+
+
+def test_a_config_must_be_a_file_that_can_be_read(tmp_path):
+    config = tmp_path / "config.json"
+    config.write_text("[" * 100_000)
+    with pytest.raises(StartError, match=r"config.json is not valid JSON: .*recursion"):
+        read_model_config(tmp_path)
+    config.unlink()
+    config.mkdir()
+    with pytest.raises(StartError, match=r"cannot read .*config.json: Is a directory"):
+        read_model_config(tmp_path)

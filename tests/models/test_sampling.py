@@ -207,10 +207,11 @@ def test_the_draw_changes_with_either_half_of_the_seed_and_with_the_position():
     assert len(set(np.asarray(tokens).tolist())) == 4
 
 
-def test_split_or_whole_the_same_tokens_are_drawn(way):
+def varied_rows():
+    """Arguments of rows with and without filters, some of them greedy."""
     random = np.random.default_rng(5)
     rows = 64
-    arguments = (
+    return (
         random.normal(0, 3, (rows, LARGE)).astype(np.float32),
         seeds(rows),
         np.arange(rows, dtype=np.int32),
@@ -218,9 +219,27 @@ def test_split_or_whole_the_same_tokens_are_drawn(way):
         np.where(np.arange(rows) % 3, LARGE, 9).astype(np.int32),
         np.where(np.arange(rows) % 4, 1, 0.7).astype(np.float32),
     )
+
+
+def test_split_or_whole_the_same_tokens_are_drawn(way):
+    arguments = varied_rows()
     (tokens, logprobs), (expected, of_whole) = draw(*arguments), whole(*arguments)
     assert np.array_equal(tokens, expected)
     np.testing.assert_allclose(logprobs, of_whole, rtol=0, atol=1e-5)
+
+
+def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeypatch):
+    """As if they rounded differently: else each would add its own token, or none would add any."""
+    if way != "split over two":
+        pytest.skip("two devices are enough")
+    found = sampling._device_of
+
+    def apart(*arguments):
+        device_B, share_B = found(*arguments)
+        return (device_B + jax.lax.axis_index(TP)) % 2, share_B
+
+    monkeypatch.setattr(sampling, "_device_of", apart)
+    assert np.array_equal(draw_on(2)(*varied_rows())[0], whole(*varied_rows())[0])
 
 
 def test_bisections_together_find_what_they_find_one_after_the_other():

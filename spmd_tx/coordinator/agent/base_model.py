@@ -22,21 +22,17 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # no ot
 
 def find_model(base_model: str) -> Path:
     """The directory of the complete model. Raises StartError when there is none."""
-    directory = Path(base_model).expanduser()
-    if directory.is_dir():
+    directory = _directory(base_model)
+    if directory is not None:
         _check(directory)
         return directory.absolute()
-    if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
-        raise StartError(
-            f"--base-model {base_model} is neither a directory nor a Hugging Face ID (owner/name)"
-        )
     return _from_cache(base_model) or _download(base_model)
 
 
 def find_config(base_model: str) -> Path:
     """A directory with the model's config.json; the weights need not be there. Raises StartError."""
-    directory = Path(base_model).expanduser()
-    if directory.is_dir():
+    directory = _directory(base_model)
+    if directory is not None:
         return directory
     for is_local in (True, False):
         try:
@@ -47,6 +43,24 @@ def find_config(base_model: str) -> Path:
         f"--base-model {base_model} is not a directory, and its config.json cannot be downloaded: {reason}. "
         "Check name and network, or give a directory with a config.json"
     )
+
+
+def _directory(base_model: str) -> Path | None:
+    """Return the directory; None for a Hugging Face ID. Raises StartError for anything else."""
+    try:
+        directory = Path(base_model).expanduser()
+        if base_model and directory.is_dir():
+            return directory
+    except (OSError, RuntimeError) as error:  # its name is too long, or of a user whom there is not
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        raise StartError(
+            f"--base-model {base_model} cannot be opened: {reason}; give a directory, or a Hugging Face ID"
+        ) from None
+    if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
+        raise StartError(
+            f"--base-model {base_model or repr('')} is neither a directory nor a Hugging Face ID (owner/name)"
+        )
+    return None
 
 
 def weight_files(directory: Path) -> list[str]:

@@ -74,7 +74,7 @@ def mixture(keys: Keys, prefix: str) -> Mixture:
 
 def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
     """Declare the layers: the first ones are dense, the others have experts."""
-    n_layers, dense = keys.count("num_hidden_layers"), _dense_layers(keys)
+    n_layers, dense = keys.layers(), _dense_layers(keys)
     kinds: tuple[tuple[int, Channel], ...] = (
         (dense, Glu(keys.count("intermediate_size"))),
         (n_layers - dense, mixture(keys, prefix)),
@@ -83,7 +83,7 @@ def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
 
 
 def _dense_layers(keys: Keys) -> int:
-    n_layers, kinds = keys.count("num_hidden_layers"), keys.get("mlp_layer_types")
+    n_layers, kinds = keys.layers(), keys.get("mlp_layer_types")
     if kinds is None:
         return min(n_layers, keys.count_or("first_k_dense_replace", 0, least=0))
     dense = kinds.count("dense")
@@ -95,6 +95,6 @@ def _dense_layers(keys: Keys) -> int:
 def unread(keys: Keys, prefix: str = "") -> tuple[str, ...]:
     """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
     return tuple(
-        rf"{re.escape(prefix)}model\.layers\.{keys.count('num_hidden_layers') + number}\..*"
+        rf"{re.escape(prefix)}model\.layers\.{keys.layers() + number}\..*"
         for number in range(max(1, *(keys.count_or(key, 0, least=0) for key in FURTHER)))
     )

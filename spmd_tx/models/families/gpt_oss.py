@@ -66,7 +66,7 @@ def mixture(keys: Keys) -> Model:
 
 
 def _kinds(keys: Keys) -> list[str]:
-    n_layers = keys.count("num_hidden_layers")
+    n_layers = keys.layers()
     kinds = keys.get("layer_types") or ["sliding_attention", "full_attention"] * n_layers
     if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise Refusal(f"sets layer_types to {kinds!r}; supported are sliding_attention and full_attention")

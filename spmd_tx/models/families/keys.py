@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MOST = 2**31 - 1  # of any integer
+MOST_LAYERS = 4096
+
 
 class Refusal(Exception):
     """Says what is wrong with a config.json, as a sentence without its subject: "lacks the key 'x'"."""
@@ -14,6 +17,12 @@ def positive(what: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
         raise Refusal(f"{what} to {value!r}, which must be a positive number")
     return float(value)
+
+
+def _bounded(key: str, value: int, most: int) -> int:
+    if value > most:
+        raise Refusal(f"sets {key} to {value}, which must be at most {most}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -31,12 +40,16 @@ class Keys:
             raise Refusal(f"lacks the key {key!r}")
         return self.raw[key]
 
-    def count(self, key: str) -> int:
+    def count(self, key: str, most: int = MOST) -> int:
         """Return a positive integer."""
         value = self.need(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise Refusal(f"sets {key} to {value!r}, which must be a positive integer")
-        return value
+        return _bounded(key, value, most)
+
+    def layers(self) -> int:
+        """Return the number of layers."""
+        return self.count("num_hidden_layers", MOST_LAYERS)
 
     def count_or(self, key: str, default: int, least: int = 1) -> int:
         """Return an integer from ``least`` on, or the default where there is none."""
@@ -45,7 +58,7 @@ class Keys:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise Refusal(f"sets {key} to {value!r}, which must be an integer from {least} on")
-        return value
+        return _bounded(key, value, MOST)
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a positive number; without a default there must be one."""
@@ -102,7 +115,7 @@ class Keys:
             "architecture": self.raw["architectures"][0],
             "vocab_size": self.count("vocab_size"),
             "d_model": d_model,
-            "n_layers": self.count("num_hidden_layers"),
+            "n_layers": self.layers(),
             "n_heads": heads,
             "n_kv_heads": kv_heads,
             "head_dim": self.count_or("head_dim", d_model // heads),

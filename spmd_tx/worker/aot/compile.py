@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from spmd_tx.errors import StartError
 from spmd_tx.hlo.arrays import bits_of
 from spmd_tx.hlo.cost import Cost, Operation, cost_of
 from spmd_tx.hlo.frames import frames_of
@@ -63,15 +64,25 @@ def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[Progra
 def compile_programs(
     plan: Plan, target: Target, programs: Sequence[Program], progress: Progress, hlo: Path | None = None
 ) -> Iterator[ProgramReport]:
-    """Yield the report of each program. With ``hlo``, write the text of each into this folder."""
+    """Yield the report of each program. With ``hlo``, write the text of each into this folder.
+
+    Raises StartError if that is impossible.
+    """
     state = state_arrays(plan, target.mesh)
     for number, program in enumerate(programs, 1):
         progress(f"compiling {program.name} ({number} of {len(programs)})")
         report, text = _compiled(plan, target, program, state)
         if hlo is not None and text:
-            hlo.mkdir(parents=True, exist_ok=True)
-            (hlo / f"{program.name.replace(' ', '_').replace('/', '_')}.hlo").write_text(text)
+            _write(hlo / f"{program.name.replace(' ', '_').replace('/', '_')}.hlo", text)
         yield report
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}; see to its folder and disk") from None
 
 
 def _compiled(

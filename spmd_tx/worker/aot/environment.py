@@ -29,7 +29,8 @@ def check(devices: Devices) -> None:
         )
     if known.platform == "tpu" and not devices.topology:
         raise StartError(
-            f"--compile needs the topology of a TPU slice: write --devices {devices.kind}:2x4 for eight chips"
+            f"--compile needs the topology of a TPU slice: write --devices {devices.kind}:{known.slice} for "
+            "eight chips"
         )
     modules, extra = COMPILERS[known.platform]
     if not any(find_spec(module) for module in modules):

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from spmd_tx.worker.aot.report import Prediction, ProgramReport
 
+NEEDED = ("train", "prefill", "decode", "optim_step")  # kinds of programs
 PROMPTS, ANSWERS = 64, 16  # of an iteration
 PROMPT_TOKENS, ANSWER_TOKENS = 512, 1536  # so that a sequence has the usual length
 
@@ -17,7 +18,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 1536  # so that a sequence has the usual len
 def predict(programs: Sequence[ProgramReport]) -> Prediction | None:
     """Return the prediction; None where one of the programs that it needs is missing."""
     usual = {each.kind: each for each in programs if each.is_usual and each.error is None}
-    if not {"train", "prefill", "decode", "optim_step"} <= usual.keys():
+    if not usual.keys() >= {*NEEDED}:
         return None
     train, prefill, decode = (usual[kind] for kind in ("train", "prefill", "decode"))
     sequences = PROMPTS * ANSWERS

@@ -63,7 +63,8 @@ def open_mesh(devices: Devices, fsdp: int, ep: int, tp: int) -> Mesh:
             )
     except (RuntimeError, ValueError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise StartError(f"--devices {devices} cannot be compiled for: {reason}") from None
+        remedy = f"; give another slice, such as {devices.kind}:{known.slice}" if known.slice else ""
+        raise StartError(f"--devices {devices} cannot be compiled for: {reason}{remedy}") from None
     if len(found.devices) != devices.count:
         raise StartError(f"--devices {devices} has {len(found.devices)} devices, not {devices.count}")
     return make_mesh(fsdp, ep, tp, found.devices)

@@ -27,6 +27,7 @@ class Accelerator:
     network: float = 0.0  # bytes per second, to devices of other hosts
     per_host: int = 8
     capability: tuple[int, int] = (0, 0)  # of an NVIDIA GPU
+    slice: str = ""  # an example of a topology, for a TPU
 
 
 # GPUs: NVIDIA's data sheets; NVLink has half of its figure in each direction, and a network card of 400 Gb/s
@@ -44,12 +45,13 @@ ACCELERATORS = {
     "rtx3090": Accelerator(23.6, capability=(8, 6)),
     "rtx4090": Accelerator(23.5, capability=(8, 9)),
     "rtx5090": Accelerator(31.3, capability=(12, 0)),
-    "v5e": Accelerator(15.75, "tpu", 197e12, 819e9, 2 * 45e9, 2 * 45e9),
-    "v5p": Accelerator(95.74, "tpu", 459e12, 2765e9, 2 * 90e9, 2 * 90e9, per_host=4),
-    "v6e": Accelerator(31.25, "tpu", 918e12, 1640e9, 2 * 90e9, 2 * 90e9),
+    "v5e": Accelerator(15.75, "tpu", 197e12, 819e9, 2 * 45e9, 2 * 45e9, slice="2x4"),
+    "v5p": Accelerator(95.74, "tpu", 459e12, 2765e9, 2 * 90e9, 2 * 90e9, per_host=4, slice="2x2x2"),
+    "v6e": Accelerator(31.25, "tpu", 918e12, 1640e9, 2 * 90e9, 2 * 90e9, slice="2x4"),
 }
 CPU = "cpu"
 HOPPER = (9, 0)
+MOST_DEVICES = 1 << 16  # of one server
 
 
 @dataclass(frozen=True)
@@ -91,17 +93,25 @@ class Devices:
 def parse_devices(text: str, memory: str | None) -> Devices:
     """Parse "8xh100", "h200", "v5e:2x4", "4xcpu" or, with the memory of each, "8". Raises StartError."""
     count, kind, topology = _named(text)
+    if count > MOST_DEVICES:
+        raise StartError(f"--devices is {text!r}; a server has at most {MOST_DEVICES} devices")
     if memory is not None:
         try:
-            return Devices(count, kind, parse_size(memory, whole=0), topology)
+            size = parse_size(memory, whole=0)
         except ValueError as error:
             raise StartError(f"--memory-per-device is wrong: {error}") from None
+        if not size:  # a share would be one of nothing
+            raise StartError(f"--memory-per-device is {memory!r}; write how much one has, as 80GiB")
+        return Devices(count, kind, size, topology)
     if kind == CPU:
         return Devices(count, kind, None)
     if kind not in ACCELERATORS:
         known = ", ".join([*ACCELERATORS, CPU])
-        what = f"of {kind!r} is not known" if kind else "of a device is not given"
-        raise StartError(f"how much memory one {what}; add --memory-per-device, or name one of {known}")
+        what = f"a device called {kind!r}" if kind else "a device without a name"
+        raise StartError(
+            f"--devices is {text!r}, but the memory of {what} is not known; add --memory-per-device, or "
+            f"write how many of which, as 8xh100. Known are {known}"
+        )
     return Devices(count, kind, int(ACCELERATORS[kind].memory * 2**30), topology)
 
 
@@ -114,6 +124,12 @@ def _named(text: str) -> tuple[int, str, str]:
         if kind in ACCELERATORS and ACCELERATORS[kind].platform != "tpu":
             raise StartError(
                 f"--devices is {text!r}, but only TPUs have a topology; write how many, as 8x{kind}"
+            )
+        example = ACCELERATORS[kind].slice if kind in ACCELERATORS else ""
+        wanted = len(example.split("x"))
+        if example and len(sizes) != wanted:
+            raise StartError(
+                f"--devices is {text!r}, but slices of {kind} have {wanted} sizes, as in {kind}:{example}"
             )
         return math.prod(map(int, sizes)), kind, slice_of[2]
     match = re.fullmatch(r"(?:(\d+)\s*x?)?\s*([a-z][a-z0-9 -]*)?", written)

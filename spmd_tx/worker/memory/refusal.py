@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.errors import StartError
+from spmd_tx.errors import DoesNotFit
 from spmd_tx.models.config import ModelConfig, configured
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
@@ -25,15 +25,15 @@ MOST_FSDP = 64
 
 
 def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan:
-    """Return the best plan. Raises StartError if nothing fits."""
+    """Return the best plan. Raises DoesNotFit if nothing fits."""
     plan = best_plan(sizes, memory, corrections)
     if plan is None:
-        raise StartError(refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections)))
+        raise refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections))
     return plan
 
 
-def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
-    """Return the message. ``fit`` returns the plan of other sizes with the same memory."""
+def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> DoesNotFit:
+    """Return the error. ``fit`` returns the plan of other sizes with the same memory."""
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
@@ -56,17 +56,15 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> str:
     total = sum(parts.values())
     told = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
     remedies = list(_remedies(sizes, fit))
-    message = (
-        f"this does not fit: a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} "
-        f"are needed: {told}. "
-    )
-    if remedies:
-        return message + "Each of these alone would make it fit: " + "; ".join(remedies)
     lower = "" if copies else "--max-lora-adapters, --max-lora-rank and "
-    return message + (
-        "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, and "
-        f"lower {lower}--max-context-length"
+    help_ = (
+        "Each of these alone would make it fit: " + "; ".join(remedies)
+        if remedies
+        else "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, "
+        f"and lower {lower}--max-context-length"
     )
+    briefly = f"a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} are needed"
+    return DoesNotFit(f"this does not fit: {briefly}: {told}. {help_}", briefly, total)
 
 
 def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:

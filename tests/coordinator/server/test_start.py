@@ -77,6 +77,9 @@ async def refusal(model_dir, tmp_path, **options):
         ),
         ({"secret_file": Path("nowhere")}, "cannot read --secret-file nowhere: "),
         ({"base_model": "./nowhere"}, "--base-model ./nowhere is neither a directory nor a Hugging Face ID"),
+        ({"base_model": ""}, "--base-model '' is neither a directory nor a Hugging Face ID"),
+        ({"base_model": "a" * 300}, "--base-model a+ cannot be opened: File name too long; give a directory"),
+        ({"base_model": "~nobody-here/x"}, "--base-model ~nobody-here/x cannot be opened"),
         (
             {"database_url": "postgresql://nobody@127.0.0.1:1/none"},
             "cannot open the database .* check --database-url",

@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 from spmd_tx.models.attention.kv_cache import KvCache, copy_pages, write
+from spmd_tx.models.linear_attention import state_pool
 
 LAYERS, PAGES, PAGE_SIZE, HEADS, WIDTH = 2, 40, 4, 2, 8
 SHAPE = (LAYERS, PAGES, PAGE_SIZE, HEADS * WIDTH)
@@ -123,3 +124,16 @@ def test_tokens_are_written_whatever_the_distance_of_their_pages(rows, gpu):
         expected = np.array(before)
         expected[1, pages[pages > 0], places[pages > 0]] = new[pages > 0].reshape(-1, HEADS * WIDTH)
         assert np.array_equal(after[:, 1:], expected[:, 1:])
+
+
+def test_states_are_written_whatever_the_distance_of_their_slots(gpu):
+    """A third of them go to slot 0, which nobody reads."""
+    random, rows = np.random.default_rng(2), 24
+    pool = jnp.asarray(random.normal(size=(LAYERS, 40, 4, 16)), jnp.float32)
+    new = random.normal(size=(rows, 4, 16)).astype(np.float32)
+    slots = np.where(np.arange(rows) % 3, 1 + random.permutation(39)[:rows], 0)
+    after = state_pool._written(pool, jnp.int32(1), jnp.asarray(slots, jnp.int32), jnp.asarray(new))
+    assert gpu, "it was emulated"
+    expected = np.array(pool)
+    expected[1, slots[slots > 0]] = new[slots > 0]
+    assert np.array_equal(after, expected)

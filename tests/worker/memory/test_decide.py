@@ -57,6 +57,22 @@ def test_a_device_of_a_host_may_use_a_part_of_its_memory(tmp_path, monkeypatch):
     assert limited.most_resident == int(0.8 * 2**27)
 
 
+@pytest.mark.parametrize("platform, tries_kernels", [("gpu", True), ("tpu", False)])
+def test_accelerators_use_nearly_all_of_their_pool_and_gpus_keep_room_to_try_kernels(
+    monkeypatch, platform, tries_kernels
+):
+    planned = []
+    monkeypatch.setattr(
+        decide, "_memory_stats", lambda mesh: [{"bytes_limit": 2**32}, {"bytes_limit": 2**33}]
+    )
+    monkeypatch.setattr(decide, "platform", lambda mesh: platform)
+    monkeypatch.setattr(decide, "measured_plan", lambda sizes, memory, *others: planned.append(memory))
+    decide.plan_memory(tiny_setup(), MODEL, make_mesh(1, 1, 1), lambda words: None)
+    (memory,) = planned
+    assert (memory.tries_kernels, memory.is_host) == (tries_kernels, False)
+    assert memory.bytes == int(0.96 * 2**32) // 2**20 * 2**20
+
+
 def gathered(lowered) -> set[tuple[int, ...]]:
     """The shapes that all-gathers bring."""
     found = re.findall(r"all_gather.*?-> tensor<((?:\d+x)+)", lowered.as_text(), flags=re.DOTALL)

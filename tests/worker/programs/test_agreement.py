@@ -5,12 +5,20 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spmd_tx.errors import MeshError
+from spmd_tx.protocol.commands import AWAITED
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.agreement import Agreement
+from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.programs.compiled import Order, Programs
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
@@ -77,6 +85,26 @@ def test_a_program_that_not_all_have_is_had_by_nobody():
     asked = [agreement.all_have("decode", mine) for mine in (True, True, False, False)]
     assert asked == [True, False, False, False]
     assert len(set(others.questions)) == 4, "no question is asked twice"
+
+
+def test_a_worker_compiles_nothing_before_the_others_have_the_same_program():
+    compiled, failed = [], []
+    lowered = SimpleNamespace(as_text=lambda: "add", compile=lambda: compiled.append("add") or (lambda: 1))
+    step = SimpleNamespace(lower=lambda *arguments: lowered)
+    calls = [Call(name, (1,), step, ()) for name in ("same", "different")]
+    ended = threading.Semaphore(0)
+    programs = Programs(
+        lambda what: None, lambda number, seconds, error: failed.append(error) or ended.release()
+    )
+    programs.use(None, None, Agreement(Others("no", None, "no", "another")))
+    mesh = make_mesh(1, 1, 1)
+    for number, call in enumerate(calls):
+        programs.order(Order(number, ProgramShape(step="forward"), partial(list, [call])), mesh, lane=AWAITED)
+        assert ended.acquire(timeout=30)
+    programs.stop()
+    assert compiled == ["add"]
+    assert failed[0] is None
+    assert "different programs for different" in failed[1]
 
 
 def test_processes_that_would_compile_different_programs_do_not_begin():
