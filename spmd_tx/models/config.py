@@ -191,9 +191,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise StartError(f"{path} does not exist; a model directory needs it") from None
     except OSError as error:
-        raise StartError(f"cannot read {path}: {error.strerror}; it must be a file of JSON") from None
+        raise StartError(
+            f"cannot read {path}: {error.strerror}; it must be a file that the server may read"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise StartError(f"{path} is not valid JSON: {error}") from None
+        raise StartError(
+            f"{path} is not valid JSON: {error}; restore it from where the model came from"
+        ) from None
     if not isinstance(raw, dict):
         raise StartError(f"{path} holds a {type(raw).__name__}; it must be an object with the model's keys")
     return raw

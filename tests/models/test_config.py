@@ -105,9 +105,13 @@ def test_a_model_has_as_many_positions_as_it_can_tell_apart(path, architecture, 
         (
             "SmolLM3ForCausalLM",
             {"no_rope_layers": [0, 1]},
-            r"sets no_rope_layers to \[0, 1\]; each layer needs",
+            "has no positions in its first layer, by no_rope_layers",
         ),
-        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, r"sets no_rope_layers to \[1\]; each layer needs"),
+        (
+            "SmolLM3ForCausalLM",
+            {"no_rope_layers": [1]},
+            r"sets no_rope_layers to \[1\], which are 1 for 2 layers",
+        ),
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "sets hidden_act to 'gelu'"),
         (
             "LlamaForCausalLM",

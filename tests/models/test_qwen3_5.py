@@ -207,7 +207,7 @@ def test_every_tensor_of_the_text_model_is_read_once():
     [
         ({"linear_num_value_heads": 3}, "3 linear_num_value_heads, not a multiple of its 2"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim to 1"),
-        ({"layer_types": ["linear_attention"] * 4}, "there must be 4"),
+        ({"layer_types": ["linear_attention"] * 4}, "has 4 layers of linear_attention; by layer_types"),
         ({"layer_types": ["linear_attention", "sliding_attention"] * 2}, "sliding_attention"),
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.2}}, "3 of 16 numbers"),

@@ -55,10 +55,29 @@ def test_a_value_that_a_family_cannot_follow_is_named_with_its_key(family, chang
     assert refusal(family, **changed).startswith(f"sets {key} to {value!r}")
 
 
-def test_numbers_of_rotary_embeddings_must_be_positive():
-    message = refusal("qwen3", **yarn(beta_fast="x"))
-    assert message == "sets beta_fast of its rotary embedding to 'x', which must be a positive number"
-    assert refusal("qwen3", **yarn(factor=-1)).startswith("sets factor of its rotary embedding to -1")
+@pytest.mark.parametrize(
+    "scaling, said",
+    [
+        (
+            yarn(beta_fast="x"),
+            "sets beta_fast of its rotary embedding to 'x', which must be a number from 1e-30",
+        ),
+        (yarn(factor=-1), "sets factor of its rotary embedding to -1"),
+        (
+            yarn(factor=1e9),
+            "has a factor of 1e+09 in its rotary embedding, times 2048 positions before scaling",
+        ),
+        (yarn(truncate="no"), "sets truncate of its rotary embedding to 'no', which must be true or false"),
+        (yarn(original_max_position_embeddings=True), "sets original_max_position_embeddings of its rotary"),
+        (yarn(beta_fast=1, beta_slow=2), "has a beta_fast of 1 in its rotary embedding, below beta_slow 2"),
+        ({"rope_scaling": {"factor": 2.0}}, "sets rope_type of its rotary embedding to None"),
+        ({"rope_theta": 1}, "sets rope_theta to 1, which must be above 1"),
+        ({"partial_rotary_factor": 1e30}, "rotates 16000000000000000318153997418496 of 16 numbers"),
+    ],
+    ids=str,
+)
+def test_rotary_embeddings_have_numbers_that_angles_can_be_computed_of(scaling, said):
+    assert refusal("qwen3", **scaling).startswith(said)
 
 
 def test_query_heads_share_heads_of_keys_evenly():
@@ -69,8 +88,12 @@ def test_query_heads_share_heads_of_keys_evenly():
 @pytest.mark.parametrize(
     "family, method, said",
     [
-        ("llama", "gptq", "the quant_method 'gptq' is not supported; fp8, mxfp4 and compressed-tensors are"),
-        ("llama", "mxfp4", "mxfp4 is read of gpt-oss only"),
+        (
+            "llama",
+            "gptq",
+            "to 'gptq', which is not supported; supported are fp8, mxfp4 and compressed-tensors",
+        ),
+        ("llama", "mxfp4", "to 'mxfp4', which is read of gpt-oss only"),
         ("gpt_oss", "fp8", "quant_method of its quantization_config to 'fp8'; of gpt-oss only mxfp4"),
     ],
 )
@@ -86,14 +109,35 @@ def test_matrices_that_are_encoded_otherwise_are_refused(family, method, said):
             ["lm_head", "re:mlp.(gate"],
             "'re:mlp.(gate' among the modules of its quantization_config, which is not",
         ),
-        ([3], "has 3 among the modules of its quantization_config; it must be a name"),
-        ("lm_head", "has 'lm_head' as the modules of its quantization_config; it must be a list"),
+        ([3], "of its quantization_config to [3], which must be a list of names"),
+        ("lm_head", "of its quantization_config to 'lm_head', which must be a list of names"),
     ],
 )
 @pytest.mark.parametrize("key", ["modules_to_not_convert", "ignore"])
 def test_modules_that_are_not_encoded_are_names_or_regular_expressions(key, modules, said):
     blocks = {"quant_method": "fp8", "weight_block_size": [128, 128], key: modules}
     assert said in refusal("llama", quantization_config=blocks)
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        (
+            {"group_size": 12},
+            "sets group_size of its compressed-tensors to 12, which must be a multiple of 8",
+        ),
+        (
+            {"group_size": 24},
+            "does not fit model.layers.{layer}.self_attn.q_proj: rows of 64 numbers are not a",
+        ),
+        ({"type": "float"}, "sets type of its compressed-tensors to 'float', which is not read; 'int' is"),
+    ],
+    ids=str,
+)
+def test_groups_with_a_scale_must_fit_the_matrices(changed, said):
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True, "group_size": 32}
+    groups = {"format": "pack-quantized", "config_groups": {"group_0": {"weights": weights | changed}}}
+    assert said in refusal("llama", quantization_config={"quant_method": "compressed-tensors", **groups})
 
 
 def test_an_architecture_that_is_not_served_is_named_with_the_nearest_and_all_others():

@@ -3,17 +3,15 @@
 A base model is a directory, or a Hugging Face ID, which is looked up in the local cache and then downloaded.
 """
 
-import json
 from hashlib import blake2b
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
 
 CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"  # of weights in several files
-WHOLE = "model.safetensors"  # weights in one file
 CONFIGS = [CONFIG, "generation_config.json"]
 TOKENIZER = "tokenizer.json"
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for its fingerprint
@@ -65,15 +63,8 @@ def _directory(base_model: str) -> Path | None:
 
 def weight_files(directory: Path) -> list[str]:
     """The names of the files with the weights, whether they are there or not. Raises StartError."""
-    index = directory / INDEX
-    if not index.is_file():
-        return [WHOLE]
-    try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError) as error:
-        raise StartError(
-            f"{index} is damaged: {error!r}; restore it from where the model came from"
-        ) from None
+    index = directory / INDEX_FILE
+    return sorted(set(read_index(index).values())) if index.exists() else [SINGLE_FILE]
 
 
 def fingerprint(directory: Path) -> dict[str, str]:

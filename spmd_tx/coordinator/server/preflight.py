@@ -24,7 +24,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
         ("attention heads", model.n_heads),
         ("heads of keys of linear attention", model.linear_heads),
         ("vocabulary entries", model.vocab_size),
-        *(("feed-forward units", width) for width in _inner_widths(model)),
+        *(("feed-forward units", width) for width in model.declared.inner_widths),
         ("tokens of the shortest row", SMALL_ROW),
     ]
     for what, count in split:
@@ -38,11 +38,13 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--tensor-parallel-size is {tp}, but it neither divides nor is a multiple of the "
             f"model's {model.n_kv_heads} key-value heads; change it so that it does"
         )
-    if config.shard_base_weights == "yes" and model.d_model % fsdp:
-        raise StartError(
-            f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but the model's "
-            f"width {model.d_model} cannot be split {fsdp} ways; set the size to a number that divides it"
-        )
+    for width in model.declared.outer_widths:
+        if (config.shard_base_weights == "yes" or config.full_parameters) and width % fsdp:
+            why = "--full-parameters is set" if config.full_parameters else "--shard-base-weights is yes"
+            raise StartError(
+                f"{why} and --fully-sharded-data-parallel-size is {fsdp}, but the model has matrices whose "
+                f"width {width} cannot be split {fsdp} ways; set the size to a number that divides it"
+            )
     if model.n_experts % ep:
         raise StartError(
             f"--expert-parallel-size is {ep}, but {model.n_experts} experts cannot be split {ep} ways; "
@@ -77,12 +79,6 @@ def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
                 f"{groups} groups of numbers with a scale, which cannot be split {fsdp} ways; set the size "
                 f"to a number that divides {groups}, or {remedy}"
             )
-
-
-def _inner_widths(model: ModelConfig) -> list[int]:
-    """Return the widths of all feed-forward blocks, experts among them."""
-    maps = [each.map for each in model.declared.adapted.values()]
-    return sorted({each.width_in for each in maps if each.group == "mlp" and each.split == "rows"})
 
 
 def check_hosts(config: ServerConfig, secret: str | None) -> None:

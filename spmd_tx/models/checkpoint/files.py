@@ -1,4 +1,4 @@
-"""Finds and maps the tensors of a Hugging Face checkpoint, in safetensors files. No JAX."""
+"""Maps the tensors of a Hugging Face checkpoint, in safetensors files. No JAX."""
 
 import json
 from collections.abc import Collection
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 ENCODED = {  # types of encoded numbers and their scales that no plain weight has, by their safetensors names
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "U8": np.dtype(np.uint8),
@@ -26,12 +26,18 @@ DTYPES = {  # by their names in safetensors files
 
 
 class Files:
-    """Opens the safetensors files of one checkpoint and finds tensors in them."""
+    """Opens the safetensors files of one checkpoint and finds tensors in them.
+
+    A tensor that several files have is read from the one that the index names.
+    """
 
     def __init__(self, model_dir: Path) -> None:
+        """Raise StartError unless all files are there and whole."""
         self._model_dir = model_dir
-        self._file_of = _find_tensors(model_dir)
-        self._open: dict[Path, MappedFile] = {}
+        listed = _listed(model_dir)
+        paths = sorted(set(listed.values())) or [model_dir / SINGLE_FILE]
+        self._open = {path: MappedFile(path) for path in paths}
+        self._file_of = {name: path for path, file in self._open.items() for name in file.names} | listed
 
     @property
     def model_dir(self) -> Path:
@@ -53,8 +59,6 @@ class Files:
                 f"{self._model_dir} has no tensor {name!r}, which its config.json calls for; "
                 "weights and config.json must be of the same model"
             )
-        if path not in self._open:
-            self._open[path] = MappedFile(path)
         return self._open[path].tensor(name)
 
 
@@ -62,19 +66,32 @@ class MappedFile:
     """Maps one safetensors file into memory."""
 
     def __init__(self, path: Path) -> None:
-        with safe_open(path, framework="np"):
-            pass  # the library checks the header, and that the file is complete
         self._path = path
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            self._tensors = json.loads(file.read(length))
-        self._content = np.memmap(path, np.uint8, "r")[8 + length :]
+        try:
+            with safe_open(path, framework="np"):
+                pass  # the library checks the header, and that the file is complete
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                self._tensors = json.loads(file.read(length))
+            self._content = np.memmap(path, np.uint8, "r")[8 + length :]
+        except (SafetensorError, OSError, ValueError) as problem:
+            raise StartError(
+                f"cannot read {path}: {problem}; it may be damaged or only half downloaded, so download the "
+                "model again"
+            ) from None
+        self._tensors.pop("__metadata__", None)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a view of the file."""
         found = self._tensors.get(name)
         if found is None:
-            raise StartError(f"{self._path} has no tensor {name!r}, although {INDEX_FILE} says so")
+            raise StartError(
+                f"{self._path} has no tensor {name!r}, although {INDEX_FILE} says so; download both again"
+            )
         dtype = DTYPES.get(found["dtype"])
         if dtype is None:
             raise StartError(
@@ -85,26 +102,17 @@ class MappedFile:
         return self._content[start:end].view(dtype).reshape(found["shape"])
 
 
-def _find_tensors(model_dir: Path) -> dict[str, Path]:
-    """Return the file of every tensor."""
-    single, index = model_dir / SINGLE_FILE, model_dir / INDEX_FILE
-    if index.exists():
-        return _read_index(index)
-    if single.exists():
-        with safe_open(single, framework="np") as opened:
-            return dict.fromkeys(opened.keys(), single)
-    raise StartError(
-        f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
-        "other formats are not read"
-    )
-
-
-def _read_index(index: Path) -> dict[str, Path]:
-    try:
-        weight_map = dict(json.loads(index.read_text())["weight_map"])
-    except (ValueError, KeyError, TypeError) as problem:
-        raise StartError(f"{index} is not a safetensors index: {problem!r}; download it again") from None
-    for file in sorted(set(weight_map.values())):
-        if not (index.parent / file).exists():
-            raise StartError(f"{index.parent / file} does not exist, but {index.name} names it; download it")
-    return {name: index.parent / file for name, file in weight_map.items()}
+def _listed(model_dir: Path) -> dict[str, Path]:
+    """Return the files of the tensors that the index lists: none where there is a single file."""
+    if not (model_dir / INDEX_FILE).exists():
+        if (model_dir / SINGLE_FILE).exists():
+            return {}
+        raise StartError(
+            f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
+            "other formats are not read"
+        )
+    found = {name: model_dir / file for name, file in read_index(model_dir / INDEX_FILE).items()}
+    for path in sorted(set(found.values())):
+        if not path.exists():
+            raise StartError(f"{path} does not exist, but {INDEX_FILE} names it; download it")
+    return found

@@ -17,9 +17,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
-from safetensors import SafetensorError
 
-from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.encoders import encode_groups
 from spmd_tx.models.checkpoint.encodings import decoded_part, piece_of
 from spmd_tx.models.checkpoint.files import Files
@@ -46,18 +44,12 @@ def load(
     when the directory is not a checkpoint of the declared model, before anything is read.
     """
     weights = jax.tree.leaves(declared)
-    try:
-        files = Files(model_dir)
-        check(files, weights, unread)
-        loading = _Loading(files, mesh, progress)
-        loading.expect(weights)
-        with ThreadPoolExecutor(READERS, thread_name_prefix="load-weights") as pool:
-            return jax.tree.map(lambda weight: loading.array(weight, pool), declared)
-    except (SafetensorError, OSError) as problem:
-        raise StartError(
-            f"cannot read the weights in {model_dir}: {problem}; a file may be damaged or only "
-            "half downloaded, so download the model again"
-        ) from problem
+    files = Files(model_dir)
+    check(files, weights, unread)
+    loading = _Loading(files, mesh, progress)
+    loading.expect(weights)
+    with ThreadPoolExecutor(READERS, thread_name_prefix="load-weights") as pool:
+        return jax.tree.map(lambda weight: loading.array(weight, pool), declared)
 
 
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:

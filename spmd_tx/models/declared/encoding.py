@@ -1,9 +1,7 @@
 """How checkpoints store matrices in fewer bits: which tensors hold one, and in which shapes."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -102,33 +100,3 @@ def problem(encoding: Encoding, shape: tuple[int, ...]) -> str | None:
     if not isinstance(encoding, Fp8Blocks) and shape[-1] % encoding.group:
         return f"rows of {shape[-1]} numbers are not a multiple of {encoding.group}, which share a scale"
     return None
-
-
-def encoding_of(quantization: Mapping[str, Any]) -> Encoding:
-    """Return what the ``quantization_config`` of a config.json declares. Raises ValueError."""
-    method = quantization.get("quant_method")
-    if method == "fp8":
-        rows, columns = quantization.get("weight_block_size") or (0, 0)
-        if quantization.get("fmt", "e4m3") != "e4m3" or not rows or not columns:
-            raise ValueError("only fp8 in the format e4m3 with a weight_block_size is read")
-        return Fp8Blocks(rows, columns)
-    if method == "mxfp4":
-        return Mxfp4()
-    if method == "compressed-tensors":
-        return _of_groups(quantization)
-    raise ValueError(f"the quant_method {method!r} is not supported; fp8, mxfp4 and compressed-tensors are")
-
-
-def _of_groups(quantization: Mapping[str, Any]) -> Int4Groups:
-    """Return the one form of compressed-tensors that is read: symmetric int4 with a scale per group."""
-    groups = list((quantization.get("config_groups") or {}).values())
-    weights = groups[0].get("weights") or {} if len(groups) == 1 else {}
-    expected = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True}
-    if quantization.get("format") != "pack-quantized" or not weights:
-        raise ValueError("of compressed-tensors only one group in the format pack-quantized is read")
-    for key, value in expected.items():
-        if weights.get(key) != value:
-            raise ValueError(f"compressed-tensors with {key} {weights.get(key)!r} is not read; {value!r} is")
-    if weights.get("actorder"):
-        raise ValueError("compressed-tensors in another order of columns (actorder) is not read")
-    return Int4Groups(int(weights.get("group_size") or 0) or 32)

@@ -226,10 +226,30 @@ class Model:
         return any(len(layer.mixer.per_token) > 1 for layer in self.layers)
 
     @cached_property
+    def maps(self) -> tuple[Map, ...]:
+        """The linear maps of all places."""
+        arrays = (array for place in self.places for array in self.arrays(place))
+        return tuple(array for array in arrays if isinstance(array, Map))
+
+    @cached_property
     def packed(self) -> tuple[Map, ...]:
         """The maps that stay encoded on devices."""
-        arrays = (array for place in self.places for array in self.arrays(place))
-        return tuple(array for array in arrays if isinstance(array, Map) and array.kept is not None)
+        return tuple(each for each in self.maps if each.kept is not None)
+
+    @cached_property
+    def inner_widths(self) -> tuple[int, ...]:
+        """The widths of all feed-forward blocks, experts among them, which tp splits."""
+        return tuple(
+            sorted({each.width_in for each in self.maps if each.group == "mlp" and each.split == "rows"})
+        )
+
+    @cached_property
+    def outer_widths(self) -> tuple[int, ...]:
+        """The widths that fsdp splits if it splits weights: of each map, the one that tp does not."""
+        rows = {each.width_out for each in self.maps if each.split == "rows"}
+        return tuple(
+            sorted({self.d_model, *rows, *(each.width_in for each in self.maps if each.split == "columns")})
+        )
 
     @cached_property
     def stateful(self) -> Mixer | None:

@@ -7,7 +7,7 @@ from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import LAYER, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import MOST_LAYERS, Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -19,9 +19,9 @@ def latent(keys: Keys) -> Model:
     """Declare a DeepseekV3ForCausalLM, a Glm4MoeLiteForCausalLM, or the text model of a Kimi-K2.5."""
     keys, is_inner = keys.text()
     prefix = INNER if is_inner else ""
-    keys.refuse(hidden_act="silu")
+    keys.only(hidden_act="silu")
     norm, width = Norm(keys.number("rms_norm_eps")), keys.count("qk_rope_head_dim")
-    rope = read_rope(keys, width, rotated=width, is_interleaved=bool(keys.get("rope_interleave", True)))
+    rope = read_rope(keys, width, rotated=width, is_interleaved=keys.flag("rope_interleave", True))
     mixer = Latent(
         heads=keys.count("num_attention_heads"),
         q_rank=keys.count_or("q_lora_rank", 0, least=0),
@@ -30,7 +30,7 @@ def latent(keys: Keys) -> Model:
         rope_width=width,
         value=keys.count("v_head_dim"),
         rope=rope,
-        biases=bool(keys.get("attention_bias", False)),
+        biases=keys.flag("attention_bias"),
     )
     return Model(
         architecture=keys.raw["architectures"][0],
@@ -41,7 +41,7 @@ def latent(keys: Keys) -> Model:
         max_positions=rope.most_positions(keys.count("max_position_embeddings")),
         embed=Source(f"{prefix}model.embed_tokens.weight"),
         final_norm=Source(f"{prefix}model.norm.weight"),
-        head=None if keys.get("tie_word_embeddings", False) else Source(f"{prefix}lm_head.weight"),
+        head=None if keys.flag("tie_word_embeddings") else Source(f"{prefix}lm_head.weight"),
         layer_prefix=f"{prefix}{LAYER}",
         ignored=(*unread(keys, prefix), *(VISION if prefix else ())),
     )
@@ -55,7 +55,7 @@ def mixture(keys: Keys, prefix: str) -> Mixture:
     keys.only(scoring_func="sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     route = Route(
         "sigmoid",
-        normalise=bool(keys.get("norm_topk_prob", True)),
+        normalise=keys.flag("norm_topk_prob", True),
         groups=keys.count_or("n_group", 1),
         kept_groups=keys.count_or("topk_group", 1),
         factor=keys.number("routed_scaling_factor", 1.0),
@@ -83,12 +83,12 @@ def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
 
 
 def _dense_layers(keys: Keys) -> int:
-    n_layers, kinds = keys.layers(), keys.get("mlp_layer_types")
+    n_layers, kinds = keys.layers(), keys.of_layers("mlp_layer_types", "dense", "sparse")
     if kinds is None:
         return min(n_layers, keys.count_or("first_k_dense_replace", 0, least=0))
     dense = kinds.count("dense")
-    if kinds != ["dense"] * dense + ["sparse"] * (n_layers - dense):
-        raise Refusal(f"sets mlp_layer_types to {kinds!r}; supported are dense layers before sparse ones")
+    if "dense" in kinds[dense:]:
+        raise keys.wrong("mlp_layer_types", "; supported are dense layers before sparse ones")
     return dense
 
 
@@ -96,5 +96,5 @@ def unread(keys: Keys, prefix: str = "") -> tuple[str, ...]:
     """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
     return tuple(
         rf"{re.escape(prefix)}model\.layers\.{keys.layers() + number}\..*"
-        for number in range(max(1, *(keys.count_or(key, 0, least=0) for key in FURTHER)))
+        for number in range(max(1, *(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER)))
     )

@@ -9,7 +9,7 @@ from spmd_tx.models.families.rope import read_rope
 
 def mixture(keys: Keys) -> Model:
     """Declare a Glm4MoeForCausalLM. Half of each head is rotated unless config.json says otherwise."""
-    keys.refuse(hidden_act="silu")
+    keys.only(hidden_act="silu")
     sizes = keys.sizes()
     eps, width = sizes["rms_norm_eps"], sizes["head_dim"]
     rope = read_rope(keys, width, share=0.5)
@@ -19,8 +19,8 @@ def mixture(keys: Keys) -> Model:
         width,
         rope,
         eps,
-        qk_norm=bool(keys.get("use_qk_norm", False)),
-        biases=("q", "k", "v") if keys.get("attention_bias", False) else (),
+        qk_norm=keys.flag("use_qk_norm"),
+        biases=("q", "k", "v") if keys.flag("attention_bias") else (),
     )
     return Model(
         architecture=sizes["architecture"],

@@ -6,25 +6,20 @@ from spmd_tx.models.declared.layers import LAYER, LM_HEAD, Layer, Model, Norm, i
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope
 
 EXPERTS, ROUTER = f"{LAYER}mlp.experts.", f"{LAYER}mlp.router.bias"
+SLIDING, FULL = "sliding_attention", "full_attention"
 CLAMP = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # those of activations.clamped_swiglu
 
 
 def mixture(keys: Keys) -> Model:
     """Declare a GptOssForCausalLM, with its experts in MXFP4 or as they are."""
-    for key, value in CLAMP.items():
-        if keys.get(key, value) != value:
-            raise Refusal(f"sets {key} to {keys.get(key)!r}; supported is {value}")
-    keys.refuse(hidden_act="silu")
-    quantization = keys.mapping("quantization_config")
+    keys.only(hidden_act="silu", **CLAMP)
+    quantization = keys.within("quantization_config")
     if quantization.get("quant_method", "mxfp4") != "mxfp4":
-        raise Refusal(
-            f"sets quant_method of its quantization_config to {quantization['quant_method']!r}; "
-            "of gpt-oss only mxfp4 and bfloat16 are read"
-        )
+        raise quantization.wrong("quant_method", "; of gpt-oss only mxfp4 and bfloat16 are read")
     sizes = keys.sizes()
     norm = Norm(sizes["rms_norm_eps"])
     rope = read_rope(keys, sizes["head_dim"])
@@ -36,7 +31,7 @@ def mixture(keys: Keys) -> Model:
         width,
         Route("softmax", chosen_first=True),
         activation="clamped_swiglu",
-        sources=_experts(width, is_packed=bool(quantization)),
+        sources=_experts(width, is_packed=bool(quantization.raw)),
         router="router",
         router_bias=Source(ROUTER),
     )
@@ -48,9 +43,9 @@ def mixture(keys: Keys) -> Model:
             sizes["head_dim"],
             rope,
             norm.eps,
-            window=keys.count("sliding_window") if kind == "sliding_attention" else 0,
+            window=keys.count("sliding_window") if kind == SLIDING else 0,
             sinks=True,
-            biases=("q", "k", "v", "o") if keys.get("attention_bias", True) else (),
+            biases=("q", "k", "v", "o") if keys.flag("attention_bias", True) else (),
         )
         return Layer(mixer, channel, norm)
 
@@ -67,12 +62,10 @@ def mixture(keys: Keys) -> Model:
 
 def _kinds(keys: Keys) -> list[str]:
     n_layers = keys.layers()
-    kinds = keys.get("layer_types") or ["sliding_attention", "full_attention"] * n_layers
-    if len(kinds) < n_layers or set(kinds) - {"sliding_attention", "full_attention"}:
-        raise Refusal(f"sets layer_types to {kinds!r}; supported are sliding_attention and full_attention")
-    if "full_attention" not in kinds[:n_layers]:
-        raise Refusal(f"sets layer_types to {kinds!r}; at least one layer must be full_attention")
-    return kinds[:n_layers]
+    kinds = keys.of_layers("layer_types", SLIDING, FULL) or ([SLIDING, FULL] * n_layers)[:n_layers]
+    if FULL not in kinds:
+        raise keys.wrong("layer_types", f"; at least one layer must be {FULL}")
+    return kinds
 
 
 def _experts(width: int, *, is_packed: bool) -> ExpertSources:

@@ -9,7 +9,7 @@ from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
-FIRST_THETA = {"rope_theta": 10000.0}  # of the first checkpoints, which do not say so
+FIRST_THETA = 10000.0  # of the first checkpoints, which do not say so
 INNER = "language_model."  # with which the names of a text model's tensors begin beside a vision tower
 VISION = (r"vision_tower\..*", r"multi_modal_projector\..*")
 SMOLLM3 = {"rope_theta": 2e6, "tie_word_embeddings": True}  # where a checkpoint does not say so
@@ -17,8 +17,8 @@ SMOLLM3 = {"rope_theta": 2e6, "tie_word_embeddings": True}  # where a checkpoint
 
 def llama(keys: Keys) -> Model:
     """Declare a LlamaForCausalLM."""
-    biases = ("q", "k", "v", "o") if keys.get("attention_bias") else ()
-    return _model(keys, biases, has_mlp_bias=bool(keys.get("mlp_bias")))
+    biases = ("q", "k", "v", "o") if keys.flag("attention_bias") else ()
+    return _model(keys, biases, has_mlp_bias=keys.flag("mlp_bias"))
 
 
 def mistral(keys: Keys) -> Model:
@@ -43,36 +43,32 @@ def mistral(keys: Keys) -> Model:
 
 def qwen2(keys: Keys) -> Model:
     """Declare a Qwen2ForCausalLM."""
-    keys.refuse(use_sliding_window=False)
-    keys.all_layers("full_attention")
+    keys.only(use_sliding_window=False)
+    keys.of_layers("layer_types", "full_attention")
     return _model(keys, ("q", "k", "v"))
 
 
 def smollm3(keys: Keys) -> Model:
     """Declare a SmolLM3ForCausalLM, in which every few layers have no positions (Yang et al. 2025)."""
-    keys = Keys({**SMOLLM3, **keys.raw})
-    keys.refuse(use_sliding_window=False)
-    keys.all_layers("full_attention")
+    keys = keys.with_defaults(**SMOLLM3)
+    keys.only(use_sliding_window=False)
+    keys.of_layers("layer_types", "full_attention")
     model = llama(keys)
-    rotated = keys.get("no_rope_layers")
+    rotated = keys.of_layers("no_rope_layers", 0, 1)
     if rotated is None:
         interval = keys.count_or("no_rope_layer_interval", 4)
         rotated = [(number + 1) % interval for number in range(model.n_layers)]
-    if len(rotated) < model.n_layers or not rotated[0]:
-        raise Refusal(
-            f"sets no_rope_layers to {rotated!r}; each layer needs a number there, the first one not 0"
-        )
+    if not rotated[0]:
+        raise Refusal("has no positions in its first layer, by no_rope_layers or no_rope_layer_interval")
     (layer,) = model.stack[0].layers
     assert isinstance(layer.mixer, Softmax)
     plain = replace(layer, mixer=replace(layer.mixer, rope=None))
-    return replace(
-        model, stack=in_cycles(tuple(layer if has else plain for has in rotated[: model.n_layers]))
-    )
+    return replace(model, stack=in_cycles(tuple(layer if has else plain for has in rotated)))
 
 
 def _model(keys: Keys, biases: tuple[str, ...] = (), *, has_mlp_bias: bool = False, window: int = 0) -> Model:
-    keys = Keys({**FIRST_THETA, **keys.raw})
-    keys.refuse(hidden_act="silu")
+    keys = keys.with_defaults(rope_theta=FIRST_THETA)
+    keys.only(hidden_act="silu")
     sizes = keys.sizes()
     heads, kv_heads, width = sizes["n_heads"], sizes["n_kv_heads"], sizes["head_dim"]
     norm, rope = Norm(sizes["rms_norm_eps"]), read_rope(keys, width)

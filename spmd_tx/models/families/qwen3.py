@@ -4,7 +4,7 @@ from typing import Any
 
 from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.declared.plain import plain_model
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope
 
 
@@ -16,10 +16,11 @@ def dense(keys: Keys) -> Model:
 def mixture(keys: Keys) -> Model:
     """Declare a Qwen3MoeForCausalLM, in which every layer has experts."""
     for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
-        if keys.get(key, every_layer) not in (every_layer, None):
-            raise Refusal(
-                f"sets {key} to {keys.get(key)!r}, so that only some layers have experts; "
-                f"supported are models in which all have ({key} {every_layer!r})"
+        if keys.get(key, every_layer) != every_layer:
+            raise keys.wrong(
+                key,
+                ", so that only some layers have experts; supported are models in which all have "
+                f"({key} {every_layer!r})",
             )
     experts, chosen = keys.experts()
     return plain_model(
@@ -27,13 +28,13 @@ def mixture(keys: Keys) -> Model:
         d_ff=keys.count("moe_intermediate_size"),
         n_experts=experts,
         experts_per_token=chosen,
-        normalize_expert_weights=bool(keys.get("norm_topk_prob", False)),
+        normalize_expert_weights=keys.flag("norm_topk_prob"),
     )
 
 
 def _sizes(keys: Keys) -> dict[str, Any]:
-    keys.refuse(use_sliding_window=False, attention_bias=False, hidden_act="silu")
-    keys.all_layers("full_attention")
+    keys.only(use_sliding_window=False, attention_bias=False, hidden_act="silu")
+    keys.of_layers("layer_types", "full_attention")
     sizes = keys.sizes()
     rope = read_rope(keys, sizes["head_dim"])
     return sizes | {"rope": rope, "max_positions": rope.most_positions(sizes["max_positions"])}

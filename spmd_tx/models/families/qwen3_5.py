@@ -11,6 +11,7 @@ from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Model, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source, linear
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
@@ -34,10 +35,11 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
     text, is_inner = keys.text()
     prefix = "model.language_model." if is_inner else "model."
     sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
-    text.refuse(attention_bias=False, hidden_act="silu")
-    text.only(attn_output_gate=True, mlp_only_layers=[], decoder_sparse_step=1)
+    text.only(attention_bias=False, hidden_act="silu", attn_output_gate=True)
+    text.only(mlp_only_layers=[], decoder_sparse_step=1)
     norm = Norm(sizes["rms_norm_eps"], is_zero_centred=True)
-    mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(text, sizes)}
+    rope = read_rope(text, sizes["head_dim"])
+    mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(sizes, rope)}
     layers = tuple(
         Layer(mixers[kind], channel(text, at), norm) for kind in _layer_types(text, sizes["n_layers"])
     )
@@ -47,7 +49,7 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
         d_model=sizes["d_model"],
         stack=in_cycles(layers),
         norm=norm,
-        max_positions=sizes["max_positions"],
+        max_positions=rope.most_positions(sizes["max_positions"]),
         embed=Source(f"{prefix}embed_tokens.weight"),
         final_norm=Source(f"{prefix}norm.weight"),
         head=None if sizes["tied_embeddings"] else Source("lm_head.weight"),
@@ -57,26 +59,25 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
 
 
 def _layer_types(text: Keys, n_layers: int) -> list[str]:
-    kinds = text.get("layer_types")
+    kinds = text.of_layers("layer_types", LINEAR, FULL)
     if kinds is None:
         interval = text.count_or("full_attention_interval", INTERVAL)
         kinds = [LINEAR if (number + 1) % interval else FULL for number in range(n_layers)]
-    if len(kinds) != n_layers or not {LINEAR} < set(kinds) <= {LINEAR, FULL}:
+    if len(set(kinds)) < 2:
         raise Refusal(
-            f"sets layer_types to {kinds!r}; there must be {n_layers}, {LINEAR!r} and {FULL!r}, some of each"
+            f"has {n_layers} layers of {kinds[0]}; by layer_types or full_attention_interval there must be "
+            f"{LINEAR} and {FULL}, some of each"
         )
     return kinds
 
 
 def _delta_rule(text: Keys) -> DeltaRule:
     k_heads, v_heads = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
-    taps = text.count("linear_conv_kernel_dim")
+    taps = text.count("linear_conv_kernel_dim", least=2)
     if v_heads % k_heads:
         raise Refusal(
             f"has {v_heads} linear_num_value_heads, not a multiple of its {k_heads} linear_num_key_heads"
         )
-    if taps == 1:
-        raise Refusal("sets linear_conv_kernel_dim to 1; it must be at least 2")
     return DeltaRule(
         k_heads=k_heads,
         v_heads=v_heads,
@@ -87,12 +88,12 @@ def _delta_rule(text: Keys) -> DeltaRule:
     )
 
 
-def _attention(text: Keys, sizes: dict[str, Any]) -> Softmax:
+def _attention(sizes: dict[str, Any], rope: Rope) -> Softmax:
     return Softmax(
         heads=sizes["n_heads"],
         kv_heads=sizes["n_kv_heads"],
         width=sizes["head_dim"],
-        rope=read_rope(text, sizes["head_dim"]),
+        rope=rope,
         eps=sizes["rms_norm_eps"],
         qk_norm=True,
         gate=True,

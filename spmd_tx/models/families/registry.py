@@ -7,7 +7,7 @@ from typing import Any
 from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5
 from spmd_tx.models.families.encoding import encoded
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import MOST_SHOWN, Keys, Refusal
 
 Family = Callable[[Keys], Model]
 
@@ -34,14 +34,15 @@ FAMILIES: dict[str, Family] = {
 
 def declare(raw: Mapping[str, Any]) -> Model:
     """Return the declaration of a model from its config.json. Raises Refusal."""
-    named = raw.get("architectures") or ["(none)"]
-    if not isinstance(named, list) or not isinstance(named[0], str):
-        raise Refusal(f"sets architectures to {named!r}, which must be a list with one name")
+    keys = Keys(raw)
+    named = keys.names("architectures")
+    if not named:
+        raise Refusal(f"names no architecture; supported architectures: {', '.join(FAMILIES)}")
     architecture = named[0]
     family = FAMILIES.get(architecture)
     if family is None:
-        raise Refusal(_not_served(architecture, has_code=bool(raw.get("auto_map"))))
-    return encoded(family(Keys(raw)), raw)
+        raise Refusal(_not_served(architecture[:MOST_SHOWN], has_code=keys.has("auto_map")))
+    return encoded(family(keys), keys)
 
 
 def _not_served(architecture: str, *, has_code: bool) -> str:

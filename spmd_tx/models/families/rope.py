@@ -1,10 +1,11 @@
 """Reads the rotary position embedding of a config.json."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from spmd_tx.models.declared.rope import Linear, Llama3, Rope, Scaling, Yarn
-from spmd_tx.models.families.keys import Keys, Refusal, positive
+from spmd_tx.models.families.keys import MOST, Keys, Refusal
+
+MOST_ROTATED = 2**16  # numbers of a head
 
 
 def read_rope(
@@ -16,13 +17,18 @@ def read_rope(
     ``share`` what part of them it is where a family's config.json says nothing. Raises Refusal.
     """
     given = _parameters(keys)
-    theta = _given(given, "rope_theta") or keys.number("rope_theta")
-    share = _given(given, "partial_rotary_factor") or keys.number("partial_rotary_factor", share)
+    theta = _in(given, keys, "rope_theta").number("rope_theta")
+    if theta <= 1:
+        raise Refusal(f"sets rope_theta to {theta:g}, which must be above 1")
+    share = _in(given, keys, "partial_rotary_factor").number("partial_rotary_factor", share)
     width = rotated or int(head_width * share)
-    if not 0 < width <= head_width or width % 2:
-        raise Refusal(f"rotates {width} of {head_width} numbers of a head; it must be an even number of them")
+    if not 0 < width <= min(head_width, MOST_ROTATED) or width % 2:
+        raise Refusal(
+            f"rotates {width} of {head_width} numbers of a head; it must be an even number of them, "
+            f"{MOST_ROTATED} at most"
+        )
     scaling = _scaling(keys, given)
-    growth = _given(given, "llama_4_scaling_beta") or 0.0
+    growth = given.number("llama_4_scaling_beta", 0.0, may_be_zero=True)
     return Rope(
         theta=theta,
         width=0 if width == head_width else width,
@@ -33,29 +39,31 @@ def read_rope(
     )
 
 
-def _parameters(keys: Keys) -> Mapping[str, Any]:
-    given = keys.mapping("rope_parameters")
+def _parameters(keys: Keys) -> Keys:
+    given = keys.within("rope_parameters").raw
     if any(isinstance(value, Mapping) for value in given.values()):
         raise Refusal("has rotary embeddings that differ between layers, which is not supported")
-    return {**given, **keys.mapping("rope_scaling")}
+    return Keys({**given, **keys.within("rope_scaling").raw}, " of its rotary embedding")
 
 
-def _scaling(keys: Keys, given: Mapping[str, Any]) -> Scaling | None:
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind == "default":
+def _in(given: Keys, keys: Keys, key: str) -> Keys:
+    return given if given.has(key) else keys
+
+
+def _scaling(keys: Keys, given: Keys) -> Scaling | None:
+    key = "type" if given.has("type") and not given.has("rope_type") else "rope_type"
+    kind = given.get(key)
+    if kind == "default" or (kind is None and not given.has("factor")):
         return None
     if kind not in ("linear", "llama3", "yarn"):
-        raise Refusal(
-            f"sets the type of its rotary embedding to {kind!r}, which is not supported; supported are "
-            "default, linear, llama3 and yarn"
-        )
+        raise given.wrong(key, ", which is not supported; supported are default, linear, llama3 and yarn")
     original = _original_positions(keys, given)
     if kind == "yarn":
         return _yarn(keys, given, original)
-    factor = _number(given, "factor")
+    factor = given.number("factor")
     if kind == "linear":
         return Linear(factor)
-    low, high = _number(given, "low_freq_factor"), _number(given, "high_freq_factor")
+    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
     if low > high:
         raise Refusal(
             f"has a low_freq_factor of {low:g} in its rotary embedding, above high_freq_factor {high:g}"
@@ -63,37 +71,31 @@ def _scaling(keys: Keys, given: Mapping[str, Any]) -> Scaling | None:
     return Llama3(factor, low, high, original)
 
 
-def _yarn(keys: Keys, given: Mapping[str, Any], original: int) -> Yarn:
+def _yarn(keys: Keys, given: Keys, original: int) -> Yarn:
     """Without a factor, it is how many times more positions the model has than at first."""
+    factor = given.number("factor", keys.count("max_position_embeddings") / original)
+    if factor * original > MOST:
+        raise Refusal(
+            f"has a factor of {factor:g} in its rotary embedding, times {original} positions before scaling; "
+            f"it must give {MOST} positions at most"
+        )
+    fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+    if fast < slow:
+        raise Refusal(f"has a beta_fast of {fast:g} in its rotary embedding, below beta_slow {slow:g}")
     return Yarn(
-        factor=_given(given, "factor") or keys.count("max_position_embeddings") / original,
+        factor=factor,
         original_positions=original,
-        fast=_given(given, "beta_fast") or 32.0,
-        slow=_given(given, "beta_slow") or 1.0,
-        truncate=bool(given.get("truncate", True)),
-        attention_factor=_given(given, "attention_factor"),
-        mscale=_given(given, "mscale") or 0.0,
-        mscale_all_dim=_given(given, "mscale_all_dim") or 0.0,
+        fast=fast,
+        slow=slow,
+        truncate=given.flag("truncate", True),
+        attention_factor=given.number("attention_factor") if given.has("attention_factor") else None,
+        mscale=given.number("mscale", 0.0, may_be_zero=True),
+        mscale_all_dim=given.number("mscale_all_dim", 0.0, may_be_zero=True),
     )
 
 
-def _original_positions(keys: Keys, given: Mapping[str, Any]) -> int:
+def _original_positions(keys: Keys, given: Keys) -> int:
     """Return the positions before scaling; some models have them outside, and then they count."""
-    found = (
-        keys.get("original_max_position_embeddings")
-        or given.get("original_max_position_embeddings")
-        or keys.count("max_position_embeddings")
-    )
-    if not isinstance(found, int) or found < 1:
-        raise Refusal(f"sets original_max_position_embeddings to {found!r}, which must be a positive integer")
-    return found
-
-
-def _number(given: Mapping[str, Any], key: str) -> float:
-    """Return a number that frequencies or positions are divided by."""
-    return positive(f"sets {key} of its rotary embedding", given.get(key))
-
-
-def _given(given: Mapping[str, Any], key: str) -> float | None:
-    """Return such a number, or None where there is none; 0 says the same."""
-    return _number(given, key) if given.get(key) else None
+    key = "original_max_position_embeddings"
+    outside = keys if keys.has(key) else given
+    return outside.count_or(key, keys.count("max_position_embeddings"))

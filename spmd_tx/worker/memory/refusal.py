@@ -163,13 +163,10 @@ def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
 
 def splits_evenly(model: ModelConfig, tp: int) -> bool:
     """Whether tp can split the model (coordinator/preflight.py says what is wrong if not)."""
-    kv_heads = model.n_kv_heads
-    groups = (each.width_in // each.kept.group for each in model.declared.packed if each.split == "rows")
-    return not (
-        any(count % tp for count in groups)
-        or any(size % tp for size in (model.n_heads, model.linear_heads, model.vocab_size, model.d_ff))
-        or (kv_heads % tp and tp % kv_heads)
-    )
+    kv_heads, declared = model.n_kv_heads, model.declared
+    groups = (each.width_in // each.kept.group for each in declared.packed if each.split == "rows")
+    sizes = (model.n_heads, model.linear_heads, model.vocab_size, *declared.inner_widths, *groups)
+    return not (any(size % tp for size in sizes) or (kv_heads % tp and tp % kv_heads))
 
 
 def _halves(value: int, least: int = 1) -> Iterator[int]:

@@ -69,7 +69,7 @@ class Sizes:
             return [True]
         packed = (each for each in self.model.declared.packed if each.split == "columns")
         groups = [each.width_in // each.kept.group for each in packed]
-        if any(count % fsdp for count in (self.model.d_model, *groups)):
+        if any(count % fsdp for count in (*self.model.declared.outer_widths, *groups)):
             return [False]
         return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
 

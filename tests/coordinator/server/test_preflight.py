@@ -38,11 +38,27 @@ def test_a_mesh_over_which_the_experts_split_is_taken(mixture, options):
             {"fully_sharded_data_parallel_size": 3, "shard_base_weights": "yes"},
             "--shard-base-weights is yes .* width 64 cannot be split 3 ways",
         ),
+        (
+            {"fully_sharded_data_parallel_size": 3, "full_parameters": True},
+            "--full-parameters is set .* width 64 cannot be split 3 ways",
+        ),
     ],
 )
 def test_one_over_which_they_do_not_is_refused(mixture, options, message):
     with pytest.raises(StartError, match=message):
         check_mesh(ServerConfig(base_model="tiny-moe", **options), mixture)
+
+
+def test_ranks_of_latent_attention_must_split_over_fsdp(tmp_path):
+    path = tiny_model.write(tmp_path, tiny_model.Spec(family="deepseek_v3", d_model=96))
+    config = ServerConfig(
+        base_model="tiny",
+        fully_sharded_data_parallel_size=3,
+        shard_base_weights="yes",
+        tensor_parallel_size=2,
+    )
+    with pytest.raises(StartError, match="has matrices whose width 32 cannot be split 3 ways"):
+        check_mesh(config, read_model_config(path))
 
 
 def test_heads_of_keys_in_linear_attention_must_split(tmp_path):

@@ -76,8 +76,8 @@ def test_only_latent_attention_with_its_own_mscale_changes_scores():
     "scaling, reason",
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "'dynamic', which is not supported"),
-        ({"rope_type": "linear"}, "factor of its rotary embedding to None"),
-        ({"rope_type": "yarn", "factor": -4.0}, "must be a positive number"),
+        ({"rope_type": "linear"}, "lacks the key 'factor' of its rotary embedding"),
+        ({"rope_type": "yarn", "factor": -4.0}, "must be a number from 1e-30"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0}, "above"),
         ({"full_attention": {"rope_type": "default"}}, "differ between layers"),
         ({"partial_rotary_factor": 0.35}, "rotates 5 of 16 numbers"),

@@ -10,8 +10,9 @@ import pytest
 from spmd_tx.models.checkpoint.encodings import AT_ONCE, decode, decoded_part, piece_of
 from spmd_tx.models.checkpoint.packed import Packed
 from spmd_tx.models.checkpoint.packed import decoded as decoded_on_device
-from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4, encoding_of, problem, stored_bytes
-from spmd_tx.models.families.keys import Refusal
+from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4, problem, stored_bytes
+from spmd_tx.models.families.encoding import encoding_of
+from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.registry import declare
 from tests.golden.families import CONFIGS
 from tests.golden.parts import FP8_BLOCK, FP8_CODES, FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES, PARTS
@@ -148,31 +149,31 @@ def _packed(**weights):
         ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, Mxfp4()),
         (_packed(), Int4Groups()),
         ({"quant_method": "fp8"}, "weight_block_size"),
-        ({"quant_method": "awq"}, "'awq' is not supported"),
-        (_packed(symmetric=False), "symmetric False is not read"),
-        (_packed(num_bits=8), "num_bits 8"),
+        ({"quant_method": "awq"}, "'awq', which is not supported"),
+        (_packed(symmetric=False), "symmetric of its compressed-tensors to False"),
+        (_packed(num_bits=8), "num_bits of its compressed-tensors to 8"),
         (_packed(actorder="group"), "order of columns"),
     ],
 )
 def test_a_configuration_declares_an_encoding_or_is_refused(config, expected):
     if isinstance(expected, str):
-        with pytest.raises(ValueError, match=expected):
-            encoding_of(config)
+        with pytest.raises(Refusal, match=expected):
+            encoding_of(Keys(config))
     else:
-        assert encoding_of(config) == expected
+        assert encoding_of(Keys(config)) == expected
 
 
 def test_a_family_is_encoded_but_for_what_its_config_spares():
     raw = CONFIGS["glm4_moe"] | {
-        "quantization_config": _packed() | {"ignore": ["lm_head", "re:.*self_attn.*"]}
+        "quantization_config": _packed(group_size=8) | {"ignore": ["lm_head", "re:.*self_attn.*"]}
     }
     model = declare(raw)
     found = {
         array.source.name: array.source.encoding for place in model.places for array in model.arrays(place)
     }
-    encoded = {name for name, encoding in found.items() if encoding == Int4Groups()}
+    encoded = {name for name, encoding in found.items() if encoding == Int4Groups(8)}
     assert "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight" in encoded
     assert "model.layers.{layer}.mlp.shared_experts.up_proj.weight" in encoded
     assert not any("self_attn" in name or "mlp.gate." in name or "norm" in name for name in encoded)
-    with pytest.raises(Refusal, match="'awq' is not supported"):
+    with pytest.raises(Refusal, match="'awq', which is not supported"):
         declare(raw | {"quantization_config": {"quant_method": "awq"}})

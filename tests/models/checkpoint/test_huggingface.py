@@ -12,6 +12,8 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.base_weights import weights as declare_weights
 from spmd_tx.models.checkpoint import huggingface
+from spmd_tx.models.checkpoint.files import Files
+from spmd_tx.models.checkpoint.index import INDEX_FILE, read_index
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
@@ -202,12 +204,50 @@ def test_a_file_that_the_index_names_must_exist(tmp_path):
         load(path)
 
 
-@pytest.mark.parametrize("index", ["{", "[]", json.dumps({"metadata": {}})])
+@pytest.mark.parametrize(
+    "index",
+    ["{", "[]", "[" * 100_000, *map(json.dumps, ({"metadata": {}}, {"weight_map": {}}, {"weight_map": [1]}))],
+)
 def test_a_broken_index_is_refused(tmp_path, index):
     path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, n_shards=2))
     (path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(StartError, match="is not a safetensors index"):
         load(path)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        3,
+        None,
+        ["a"],
+        "",
+        "..",
+        "../model.safetensors",
+        "/etc/passwd",
+        "a\0.safetensors",
+        300 * "a" + ".safetensors",
+    ],
+)
+def test_an_index_names_files_that_are_beside_it(tmp_path, file):
+    index = tmp_path / INDEX_FILE
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+    with pytest.raises(
+        StartError, match=r"says that 'model\.norm\.weight' is in .* which is not the name of a"
+    ):
+        read_index(index)
+
+
+def test_a_tensor_that_no_index_lists_is_found_and_the_index_decides_between_two(tmp_path):
+    path = tiny_model.write(tmp_path, dataclasses.replace(SPEC, n_shards=2))
+    index = json.loads((path / INDEX_FILE).read_text())
+    norm, lists = "model.norm.weight", index["weight_map"]
+    others = path / next(file for file in set(lists.values()) if file != lists[norm])
+    save_file(load_file(others) | {norm: np.zeros(32, np.float32)}, others)
+    assert np.asarray(load(path).final_norm).any()
+    del lists[norm]
+    (path / INDEX_FILE).write_text(json.dumps(index))
+    assert norm in Files(path).names
 
 
 def test_an_index_that_names_the_wrong_file_is_refused(tmp_path):

@@ -23,3 +23,8 @@ def test_no_tp_is_proposed_that_cuts_groups_of_packed_experts(name, quantization
     model = declare(CONFIGS[name] | {"quantization_config": quantization})
     packed = configured(replace(model, packs_experts=True))
     assert [tp for tp in (2, 4, 8, 16, 32) if splits_evenly(packed, tp)] == sizes
+
+
+def test_no_tp_is_proposed_that_cuts_the_dense_layers_before_a_mixture():
+    model = configured(declare(CONFIGS["zai-org/GLM-4.5-Air"] | {"intermediate_size": 10950}))
+    assert [tp for tp in (2, 4, 8) if splits_evenly(model, tp)] == [2]

@@ -1,0 +1,31 @@
+"""Reads which file of a Hugging Face checkpoint holds which tensor. No JAX: the coordinator reads it too."""
+
+import json
+import re
+from pathlib import Path
+
+from spmd_tx.errors import StartError
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+FILE_NAME = re.compile(r"[ -.0-~]{1,200}\.safetensors")  # of ASCII, without a folder
+AGAIN = "restore it from where the model came from"
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return the name of each tensor's file, which is in the folder of the index. Raises StartError."""
+    try:
+        found = json.loads(index.read_bytes())
+    except OSError as problem:
+        raise StartError(f"cannot read {index}: {problem.strerror}; {AGAIN}") from None
+    except (ValueError, RecursionError) as problem:
+        raise StartError(f"{index} is not a safetensors index: {problem}; {AGAIN}") from None
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise StartError(f"{index} is not a safetensors index: its weight_map names no tensors; {AGAIN}")
+    for tensor, file in weight_map.items():
+        if not isinstance(file, str) or not FILE_NAME.fullmatch(file):
+            raise StartError(
+                f"{index} says that {tensor!r:.200} is in {file!r:.200}, which is not the name of a "
+                f"safetensors file beside it; {AGAIN}"
+            )
+    return weight_map
