@@ -21,6 +21,7 @@ from spmd_tx.errors import StartError
 
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
+MOST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def load_model_text(directory: Path) -> ModelText:
 
 
 def _eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """Read them from the generation config, or else from ``config.json``."""
+    """Read them from the generation config, or else from ``config.json``. Raises ValueError."""
     transformers = _import_transformers()
     ids = None
     if (directory / GENERATION).is_file():
@@ -96,7 +97,12 @@ def _eos_token_ids(directory: Path) -> tuple[int, ...]:
         ids = config.get("eos_token_id")
     if ids is None:
         return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
+    found = tuple(ids) if isinstance(ids, list) else (ids,)
+    if not all(
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MOST_ID for each in found
+    ):
+        raise ValueError(f"eos_token_id is {ids!r}, which must be the number of a token, or a list of some")
+    return found
 
 
 @functools.cache

@@ -42,6 +42,13 @@ def test_the_end_of_text_is_that_of_the_generation_config(directory, generation,
     assert load_model_text(directory).eos_token_ids == ids
 
 
+def test_the_end_of_text_is_the_number_of_a_token(directory):
+    for ids in ("x", True, -1, [1, None], 2**31):
+        change(directory, "generation_config.json", eos_token_id=ids)
+        with pytest.raises(StartError, match=r"eos_token_id is .*, which must be the number of a token"):
+            load_model_text(directory)
+
+
 def test_a_generation_config_may_be_missing(directory):
     (directory / "generation_config.json").unlink()
     change(directory, "config.json", eos_token_id=3)
