@@ -135,7 +135,10 @@ def worker(
     raise typer.Exit(asyncio.run(remote_agent.run(options, log_format=log_format)))
 
 
-Family = Annotated[str, typer.Option(help=f"Kind of the model: {', '.join(tiny_families.FAMILIES)}.")]
+Family = Annotated[
+    str,
+    typer.Option(help=f"Kind of the model, or a model of that kind: {', '.join(tiny_families.FAMILIES)}."),
+]
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """What config.json says of small random models of each family, and the tensors that follow from it."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,26 +94,33 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
 }
-# What people call models whose family has another name.
+# What people call models whose family has another name, without sizes and variants.
 ALIASES = {
-    "glm45": "glm4_moe",
-    "glm46": "glm4_moe",
-    "glm47flash": "glm4_moe_lite",
-    "kimik2": "deepseek_v3",
-    "llama3": "llama",
-    "qwen25": "qwen2",
-    "qwen36": "qwen3_5",
-    "qwen38": "qwen3_5",
+    "deepseek_v3": "DeepSeek-V3.1 DeepSeek-R1 Kimi-K2 Kimi-K2.5 Kimi-K2.6",
+    "glm4_moe": "GLM-4.5 GLM-4.6",
+    "glm4_moe_lite": "GLM-4.7-Flash",
+    "llama": "Llama-3 Llama-3.1 Llama-3.2 Llama-3.3 Meta-Llama-3 Meta-Llama-3.1 DeepSeek-R1-Distill-Llama",
+    "mistral": "Mistral-Nemo Mistral-Small",
+    "qwen2": "Qwen2.5 DeepSeek-R1-Distill-Qwen",
+    "qwen3_5": "Qwen3.6 Qwen3.8",
 }
+# Where a model's name goes on with its size or its variant; after active parameters it is a mixture.
+VARIANT = re.compile(r"-(\d+(\.\d+)?b|air|base|coder|instruct|thinking)\b.*", re.IGNORECASE)
+ACTIVE = re.compile(r"-a\d+b\b", re.IGNORECASE)
 
 
 def family_named(name: str) -> str:
-    """Return the family that a user means: "Qwen3.5" is "qwen3_5". Raises StartError."""
-    known = {_letters(family): family for family in FAMILIES} | ALIASES
-    found = known.get(_letters(name))
+    """Return the family that a user means: "Qwen/Qwen3.5-35B-A3B" is "qwen3_5_moe". Raises StartError."""
+    known = {_letters(family): family for family in FAMILIES}
+    known |= {_letters(alias): family for family, aliases in ALIASES.items() for alias in aliases.split()}
+    found = known.get(_letters(VARIANT.sub("", name.rpartition("/")[2])))
     if found is None:
-        raise StartError(f"--family is {name!r}; families: {', '.join(FAMILIES)}")
-    return found
+        raise StartError(
+            f"--family is {name!r}; families: {', '.join(FAMILIES)}, or a model of one of them, such as "
+            "Llama-3.1-8B"
+        )
+    mixture = f"{found}_moe"
+    return mixture if ACTIVE.search(name) and mixture in FAMILIES else found
 
 
 def _letters(name: str) -> str:

@@ -112,12 +112,31 @@ def test_there_is_a_tiny_model_of_every_family_that_is_served():
         ("gpt-oss", "gpt_oss"),
         ("GLM-4.7-Flash", "glm4_moe_lite"),
         ("Kimi-K2", "deepseek_v3"),
+        ("moonshotai/Kimi-K2-Instruct-0905", "deepseek_v3"),
+        ("DeepSeek-V3.1", "deepseek_v3"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", "llama"),
+        ("Llama-3.1", "llama"),
+        ("meta-llama/Llama-3.2-1B-Instruct", "llama"),
+        ("Mistral", "mistral"),
+        ("Mistral-7B-Instruct-v0.3", "mistral"),
+        ("GLM-4.5-Air", "glm4_moe"),
+        ("gpt-oss-20b", "gpt_oss"),
+        ("Qwen3-8B", "qwen3"),
+        ("Qwen3-30B-A3B-Instruct-2507", "qwen3_moe"),
+        ("Qwen3-Coder-480B-A35B-Instruct", "qwen3_moe"),
+        ("Qwen3.6-35B-A3B", "qwen3_5_moe"),
+        ("Qwen3.5-9B-Base", "qwen3_5"),
+        ("Qwen2.5-0.5B", "qwen2"),
+        ("SmolLM3-3B", "smollm3"),
     ],
 )
 def test_families_have_the_names_that_people_use(name, family):
     assert family_named(name) == family
 
 
-def test_an_unknown_family_is_answered_with_those_there_are():
-    with pytest.raises(StartError, match="--family is 'bert'; families: qwen3, "):
-        family_named("bert")
+@pytest.mark.parametrize(
+    "name", ["bert", "Llama-4-Scout-17B-16E", "Qwen3-VL-8B", "Qwen3-Next-80B-A3B", "GLM-4-9B", ""]
+)
+def test_an_unknown_family_is_answered_with_those_there_are(name):
+    with pytest.raises(StartError, match=f"--family is '{name}'; families: qwen3, "):
+        family_named(name)
