@@ -4,6 +4,7 @@ A base model is a directory, or a Hugging Face ID, which is looked up in the loc
 """
 
 import json
+import os
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,8 +23,8 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # no ot
 
 def find_model(base_model: str) -> Path:
     """The directory of the complete model. Raises StartError when there is none."""
-    directory = Path(base_model).expanduser()
-    if directory.is_dir():
+    directory = Path(os.path.expanduser(base_model))
+    if os.path.isdir(directory):  # False, too, for a name that no directory can have
         _check(directory)
         return directory.absolute()
     if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
@@ -35,8 +36,8 @@ def find_model(base_model: str) -> Path:
 
 def find_config(base_model: str) -> Path:
     """A directory with the model's config.json; the weights need not be there. Raises StartError."""
-    directory = Path(base_model).expanduser()
-    if directory.is_dir():
+    directory = Path(os.path.expanduser(base_model))
+    if os.path.isdir(directory):
         return directory
     for is_local in (True, False):
         try:
