@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
+from spmd_tx.exports.staging import check_place
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
@@ -31,6 +32,8 @@ def open_destination(out: str | None, hub_id: str | None, *, is_private: bool) -
         raise StartError("name a place to write to: --out, --push-to-hub, or both")
     upload: list[Callable[[Path], None]] = []
     is_url = out is not None and "://" in out
+    if out is not None and not is_url:
+        check_place(Path(out))
     if out is not None and is_url:
         upload.append(_to_url(out))
     if hub_id is not None:
@@ -102,10 +105,18 @@ def _digest(path: Path) -> str:
 def _to_hub(repository: str, *, is_private: bool) -> Callable[[Path], None]:
     """Return what pushes a folder in one commit. The Hub asks for no file that it has from an earlier try."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage] - of either httpx
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - of either httpx
+    )
+    from huggingface_hub.utils import validate_repo_id
 
     failures = (OSError, ValueError, RuntimeError, HTTPError)
     hub = HfApi(library_name="spmd-tx")
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as problem:
+        raise StartError(f"--push-to-hub is {repository!r}: {problem}; name it as OWNER/NAME") from None
     try:
         hub.whoami()
     except failures as problem:

@@ -41,7 +41,15 @@ def open_adapter(
             yield folder
             return
         convert = _converted if manifest.rank else _converted_model
-        yield convert(folder, manifest, Path(temporary) / "converted", base_model)
+        if not adapter.startswith(SCHEME):
+            _verify(folder, manifest)
+        try:
+            converted = convert(folder, manifest, Path(temporary) / "converted", base_model)
+        except OSError as problem:
+            raise StartError(
+                f"cannot convert {adapter} in {temporary}: {problem}; set TMPDIR to a disk with more room"
+            ) from problem
+        yield converted
 
 
 def is_whole(folder: Path) -> bool:
@@ -50,6 +58,17 @@ def is_whole(folder: Path) -> bool:
     from spmd_tx.models.adapter_formats.files import CONFIG_FILE
 
     return (folder / CONFIG).exists() and not (folder / CONFIG_FILE).exists()
+
+
+def _verify(folder: Path, manifest: "Manifest") -> None:
+    """Compare the files of a training checkpoint with their digests. Raises StartError."""
+    from spmd_tx.coordinator.checkpoints.files import verify
+    from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+
+    try:
+        verify(CheckpointPath(manifest.run_id, folder.parent.name, folder.name), folder)
+    except InvalidRequest as problem:
+        raise StartError(f"cannot export {folder}: {problem}") from problem
 
 
 def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Path) -> Path:

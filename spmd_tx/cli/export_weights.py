@@ -90,8 +90,8 @@ def export_weights(
     if form is not Format.MERGED and dtype is not Dtype.BASE:
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     with (
-        open_adapter(adapter, data_dir, checkpoints_base, base_model) as folder,
         open_destination(out, push_to_hub, is_private=private) as place,
+        open_adapter(adapter, data_dir, checkpoints_base, base_model) as folder,
     ):
         of_weights = None if dtype is Dtype.BASE else dtype.value
         if is_whole(folder):

@@ -36,15 +36,17 @@ def import_weights(
 
 def upload(server: Server, directory: Path, project: str | None = None, rank: int | None = None) -> str:
     """Return the path of the new checkpoint. Raises StartError."""
-    served = server.ask("get_server_capabilities")["supported_models"][0]["model_name"]
+    announced = lora_config(directory) | ({} if rank is None else {"rank": rank})
     body = {
-        "base_model": served,
-        "lora_config": lora_config(directory) | ({} if rank is None else {"rank": rank}),
+        "base_model": _served(server),
+        "lora_config": announced,
         "destination_project_id": project,
     }
     upload = server.ask("external_weights_upload_start", body)
     for name, address in upload["urls"].items():
         size = (directory / name).stat().st_size
+        ask = {"Content-Range": f"bytes */{size}"}  # a file that is too large is refused before it is sent
+        server.send(urllib.request.Request(address, headers=ask, method="PUT"))
         with (directory / name).open("rb") as file:
             server.send(
                 urllib.request.Request(
@@ -54,6 +56,13 @@ def upload(server: Server, directory: Path, project: str | None = None, rank: in
     return server.ask("external_weights_upload_finish", {"upload_id": upload["upload_id"]})["tinker_path"]
 
 
+def _served(server: Server) -> str:
+    try:
+        return server.ask("get_server_capabilities")["supported_models"][0]["model_name"]
+    except (LookupError, TypeError):
+        raise StartError("the server at --url names no base model; is it the address of spmd_tx?") from None
+
+
 def lora_config(directory: Path) -> dict[str, object]:
     """Read what an upload announces: the rank, and what is trained. Raises StartError."""
     from spmd_tx.models.adapter_formats.files import CONFIG_FILE, TENSOR, WEIGHTS_FILE, group_of_module
@@ -61,13 +70,17 @@ def lora_config(directory: Path) -> dict[str, object]:
     try:
         rank = json.loads((directory / CONFIG_FILE).read_bytes())["r"]
         with (directory / WEIGHTS_FILE).open("rb") as file:
-            names = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            names = list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
     except OSError as error:
         raise StartError(f"{directory} is not a PEFT folder: cannot read {error.filename}") from None
-    except (ValueError, KeyError, MemoryError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, MemoryError, OverflowError, RecursionError) as error:
         raise StartError(f"{directory} is not a PEFT folder, or is damaged: {error!r}") from None
-    modules = [found["module"] for name in names if (found := TENSOR.fullmatch(name)) is not None]
+    if type(rank) is not int:
+        raise StartError(f"r of {directory / CONFIG_FILE} is {rank!r}; it must be a whole number")
+    modules = [found["module"] for name in names if (found := TENSOR.fullmatch(str(name))) is not None]
     groups = {group_of_module(module) for module in modules}
+    if not groups:
+        raise StartError(f"{directory / WEIGHTS_FILE} has no factors of an adapter (NAME.lora_A.weight)")
     return {
         "rank": rank,
         "train_attn": "attn" in groups,

@@ -5,6 +5,7 @@ import json
 import urllib.error
 import urllib.request
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -12,6 +13,7 @@ from spmd_tx.errors import StartError
 
 TIMEOUT_SECONDS = 600.0
 LOCAL = "http://127.0.0.1:8000"
+INCOMPLETE = 308  # a file that is uploaded has not arrived in full
 AGAIN = (429, 502, 503, 504)  # the SDK, too, asks again after these
 
 Url = Annotated[str, typer.Option(envvar="TINKER_BASE_URL", help="Address of the server.")]
@@ -31,6 +33,10 @@ class Server:
             raise StartError(f"--url is {url!r}; an address begins with http:// or https://, as {LOCAL}")
         if not api_key.isascii() or not api_key.isprintable():
             raise StartError("the API key has characters that no key has; see --api-key and TINKER_API_KEY")
+        try:
+            urlsplit(self._url)
+        except ValueError as problem:
+            raise StartError(f"--url is {url!r}, which is no address: {problem}") from None
         self._headers = {"X-Api-Key": api_key} if api_key else {}
 
     def ask(self, route: str, body: object = None) -> Any:
@@ -55,6 +61,8 @@ class Server:
             with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
+            if error.code == INCOMPLETE and "Location" not in error.headers:
+                return b""
             kind = Unreachable if error.code in AGAIN else StartError
             raise kind(f"{self._url} refuses this: {_detail(error.read())}") from None
         except http.client.InvalidURL:

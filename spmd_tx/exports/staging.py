@@ -4,6 +4,7 @@ An export that was interrupted goes on in the folder that it had begun.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import file_digest
@@ -34,14 +35,31 @@ def staged(place: Path, exported: Identity) -> Iterator[Path]:
 
     It may hold what an interrupted export of the same identity has written.
     """
-    if place.exists():
-        raise StartError(f"{place} exists already; name a folder that does not, or remove it")
+    check_place(place)
     folder = place.with_name(place.name + STAGED)
-    _open(folder, json.dumps(exported, indent=2).encode())
-    yield folder
-    sync_tree(folder)
-    put_in_place(folder, place)
-    (place / IDENTITY).unlink()  # until here an export that is killed goes on
+    try:
+        _open(folder, json.dumps(exported, indent=2).encode())
+        yield folder
+        sync_tree(folder)
+        put_in_place(folder, place)
+        (place / IDENTITY).unlink()  # until here an export that is killed goes on
+    except OSError as problem:
+        raise _unwritable(place, problem) from problem
+
+
+def check_place(place: Path) -> None:
+    """Raise StartError unless a folder can be made there, as far as this can be known before."""
+    if os.path.lexists(place):
+        raise StartError(f"{place} exists already; name a folder that does not, or remove it")
+    parent = next(each for each in place.absolute().parents if os.path.lexists(each))
+    if not (os.path.isdir(parent) and os.access(parent, os.W_OK)):
+        raise _unwritable(place, f"{parent} is not a folder that can be written")
+
+
+def _unwritable(place: Path, problem: object) -> StartError:
+    return StartError(
+        f"cannot write {place}: {problem}; name another folder, or make room and run the export again"
+    )
 
 
 def _open(folder: Path, content: bytes) -> None:

@@ -1,11 +1,16 @@
 """``spmd-tx export`` takes what a server has saved, of each kind, and puts the result where it is told."""
 
+import errno
 import hashlib
+import json
+import shutil
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from spmd_tx.cli.main import app
@@ -192,6 +197,83 @@ def test_a_folder_without_an_adapter_is_refused(tmp_path):
         export(tmp_path / "nowhere", out=tmp_path / "out")
 
 
+def damaged(tmp_path, made, change_tensors=lambda tensors: tensors, **values):
+    folder = shutil.copytree(made[1], tmp_path / "damaged")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | values))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    save_file(change_tensors(tensors), folder / "adapter_model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"r": "6"}, r"Expected `int`, got `str` - at `\$.r`"),
+        ({"r": 0}, "r is 0; it must be positive"),
+        ({"lora_alpha": float("nan")}, "adapter_config.json cannot be read, or is damaged"),
+        ({"base_model_name_or_path": 5}, "Expected `str | null`, got `int`"),
+        ({"base_model_name_or_path": None}, "names no base model; name it with --base-model"),
+        ({"peft_type": "IA3"}, "peft_type of .* is 'IA3', which cannot be exported"),
+        ({"bias": "all"}, "bias of .* is 'all'"),
+        ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern of .*merge such an adapter with peft"),
+    ],
+    ids=str,
+)
+def test_a_damaged_configuration_is_refused(tmp_path, made, values, message):
+    with pytest.raises(StartError, match=message):
+        export(damaged(tmp_path, made, **values), out=tmp_path / "out")
+    assert not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda each: np.full_like(each, np.nan), "has numbers that are not finite; export an earlier"),
+        (lambda each: each.astype(np.int8), "has the type I8; factors have F64, F32, BF16, F16"),
+        (None, "has factors twice, under names that mean the same"),
+    ],
+    ids=["nan", "int8", "twice"],
+)
+def test_damaged_factors_are_refused(tmp_path, made, change, message):
+    def changed(tensors):
+        name = min(tensors)
+        if change is None:
+            return tensors | {name.removeprefix("base_model.model."): tensors[name]}
+        return tensors | {name: change(tensors[name])}
+
+    with pytest.raises(StartError, match=message):
+        export(damaged(tmp_path, made, changed), out=tmp_path / "out", format="peft")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_training_checkpoint_is_found_in_its_folder_too(tmp_path, made, layout):
+    _, folder = save(tmp_path, made, layout, "weights")
+    (folder / "_METADATA").write_text("[]")
+    with pytest.raises(StartError, match=r"is damaged: .*_METADATA has 2 bytes instead of"):
+        export(folder, out=tmp_path / "out")
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_is_read(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for place, message in (
+        ("file/out", "file is not a folder that can be written; name another folder"),
+        ("link", "link exists already"),
+    ):
+        with pytest.raises(StartError, match=message):
+            export(tmp_path / "nowhere", out=tmp_path / place)
+
+
+def test_a_full_disk_is_told_with_the_place(tmp_path, made, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("spmd_tx.exports.adapter_formats.write_tensors", full)
+    with pytest.raises(StartError, match=r"cannot write .*out: .*No space left.*make room and run"):
+        export(made[1], out=tmp_path / "out", format="peft")
+
+
 def test_a_place_has_to_be_named(made):
     with pytest.raises(StartError, match="--out, --push-to-hub, or both"):
         export(made[1])
@@ -246,6 +328,8 @@ def test_what_the_hub_refuses_is_told_before_the_export_or_leaves_its_folder(
     with pytest.raises(StartError, match=r"cannot push to alice/model: .*403"):
         export(made[1], format="peft", out=tmp_path / "kept", push_to_hub="alice/model")
     assert (tmp_path / "kept/adapter_config.json").exists()
+    with pytest.raises(StartError, match=r"--push-to-hub is 'a/b/c': .*; name it as OWNER/NAME"):
+        export(made[1], format="peft", push_to_hub="a/b/c")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     with pytest.raises(StartError, match=r"cannot push to alice/model: .*; set HF_TOKEN"):
         export(made[1], format="peft", out=tmp_path / "out", push_to_hub="alice/model")

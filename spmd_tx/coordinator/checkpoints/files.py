@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest; None when there is no complete checkpoint."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

@@ -45,7 +45,7 @@ class RemoteFiles:
             raise StartError(
                 f"{option} {url} needs another package ({error}); pip install 'spmd_tx[s3]' or 'spmd_tx[gcs]'"
             ) from error
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             known = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
             raise StartError(f"{option} {url} cannot be used: {error}; name {known}") from error
         self._root = root.rstrip("/")
@@ -122,6 +122,8 @@ class RemoteFiles:
             yield
         except (FileNotFoundError, PermissionError):
             raise
+        except NotImplementedError as error:
+            raise PermissionError(f"{self.url} is of a kind that cannot be listed, or written") from error
         except self._refusals as error:
             raise PermissionError(f"{self.url}: {error}") from error
         except (OSError, *self._failures) as error:

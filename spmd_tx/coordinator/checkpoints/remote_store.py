@@ -182,7 +182,7 @@ class RemoteStore:
         """The manifest; None when it is missing or damaged."""
         try:
             return msgspec.json.decode(self._remote.read(f"{place}/{MANIFEST}"), type=Manifest)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _upload(self, path: CheckpointPath, folder: Path, manifest: Manifest) -> None:

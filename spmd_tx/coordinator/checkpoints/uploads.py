@@ -9,6 +9,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -20,6 +21,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 FOLDER = "uploads"  # in the data directory
 DESCRIPTION = "upload.json"
+REFUSED = "refused"  # in the folder of an upload whose files cannot become a checkpoint
 LIFETIME_SECONDS = 6 * 3600.0
 OVERTIME_SECONDS = 3600.0  # after the end of its life, for what is still being sent or checked
 
@@ -61,13 +63,7 @@ class Uploads:
         most_bytes: dict[str, int],
     ) -> Upload:
         """Make the folder. Raises InvalidRequest when the owner has too many open uploads."""
-        is_open = [upload for upload in map(_read, _folders(self._directory)) if upload is not None]
-        count = sum(upload.owner == owner and upload.expires_at > self._clock() for upload in is_open)
-        if count >= self._most_open:
-            raise InvalidRequest(
-                f"{owner!r} has {count} unfinished uploads, the most that one owner may have; finish them, "
-                "wait until they expire, or ask the operator to raise the limit open_uploads"
-            )
+        self._make_room(owner)
         upload = Upload(
             id=str(uuid.uuid4()),
             owner=owner,
@@ -80,6 +76,20 @@ class Uploads:
         make_folder(self.folder(upload.id))
         write_file(self.folder(upload.id) / DESCRIPTION, msgspec.json.encode(upload))
         return upload
+
+    def _make_room(self, owner: str) -> None:
+        """Forget refused uploads of an owner, if need be. Raises InvalidRequest if there are not enough."""
+        found = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
+        is_open = [each for each in found if each.owner == owner and each.expires_at > self._clock()]
+        refused = [each for each in is_open if (self.folder(each.id) / REFUSED).exists()]
+        surplus = len(is_open) + 1 - self._most_open
+        if surplus > len(refused):
+            raise InvalidRequest(
+                f"{owner!r} has {len(is_open)} unfinished uploads, the most that one owner may have; finish "
+                "them, wait until they expire, or ask the operator to raise the limit open_uploads"
+            )
+        for upload in sorted(refused, key=lambda each: each.expires_at)[: max(surplus, 0)]:
+            self.forget(upload)
 
     def find(self, id: str) -> Upload:
         """Return an upload that can go on. Raises NotFound for an unknown, expired or finished one."""
@@ -105,6 +115,7 @@ class Uploads:
         """Open a file to write it from byte ``start`` on, which must not be beyond what has arrived."""
         path = _part(self.folder(upload.id) / name)
         path.touch()
+        path.with_name(REFUSED).unlink(missing_ok=True)
         file = path.open("r+b")
         file.truncate(start)
         file.seek(start)
@@ -129,6 +140,11 @@ class Uploads:
             raise InvalidRequest(
                 f"upload {upload.id} is incomplete: {', '.join(missing)}; send these to their URLs first"
             )
+
+    def note_refusal(self, upload: Upload) -> None:
+        """Let a later upload of the owner take the place of this one, unless files are sent again."""
+        with suppress(FileNotFoundError):
+            (self.folder(upload.id) / REFUSED).touch()
 
     def forget(self, upload: Upload) -> None:
         shutil.rmtree(self.folder(upload.id), ignore_errors=True)
@@ -162,7 +178,7 @@ def _folders(directory: Path) -> list[Path]:
 def _read(folder: Path) -> Upload | None:
     try:
         return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Upload)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
+    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
 

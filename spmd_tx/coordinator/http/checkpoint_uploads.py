@@ -24,7 +24,7 @@ from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
-from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unavailable
+from spmd_tx.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -38,6 +38,7 @@ class Sent(NamedTuple):
     """Says which bytes of a file a request sends, as far as its headers tell."""
 
     start: int = 0
+    end: int | None = None  # where they end in the file
     total: int | None = None  # bytes of the whole file; None: what comes is all
     md5: str | None = None  # of the bytes that it sends, in Base64
 
@@ -75,9 +76,12 @@ class CheckpointUploads:
 
         return await asyncio.to_thread(begin)
 
-    async def part(self, id: str, name: str) -> Part:
-        """Say how much of a file has arrived. Raises NotFound."""
-        return await asyncio.to_thread(lambda: self._uploads.part(self._uploads.find(id), name))
+    async def part(self, id: str, name: str, total: int) -> Part:
+        """Say how much of a file of ``total`` bytes has arrived. Raises NotFound and BodyTooLarge."""
+        upload = await asyncio.to_thread(self._uploads.find, id)
+        part = await asyncio.to_thread(self._uploads.part, upload, name)
+        await self._check_size(upload, name, total)
+        return part
 
     async def receive(self, id: str, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
         """Write what a request sends of a file, as far as it comes; return how much has arrived by then.
@@ -91,7 +95,7 @@ class CheckpointUploads:
         self._sending.add((id, name))
         try:
             part = await asyncio.to_thread(self._uploads.part, upload, name)
-            check_size(upload, name, sent.total or 0)
+            await self._check_size(upload, name, sent.total or 0)
             if sent.start > part.size or (part.is_whole and sent.start):
                 return part
             return await self._write(upload, name, sent, pieces)
@@ -99,6 +103,13 @@ class CheckpointUploads:
             raise NotFound(f"upload {id!r} has expired, or is finished; start a new one") from None
         finally:
             self._sending.discard((id, name))
+
+    async def _check_size(self, upload: Upload, name: str, size: int) -> None:
+        try:
+            check_size(upload, name, size)
+        except BodyTooLarge:
+            await asyncio.to_thread(self._uploads.note_refusal, upload)
+            raise
 
     async def _write(self, upload: Upload, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
         file = await asyncio.to_thread(self._uploads.open, upload, name, sent.start)
@@ -122,13 +133,16 @@ class CheckpointUploads:
                 size = file.tell()
             finally:
                 await asyncio.to_thread(file.close)
+        problem = None
         if sent.md5 is not None and base64.b64encode(digest.digest()).decode() != sent.md5:
-            (await asyncio.to_thread(self._uploads.open, upload, name, sent.start)).close()
-            raise InvalidRequest(
-                f"Content-MD5 of {name} is {sent.md5!r}, which its bytes do not have; send it again"
+            problem = f"Content-MD5 of {name} is {sent.md5!r}, which its bytes do not have"
+        elif sent.end is not None and size > sent.end:
+            problem = (
+                f"{size - sent.start} bytes of {name} came, and Content-Range says {sent.end - sent.start}"
             )
-        if sent.total is not None and size > sent.total:
-            raise InvalidRequest(f"{name} has {size} bytes by now, and Content-Range says {sent.total}")
+        if problem is not None:
+            (await asyncio.to_thread(self._uploads.open, upload, name, sent.start)).close()
+            raise InvalidRequest(f"{problem}; send it again")
         is_whole = sent.total is None or size == sent.total
         if is_whole:
             await asyncio.to_thread(self._uploads.complete, upload, name)
@@ -158,8 +172,10 @@ class CheckpointUploads:
             adapter = await asyncio.to_thread(
                 foreign_adapter.convert, folder, staged, upload.adapter, self._model, names
             )
-        except (RequestError, OSError):
+        except (RequestError, OSError) as problem:
             await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+            if isinstance(problem, RequestError):
+                await asyncio.to_thread(self._uploads.note_refusal, upload)
             raise
         await self._make_run(upload, target.run_id, adapter)
         await self._checkpoints.complete(target, staged, adapter, options)

@@ -71,6 +71,11 @@ def _nested_too_deeply(request: Request, _: RecursionError) -> ErrorResponse:
     return error_response(f"the body of {request.url.path} is nested too deeply", HTTP_400_BAD_REQUEST)
 
 
+def _not_utf8(request: Request, error: UnicodeDecodeError) -> ErrorResponse:
+    """Of what routes decode, only JSON bodies are not the server's own."""
+    return error_response(f"the body of {request.url.path} is no valid JSON: {error}", HTTP_400_BAD_REQUEST)
+
+
 def _abandoned(_: Request, error: Abandoned) -> ErrorResponse:
     return error_response(str(error), HTTP_500_INTERNAL_SERVER_ERROR)
 
@@ -118,6 +123,7 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     TooManyRequests: _too_many_requests,
     BodyTooSlow: _body_too_slow,
     RecursionError: _nested_too_deeply,
+    UnicodeDecodeError: _not_utf8,
     Abandoned: _abandoned,
     Unavailable: _unavailable,
     SQLAlchemyError: _storage_error,

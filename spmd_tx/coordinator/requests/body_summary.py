@@ -22,7 +22,7 @@ def summary(kind: str, body: bytes) -> list[str]:
         if kind in PROTOBUF_KINDS:
             return list(_of_training(pb.ForwardBackwardRequest.FromString(body)))
         return list(_of_object(msgspec.json.decode(body)))
-    except (DecodeError, msgspec.DecodeError, RecursionError) as error:
+    except (DecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return [f"cannot be read ({clean(str(error))}); it begins with {body[:MOST_CHARACTERS]!r}"]
 
 

@@ -109,5 +109,5 @@ def _format(seconds: float) -> str:
 def _read(file: Path) -> ClockState | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=ClockState)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None

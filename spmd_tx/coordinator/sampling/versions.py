@@ -347,7 +347,7 @@ def _read_adapter(folder: Path) -> AdapterSpec | None:
         return AdapterSpec(rank=0)
     try:
         config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     groups = {group_of_module(module) for module in config.target_modules}
     return AdapterSpec(

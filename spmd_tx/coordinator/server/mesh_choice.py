@@ -89,7 +89,7 @@ class MeshChoice:
     def _known(self) -> MeshRecord | None:
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=MeshRecord)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def _note(self, mesh: tuple[int, int, int]) -> None:

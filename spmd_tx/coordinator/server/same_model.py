@@ -81,7 +81,7 @@ def check_same_model(config: ServerConfig, model: ModelConfig, files: dict[str, 
         return Numbers(file, record)
     try:
         known = msgspec.json.decode(file.read_bytes(), type=Record)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StartError(f"{file} is damaged: {error}; delete it if the base model has not changed") from None
     _check_shape(config, known, record)
     if known.trains_all_weights is not None:

@@ -76,7 +76,7 @@ def _read(folder: Path) -> FolderManifest | str:
         if format > FORMAT:
             return f"{path} has format {format}, of a newer version; this one reads up to {FORMAT}"
         return msgspec.json.decode(content, type=FolderManifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return f"{path} is damaged: {error}"
 
 

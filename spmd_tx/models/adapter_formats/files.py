@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any, BinaryIO, NamedTuple
 
+import ml_dtypes  # noqa: F401 - with it NumPy knows the names of types in files, as bfloat16
 import numpy as np
 
 from spmd_tx.models.config import ModelConfig

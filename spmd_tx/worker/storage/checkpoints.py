@@ -3,6 +3,7 @@
 Every process writes and reads its own shards, in one directory that all of them see.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ Leaf = TypeVar("Leaf")
 OnEnd = Callable[[str, str | None], None]  # path, and what went wrong
 
 WRITE_TIMEOUT_SECONDS = 300  # for the processes that write a checkpoint together to meet
+# A reader has to hold a whole chunk of an array; small ones take long.
+CHUNK_BYTES = 16 << 20  # of a table of rows, at most
+LEAST_CHUNK_BYTES = 1 << 20
 
 absl.logging.set_verbosity(absl.logging.WARNING)  # otherwise Orbax logs every step of a save
 
@@ -44,14 +48,14 @@ def save_state(path: Path, state: SlotState[Array], rank: int | None) -> None:
     None: all rows.
     """
     with _checkpointer() as checkpointer:
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+        checkpointer.save(path.absolute(), args=_saved(state, rank), force=True)
 
 
 def write_in_background(path: Path, state: SlotState[Array], rank: int | None, on_end: OnEnd) -> None:
     """Write as save_state does, but return once ``state`` may be freed; another thread calls ``on_end``."""
     checkpointer = ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler(), timeout_secs=WRITE_TIMEOUT_SECONDS)
     try:
-        checkpointer.save(path.absolute(), args=ocp.args.PyTreeSave(_first_rows(state, rank)), force=True)
+        checkpointer.save(path.absolute(), args=_saved(state, rank), force=True)
     except OSError as problem:
         on_end(str(path), str(problem))
     else:
@@ -66,6 +70,25 @@ def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> Non
         on_end(str(path), f"{type(problem).__name__}: {problem}")
     else:
         on_end(str(path), None)
+
+
+def _saved(state: SlotState[Array], rank: int | None) -> ocp.args.PyTreeSave:
+    rows = _first_rows(state, rank)
+    return ocp.args.PyTreeSave(rows, save_args=jax.tree.map(_chunks, rows))
+
+
+def _chunks(array: Array) -> ocp.SaveArgs:
+    """Store the layers of a stacked array apart, and some rows of a large table together."""
+    if array.ndim < 2 or array.nbytes <= CHUNK_BYTES:
+        return ocp.SaveArgs()
+    rows, *rest = array.sharding.shard_shape(array.shape)
+    row_bytes = math.prod(rest) * array.dtype.itemsize
+    if array.ndim > 2:
+        return ocp.SaveArgs(shard_axes=(0,) if row_bytes >= LEAST_CHUNK_BYTES else ())
+    # Chunks divide the rows evenly: those of a vocabulary whose size is a prime number would be single rows.
+    together = max((n for n in range(1, CHUNK_BYTES // row_bytes + 1) if rows % n == 0), default=0)
+    is_divided = together * row_bytes >= LEAST_CHUNK_BYTES
+    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES if is_divided else None)
 
 
 def _first_rows(state: SlotState[Array], rank: int | None) -> SlotState[Array]:
@@ -93,9 +116,12 @@ def restore_weights(
 
 
 def stored_arrays(path: Path) -> dict[str, Any]:
-    """Describe the arrays of a checkpoint, by the fields of SlotState and their names."""
+    """Describe the arrays of a checkpoint, by the fields of SlotState and their names. Raises ValueError."""
     with _checkpointer() as checkpointer:
-        return checkpointer.metadata(path.absolute()).item_metadata.tree
+        found = checkpointer.metadata(path.absolute()).item_metadata
+    if found is None:
+        raise ValueError("its arrays are not described")
+    return found.tree
 
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:

@@ -1,5 +1,6 @@
 """Writes a model all of whose weights were trained, as a complete Hugging Face checkpoint."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,10 +17,15 @@ from spmd_tx.models.checkpoint.files import DTYPES, Files
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import LM_HEAD
 from spmd_tx.sharding.weight import Weight
+from spmd_tx.worker.storage.stored_array import StoredArray
+
+PIECE_BYTES = 64 << 20  # of a table of rows, read and written at once
+
+Numbers = np.ndarray | StoredArray
 
 
 def write_model(
-    path: Path, w: Weights[np.ndarray], declared: Weights[Weight], model: ModelConfig, model_dir: Path
+    path: Path, w: Weights[Numbers], declared: Weights[Weight], model: ModelConfig, model_dir: Path
 ) -> None:
     """Write the folder durably and atomically, replacing an earlier one of that name.
 
@@ -39,11 +45,11 @@ class TrainedTensors:
     is_encoded = False
 
     def __init__(
-        self, files: Files, w: Weights[np.ndarray], declared: Weights[Weight], model: ModelConfig
+        self, files: Files, w: Weights[Numbers], declared: Weights[Weight], model: ModelConfig
     ) -> None:
         self.dtype: str | None = str(np.dtype(declared.embed.dtype))
         self._files = files
-        self._parts: dict[str, list[tuple[Weight, np.ndarray, int | None]]] = defaultdict(list)
+        self._parts: dict[str, list[tuple[Weight, Numbers, int | None]]] = defaultdict(list)
         for weight, array in zip(jax.tree.leaves(declared), jax.tree.leaves(w), strict=True):
             if weight.numbers is None:
                 self._parts[weight.hf_name].append((weight, array, None))
@@ -62,17 +68,37 @@ class TrainedTensors:
         return Tensor(name, NAMES[np.dtype(dtype)], stored.shape, name)
 
     def content(self, tensor: Tensor) -> Iterator[np.ndarray]:
-        """Yield the whole tensor; one that no array was read from, as the base model has it."""
+        """Yield the tensor, whole or some rows at a time; as the base has it where none was read from it."""
         dtype = DTYPES[tensor.dtype]
-        if tensor.name not in self._parts:
+        parts = self._parts.get(tensor.name)
+        if parts is None:
             yield self._files.tensor(tensor.name).astype(dtype, copy=False)
             return
+        weight, array, index = parts[0]
+        if index is None and weight.rows is None and not weight.transposed:
+            for piece in _pieces(array):
+                yield _rounded(piece, dtype)
+            return
         whole = np.empty(tensor.shape, dtype)
-        for weight, array, index in self._parts[tensor.name]:
-            numbers = array if index is None else array[index]
+        for weight, array, index in parts:
+            numbers = array[:] if index is None else array[index]
             rows = slice(None) if weight.rows is None else slice(*weight.rows)
             part = whole[rows]
-            limit = float(ml_dtypes.finfo(dtype).max)  # as steps/full.py rounds what samplers have
-            kept = numbers if numbers.dtype == dtype else np.clip(numbers, -limit, limit)
-            part[...] = (kept.T if weight.transposed else kept).reshape(part.shape).astype(dtype)
+            part[...] = _rounded(numbers.T if weight.transposed else numbers, dtype).reshape(part.shape)
         yield whole
+
+
+def _pieces(array: Numbers) -> Iterator[np.ndarray]:
+    """Yield an array, some indices along its first dimension at a time."""
+    row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    size, step = array.shape[0], max(1, PIECE_BYTES // row_bytes)
+    for first in range(0, size, step):
+        yield array[first : min(first + step, size)]
+
+
+def _rounded(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Round as steps/full.py rounds what samplers have."""
+    if numbers.dtype == dtype:
+        return numbers
+    limit = float(ml_dtypes.finfo(dtype).max)
+    return np.clip(numbers, -limit, limit).astype(dtype)

@@ -1,12 +1,12 @@
 """Reads the weights of a whole model's training checkpoint (Orbax) and writes the model, outside a worker."""
 
+import itertools
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.base_weights import Weights, weights
@@ -14,8 +14,9 @@ from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
-from spmd_tx.worker.storage.checkpoints import restore_weights, stored_arrays
+from spmd_tx.worker.storage.checkpoints import stored_arrays
 from spmd_tx.worker.storage.full_weights import write_model
+from spmd_tx.worker.storage.stored_array import StoredArray
 
 CPU = "cpu"
 
@@ -23,47 +24,39 @@ CPU = "cpu"
 def write_model_of_state(state: Path, place: Path, model_dir: Path) -> None:
     """Write the folder ``place`` in the type of the base in ``model_dir``, whose other files it gets.
 
-    Raises StartError when ``state`` is no training checkpoint of this model. One array is in memory at a
-    time: a matrix of all layers, in fp32. The others wait in the folder for temporary files.
+    Raises StartError when ``state`` is no training checkpoint of this model. Weights are read a layer at a
+    time. Arrays in other chunks, as earlier versions stored them, wait in the folder for temporary files.
     """
     jax.config.update("jax_platforms", CPU)  # accelerators may belong to a server
     model, mesh = read_model_config(model_dir), make_mesh(1, 1, 1)
     dtype = Files(model_dir).tensor(model.declared.embed.name).dtype
     declared = weights(model, mesh, dtype)
+    try:
+        names = _names(state, declared)
+    except (ValueError, KeyError, OSError) as problem:
+        raise StartError(
+            f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
+        ) from problem
     with TemporaryDirectory(prefix="spmd-tx-export-") as folder:
-        try:
-            w = _in_files(state, declared, Path(folder))
-        except (ValueError, KeyError, OSError) as problem:
-            raise StartError(
-                f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
-            ) from problem
+        files = (Path(folder) / f"{number}.npy" for number in itertools.count())
+        w = jax.tree.map(lambda name: _opened(StoredArray(state, name), next(files)), names)
         write_model(place, w, declared, model, model_dir)
 
 
-def _in_files(state: Path, declared: Weights[Weight], folder: Path) -> Weights[np.ndarray]:
-    """Copy each array of the state to a file, and map the files into memory."""
-    leaves, tree = jax.tree.flatten(declared)
-    _check_shapes(state, declared)
-    sharding = jax.sharding.SingleDeviceSharding(jax.devices(CPU)[0])
-    mapped: list[np.ndarray] = []
-    for number, leaf in enumerate(leaves):
-        wanted: list[Any] = [ocp.PLACEHOLDER] * len(leaves)
-        wanted[number] = jax.ShapeDtypeStruct(leaf.shape, np.float32, sharding=sharding)
-        read = restore_weights(state, jax.tree.unflatten(tree, wanted))
-        file = folder / f"{number}.npy"
-        np.save(file, np.asarray(jax.tree.leaves(read)[number]))
-        mapped.append(np.load(file, mmap_mode="r"))
-    return jax.tree.unflatten(tree, mapped)
+def _opened(array: StoredArray, file: Path) -> StoredArray | np.ndarray:
+    return array if array.is_stored_in_order else array.copy(file)
 
 
-def _check_shapes(state: Path, declared: Weights[Weight]) -> None:
-    """Raise ValueError unless the state has arrays of these shapes, which reading would cut or pad."""
-    found = {name: tuple(each.shape) for name, each in _named(stored_arrays(state)["w"]).items()}
+def _names(state: Path, declared: Weights[Weight]) -> Weights[str]:
+    """Return the names of the arrays in the state. Raises ValueError unless they have these shapes."""
+    stored = _named(stored_arrays(state)["w"])
+    found = {name: tuple(each.shape) for name, each in stored.items()}
     wanted = {name: weight.shape for name, weight in _named(declared).items()}
     for name in sorted(found.keys() | wanted.keys()):
         here, there = found.get(name), wanted.get(name)
         if here != there:
             raise ValueError(f"{name} has the shape {here}, and in the base model {there}")
+    return jax.tree.unflatten(jax.tree.structure(declared), [stored[name].name for name in wanted])
 
 
 def _named(tree: Any) -> dict[str, Any]:

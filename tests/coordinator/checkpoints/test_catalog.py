@@ -188,6 +188,11 @@ async def test_a_truncated_file_is_named(checkpoints):
         await checkpoints.open(PATH)
 
 
+def test_a_manifest_that_is_no_text_is_none(tmp_path):
+    (tmp_path / files.MANIFEST).write_bytes(b'{"run_id": "\xff"}')
+    assert files.read_manifest(tmp_path) is None
+
+
 async def test_a_flipped_bit_is_found(checkpoints):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH)

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import ml_dtypes
@@ -70,6 +72,11 @@ def test_other_spellings_and_types_come_in_as_ours(tmp_path, folder):
     assert stored.keys() == expected.keys()
     for name, tensor in expected.items():
         np.testing.assert_array_equal(stored[name], tensor.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_bfloat16_is_read_in_a_process_that_loads_no_model():
+    code = "import spmd_tx.coordinator.checkpoints.foreign_adapter, numpy; numpy.dtype('bfloat16')"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_map_without_factors_gets_zeros(tmp_path, folder):

@@ -152,6 +152,14 @@ async def test_compressed_bodies_that_lie_are_refused(client, body, complaint):
     assert await is_well(client)
 
 
+@pytest.mark.parametrize("path", ["create_session", "forward"])
+async def test_bodies_that_are_no_text_are_refused(client, path):
+    headers = {"content-type": "application/json"}
+    response = await client.post(path, content=b'{"model_id": "\xff"}', headers=headers)
+    assert response.status_code == 400
+    assert "'utf-8' codec can't decode byte 0xff" in response.json()["detail"]
+
+
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
 async def test_openai_bodies_without_a_bottom_are_refused_in_its_words(client, path):
     headers = {"content-type": "application/json"}

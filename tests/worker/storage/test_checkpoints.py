@@ -11,7 +11,14 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.storage.checkpoints import SlotState, restore_state, save_state, write_in_background
+from spmd_tx.worker.storage import checkpoints
+from spmd_tx.worker.storage.checkpoints import (
+    SlotState,
+    restore_state,
+    save_state,
+    stored_arrays,
+    write_in_background,
+)
 
 LAYERS, WIDTH_IN, WIDTH_OUT, VOCABULARY = 3, 16, 8, 32
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
@@ -81,6 +88,17 @@ def test_a_slot_comes_back_bit_for_bit_on_any_mesh(tmp_path, saved_on, restored_
     assert_equal(restored, state)
     assert jax.tree.map(lambda x: x.sharding, restored) == shardings(restored_on)
     assert restored.step.dtype == jnp.int32
+
+
+def test_a_slot_that_is_stored_in_many_chunks_comes_back_on_another_mesh(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "CHUNK_BYTES", 128)
+    monkeypatch.setattr(checkpoints, "LEAST_CHUNK_BYTES", 32)
+    state = host_state(rank=4)
+    save_state(tmp_path / "slot", on_mesh(state, (2, 2, 2)), rank=4)
+    stored = stored_arrays(tmp_path / "slot")["w"]
+    assert stored["layers"]["q"]["a"].storage.chunk_shape[0] == 1
+    assert stored["head"]["b"].storage.chunk_shape != (4, VOCABULARY)
+    assert_equal(restore_state(tmp_path / "slot", like(4, (2, 1, 4))), state)
 
 
 @pytest.mark.parametrize("maximum", [4, 6, 16])

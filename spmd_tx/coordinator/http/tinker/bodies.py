@@ -61,8 +61,8 @@ async def read_json(
     body = await _whole(request)
     try:
         return msgspec.json.decode(body, type=schema)
-    except (msgspec.DecodeError, RecursionError) as error:
-        with suppress(msgspec.DecodeError, RecursionError, NotFound):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotFound):
             numbered = msgspec.json.decode(body, type=_Numbered)
             await access.model(numbered.model_id)
             scheduler.consume(numbered.model_id, numbered.seq_id)

@@ -60,7 +60,7 @@ def _read(body: bytes) -> CreateCustomLossRequest:
         )
     try:
         return msgspec.json.decode(body, type=CreateCustomLossRequest)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"create_custom_loss cannot take this body: {error}") from None
 
 

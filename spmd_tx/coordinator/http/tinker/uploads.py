@@ -76,8 +76,8 @@ class UploadsController(Controller):
     ) -> Response[bytes]:
         """Receive a file, or a part of it with Content-Range; tell how much has arrived."""
         sent = _sent(dict(request.headers))
-        if sent is None:
-            part = await services.uploads.part(upload_id, file)
+        if isinstance(sent, int):
+            part = await services.uploads.part(upload_id, file, sent)
         else:
             part = await services.uploads.receive(upload_id, file, sent, request.stream())
         if part.is_whole:
@@ -97,8 +97,11 @@ class UploadsController(Controller):
         return ExternalWeightsUploadFinishResponse(str(path))
 
 
-def _sent(headers: dict[str, str]) -> Sent | None:
-    """Read what a request sends; None: nothing, it asks how much has arrived. Raises InvalidRequest."""
+def _sent(headers: dict[str, str]) -> Sent | int:
+    """Read what a request sends, or the size of a file of which it asks how much has arrived.
+
+    Raises InvalidRequest.
+    """
     if headers.get("content-encoding", "identity") != "identity":
         raise InvalidRequest(f"Content-Encoding is {headers['content-encoding']!r}; leave it out")
     length, md5 = headers.get("content-length", ""), headers.get("content-md5")
@@ -112,10 +115,10 @@ def _sent(headers: dict[str, str]) -> Sent | None:
         )
     total = int(found["total"])
     if found["first"] is None:
-        return None
+        return total
     first, last = int(found["first"]), int(found["last"])
     if not first <= last < total:
         raise InvalidRequest(f"Content-Range is {text!r}; it must be first <= last < total")
     if length.isdigit() and int(length) != last - first + 1:
         raise InvalidRequest(f"Content-Range is {text!r}, and Content-Length is {length}; they do not agree")
-    return Sent(first, total, md5)
+    return Sent(first, last + 1, total, md5)

@@ -152,6 +152,19 @@ async def test_a_file_is_as_large_as_its_adapter_can_be(api, upload):
         assert str(most) in answer.json()["detail"]
 
 
+async def test_what_goes_beyond_its_range_is_dropped(api, upload):
+    url = upload["urls"][CONFIG_FILE]
+
+    async def pieces():
+        yield b" " * 100
+
+    answer = await api.put(url, content=pieces(), headers={"Content-Range": "bytes 0-9/50"})
+    assert answer.status_code == 400
+    assert "100 bytes of adapter_config.json came, and Content-Range says 10" in answer.json()["detail"]
+    asked = await api.put(url, headers={"Content-Range": "bytes */50"})
+    assert (asked.status_code, "range" in asked.headers) == (308, False)
+
+
 @pytest.mark.parametrize("text", ["bytes 5-4/9", "bytes 0-9/9", "items 0-1/2", "bytes 0-1/*"])
 async def test_a_range_that_makes_no_sense_is_refused(api, upload, text):
     answer = await api.put(upload["urls"][CONFIG_FILE], content=b"{}", headers={"Content-Range": text})
@@ -207,6 +220,23 @@ async def test_an_owner_has_a_bounded_number_of_unfinished_uploads(api, upload, 
     assert "1 unfinished uploads" in answer.json()["detail"]
     await uploaded(api, upload, folder)
     assert (await start(api)).status_code == 200
+
+
+async def test_an_upload_that_was_refused_gives_way_unless_it_is_sent_again(
+    api, upload, folder, services, tmp_path
+):
+    wrong = write_folder(tmp_path / "wrong", AdapterSpec(rank=4), TINY_MODEL, BASE_MODEL)
+    services.uploads._uploads._most_open = 1
+    await send(api, upload, wrong)
+    assert (await finish(api, upload)).status_code == 400
+    await send(api, upload, folder, CONFIG_FILE)
+    assert (await start(api)).status_code == 400
+    assert (await finish(api, upload)).status_code == 400
+    other = (await start(api)).raise_for_status().json()
+    assert not left_of(services, upload).exists()
+    asked = await api.put(other["urls"][WEIGHTS_FILE], headers={"Content-Range": f"bytes */{1 << 40}"})
+    assert asked.status_code == 413  # told before anything is sent
+    await uploaded(api, (await start(api)).raise_for_status().json(), folder)
 
 
 async def test_the_reaper_deletes_uploads_that_were_not_finished_in_time(api, upload, folder, services):
