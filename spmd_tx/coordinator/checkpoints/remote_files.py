@@ -49,6 +49,8 @@ class RemoteFiles:
             known = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
             raise StartError(f"{option} {url} cannot be used: {error}; name {known}") from error
         self._root = root.rstrip("/")
+        if not (self._root or self._is_local):
+            raise StartError(f"{option} {url} names no bucket; name one, as in s3://bucket/path")
         self._refusals, self._failures = _known(REFUSALS), _known(FAILURES)
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:

@@ -239,7 +239,7 @@ def _place(path: CheckpointPath) -> str:
 
 def open_remote_store(url: str, data_dir: Path, cache: CheckpointCache) -> RemoteStore:
     """Raises StartError when the base cannot be used; a base that does not answer now may do so later."""
-    remote = RemoteFiles(url.rstrip("/"))
+    remote = RemoteFiles(url)
     try:
         remote.own(server_id(data_dir))
     except ConnectionError as error:

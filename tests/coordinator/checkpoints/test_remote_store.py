@@ -243,6 +243,7 @@ async def test_a_base_belongs_to_one_server(checkpoints, base, tmp_path_factory)
     [
         ("memory://x", "would lose everything"),
         ("nonsense://x", "cannot be used: Protocol not known"),
+        ("hf://", "names no bucket"),
         ("dropbox://x", "needs another package"),
     ],
 )
