@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
+import spmd_tx.worker.memory.steps  # noqa: F401 - it has read HEAD_TOKENS before that is changed here
 from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import weights
