@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Mapping
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, InternalServerException, SerializationException
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 << 20
 
 ErrorResponse = Response[dict[str, str]]
+BODY = "data"  # the name of the parameter of routes
 CLIENT_LEFT = "client disconnected prematurely"  # the words of Litestar, which has no class for it
 
 
@@ -105,9 +107,16 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
     elif isinstance(error.__cause__, SerializationException):
         message = f"the body of {request.url.path} is no valid JSON: {error.detail}"
     elif isinstance(error.extra, list):
-        places = [f"{place.get('key')}: {place.get('message')}" for place in error.extra]
-        message = f"{request.url.path} cannot take this request: {'; '.join(places)}"
+        message = f"{request.url.path} cannot take this request: {'; '.join(map(_told, error.extra))}"
     return error_response(message, error.status_code)
+
+
+def _told(place: Mapping[str, str]) -> str:
+    """Say what is wrong with a part of a request. Litestar calls a whole body "data"."""
+    key, message = place.get("key"), place.get("message")
+    if key != BODY:
+        return f"{key}: {message}"
+    return "it has no body; send a JSON object" if message == repr(BODY) else f"{message}"
 
 
 def _internal_error(request: Request, error: Exception) -> ErrorResponse:

@@ -141,7 +141,11 @@ async def test_what_cannot_be_sampled_is_refused_at_once(api, sampler_id, servic
 
 @pytest.mark.parametrize(
     "body, complaint",
-    [(b"{", "no valid JSON"), (b"", "asample"), (b'{"prompt": 3}', "prompt: Expected `object`, got `int`")],
+    [
+        (b"{", "no valid JSON"),
+        (b"", "it has no body; send a JSON object"),
+        (b'{"prompt": 3}', "prompt: Expected `object`, got `int`"),
+    ],
 )
 async def test_json_that_does_not_fit_names_the_place(api, body, complaint):
     response = await api.post("asample", content=body, headers={"content-type": "application/json"})
