@@ -77,13 +77,17 @@ def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends, monkeyp
             piece = (x[:, start:end] for x in (q, k, v))
             result, rings = attend(index, *piece, rings, **sight)
             results.append(result)
-        for position in range(read, length):
+
+        def decode(rings, position):
             is_alive = lengths[:, 0] > position
             where = StateSlots(slots, jnp.where(is_alive, slots, 0), decodes=True)
-            attend = decode_attend(name, window, where, jnp.full(1, position, jnp.int32), is_alive)
-            token = (x[:, position : position + 1] for x in (q, k, v))
+            attend = decode_attend(name, window, where, position[None], is_alive)
+            token = (jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1) for x in (q, k, v))
             result, rings = attend(index, *token, rings, **sight)
-            results.append(result)
+            return rings, result[:, 0]
+
+        rings, drawn = jax.lax.scan(decode, rings, jnp.arange(read, length, dtype=jnp.int32))
+        results.append(drawn.swapaxes(0, 1))
         segments = (jnp.arange(length)[None] < lengths).astype(jnp.int32)
         whole = attend_segments(q, k, v, segments_BT=segments, **sight)
         return jnp.concatenate(results, axis=1), rings, whole
