@@ -15,7 +15,7 @@ class Detokenizer:
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is certain now."""
-        self._tokens += tokens
+        self._tokens += filter(self._has_text, tokens)
         certain = len(self._tokens)
         text = self._text_up_to(certain)
         for kept in range(1, MOST_OPEN + 1):
@@ -26,13 +26,18 @@ class Detokenizer:
         if text:
             self._tokens = self._tokens[self._given :]
             self._given = certain - self._given
-        else:
-            del self._tokens[self._given : certain]  # special tokens, which add nothing
         return text
 
     def end(self) -> str:
         """The text that was held back, if no more tokens come."""
         return self._text_up_to(len(self._tokens))
+
+    def _has_text(self, token: int) -> bool:
+        """Return False for special tokens and unused numbers, which may stand within a character, too.
+
+        Some decoders drop the space that begins a text, so the token is decoded twice in a row.
+        """
+        return self._decoder.decode([token, token], skip_special_tokens=True) != ""
 
     def _text_up_to(self, count: int) -> str:
         before = self._decoder.decode(self._tokens[: self._given], skip_special_tokens=True)

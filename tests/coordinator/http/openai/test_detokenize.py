@@ -30,6 +30,21 @@ def test_special_tokens_are_no_text():
     assert pieces(Detokenizer(Bytes()), [256, *b"a", 300, *b"b", 256]) == ["", "a", "", "b", "", ""]
 
 
+def test_special_tokens_do_not_break_a_character():
+    first, *others, last = "😀".encode()
+    assert pieces(Detokenizer(Bytes()), [first, *others, 256, 256, last]) == [*5 * [""], "😀", ""]
+
+
+def test_a_space_that_begins_a_text_is_dropped_once():
+    class Metaspace:
+        """As those of SentencePiece: token 0 is a space, and token 1 is a letter behind one."""
+
+        def decode(self, ids, skip_special_tokens=True):
+            return "".join((" ", " a")[id] for id in ids).removeprefix(" ")
+
+    assert pieces(Detokenizer(Metaspace()), [0, 1, 0, 1]) == ["", " a", " ", " a", ""]
+
+
 @given(st.text(), st.lists(st.integers(0, 5)))
 def test_pieces_of_any_size_add_up_to_the_text(text, sizes):
     tokens, detokenizer, told = list(text.encode()), Detokenizer(Bytes()), ""
