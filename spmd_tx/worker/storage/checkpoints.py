@@ -5,7 +5,8 @@ Every process writes and reads its own shards, in one directory that all of them
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ import orbax.checkpoint as ocp
 from flax.struct import PyTreeNode
 from jax import Array
 
+from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import Weights
 
@@ -113,6 +115,17 @@ def restore_weights(
     """Read the weights alone, as restore_state does."""
     unread = jax.tree.map(lambda _: ocp.PLACEHOLDER, like)
     return _restore(path, SlotState(like, unread, unread, ocp.PLACEHOLDER)).w
+
+
+@contextmanager
+def reading_for_export(path: Path) -> Iterator[None]:
+    """Raise StartError for what the functions above and below raise of a damaged or foreign checkpoint."""
+    try:
+        yield
+    except (ValueError, KeyError, OSError) as problem:
+        raise StartError(
+            f"{path} is not a training checkpoint of this base model, or is damaged: {problem}"
+        ) from problem
 
 
 def stored_arrays(path: Path) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from spmd_tx.errors import StartError
 from spmd_tx.models.base_weights import Weights, weights
 from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
-from spmd_tx.worker.storage.checkpoints import stored_arrays
+from spmd_tx.worker.storage.checkpoints import reading_for_export, stored_arrays
 from spmd_tx.worker.storage.full_weights import write_model
 from spmd_tx.worker.storage.stored_array import StoredArray
 
@@ -31,12 +30,8 @@ def write_model_of_state(state: Path, place: Path, model_dir: Path) -> None:
     model, mesh = read_model_config(model_dir), make_mesh(1, 1, 1)
     dtype = Files(model_dir).tensor(model.declared.embed.name).dtype
     declared = weights(model, mesh, dtype)
-    try:
+    with reading_for_export(state):
         names = _names(state, declared)
-    except (ValueError, KeyError, OSError) as problem:
-        raise StartError(
-            f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
-        ) from problem
     with TemporaryDirectory(prefix="spmd-tx-export-") as folder:
         files = (Path(folder) / f"{number}.npy" for number in itertools.count())
         w = jax.tree.map(lambda name: _opened(StoredArray(state, name), next(files)), names)

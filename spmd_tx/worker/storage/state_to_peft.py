@@ -5,13 +5,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from spmd_tx.errors import StartError
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.protocol.commands import AdapterSpec
-from spmd_tx.worker.storage.checkpoints import restore_weights
+from spmd_tx.worker.storage.checkpoints import reading_for_export, restore_weights
 
 CPU = "cpu"
 
@@ -26,10 +25,6 @@ def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: ModelConfi
         return Lora(*(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding) for shape in (its.a, its.b)))
 
     like = Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
-    try:
+    with reading_for_export(state):
         weights = restore_weights(state, like)
-    except (ValueError, KeyError, OSError) as problem:
-        raise StartError(
-            f"{state} is not a training checkpoint of this base model, or is damaged: {problem}"
-        ) from problem
     peft.write(place, jax.tree.map(np.asarray, weights), adapter, model, base_model)
