@@ -1,5 +1,5 @@
-import time
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +8,7 @@ from spmd_tx.coordinator.storage.tables import UsageRow
 from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
 CONSOLE = "http://server/console/api"
-NOW = time.time()
-HOUR = int(NOW) // 3600 * 3600
+HOUR = 500_000 * 3600
 
 
 @pytest.fixture
@@ -83,7 +82,8 @@ async def test_a_key_is_revoked_by_admins_only(root, client_for):
     assert (await root.get("sessions")).status_code == 200
 
 
-async def test_usage_is_added_up_by_hour_and_owner(root, services):
+async def test_usage_is_added_up_by_hour_and_owner(root, services, monkeypatch):
+    monkeypatch.setattr(people, "clock", SimpleNamespace(now=lambda: HOUR + 3599.5))
     async with services.database.transaction() as db:
         db.add_all(
             [
