@@ -398,3 +398,4 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
     generation: int
     sequence: int  # from 0 in each generation
     command: AnyCommand
+    contexts: tuple[str, ...] = ()  # of the traces of the requests that it is for, as W3C's traceparent

@@ -28,6 +28,7 @@ from spmd_tx.protocol.commands import (
     WriteSampler,
 )
 from spmd_tx.protocol.reports import Reply, Report
+from spmd_tx.worker.command_spans import CommandSpans
 from spmd_tx.worker.execute import Result, Steps, execute
 
 # The engine returns from these once they are dispatched to the device; the others wait for disks.
@@ -66,6 +67,7 @@ class Loop:
     inbox: Commands
     is_leader: bool  # process 0 sends arrays and metrics; the others only acknowledge
     at_work: Callable[[bool], None]  # is told when commands begin to run, and when none is left
+    spans: CommandSpans | None = None  # None: commands are not reported to a collector
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
@@ -78,6 +80,8 @@ class Loop:
             if envelope is None:
                 continue
             self.inbox.executing = envelope.sequence
+            if self.spans is not None:
+                self.spans.begun(envelope)
             result = execute(self.steps, envelope.command)
             self._start_fetching(result)
             if unsent:
@@ -110,3 +114,5 @@ class Loop:
             jax.block_until_ready(result)  # "done" must mean done
             self.inbox.report(Reply, sequence=sequence)
         self.inbox.executing = None
+        if self.spans is not None:
+            self.spans.ended(sequence)

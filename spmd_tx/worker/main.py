@@ -8,6 +8,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Protocol, runtime_checkable
@@ -16,12 +17,14 @@ import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
+from spmd_tx.open_telemetry import Seldom
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready, Written
 from spmd_tx.protocol.secret import Keys, read_secret
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import prepare_accelerator
+from spmd_tx.worker.command_spans import open_command_spans
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
@@ -66,7 +69,9 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
     """Run one worker and return its exit code. An exception is reported and ends the process with 1."""
     keep_free_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator, which then ends its workers
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    log = logging.StreamHandler()
+    log.addFilter(Seldom())
+    logging.basicConfig(handlers=[log], level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     options = _parse(arguments)
     secret = read_secret(None)
     assert secret is not None, "the agent hands the secret over"
@@ -97,6 +102,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     def progress(message: str) -> None:
         inbox.report(Progress, message=message)
 
+    spans = open_command_spans(os.environ, options.process_id, options.generation)
     configure_jax(setup, options.devices)
     setup = prepare_accelerator(setup, options.device_ids, progress)
     if setup.num_processes > 1:
@@ -117,7 +123,8 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
         compiles_aside=programs.compiles_aside,
         compile_threads=programs.compile_threads,
     )
-    Loop(engine, inbox, is_leader, programs.at_work).run()
+    with spans or nullcontext():
+        Loop(engine, inbox, is_leader, programs.at_work, spans).run()
 
 
 def configure_jax(setup: Setup, devices: int) -> None:

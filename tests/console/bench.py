@@ -119,7 +119,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 @contextmanager
 def training(directory: Path, options: argparse.Namespace) -> Iterator[Bench]:
     model = tiny_model.write(directory / "model", SPEC)
-    with serving(model, directory / "data", compiled=AS_USUAL, train_tokens=1024) as server:
+    with serving(model, directory / "data", environment=AS_USUAL, train_tokens=1024) as server:
         server.wait_until_ready()
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-bench")
         trainer = service.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS)

@@ -80,6 +80,13 @@ def test_rotary_embeddings_have_numbers_that_angles_can_be_computed_of(scaling, 
     assert refusal("qwen3", **scaling).startswith(said)
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+def test_latent_attention_rotates_all_that_its_config_gives_for_that(family):
+    assert refusal(family, partial_rotary_factor=0.5).startswith(
+        "sets partial_rotary_factor to 0.5, which must be 1"
+    )
+
+
 def test_query_heads_share_heads_of_keys_evenly():
     message = refusal("llama", num_attention_heads=6, num_key_value_heads=4)
     assert message == "has 6 num_attention_heads, not a multiple of its 4 num_key_value_heads"

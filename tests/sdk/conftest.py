@@ -10,7 +10,8 @@ from spmd_tx.demo import tiny_model
 from tests.sdk import server as servers
 from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
 from tests.sdk.raw_api import RawApi
-from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.server import BASE_MODEL, QUICKLY, Server, serving
+from tests.support.otel_collector import Collector, collecting
 
 HERE = Path(__file__).parent
 SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=VOCABULARY, max_positions=CONTEXT)
@@ -43,9 +44,24 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def collector() -> Iterator[Collector]:
+    """Where the server sends spans of the requests whose clients want that."""
+    with collecting() as collector:
+        yield collector
+
+
+@pytest.fixture(scope="session")
+def server(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
+) -> Iterator[Server]:
     data_dir = tmp_path_factory.mktemp("shared") / "data"
-    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:
+    traces = {
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.endpoint}/v1/traces",
+        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
+        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms
+    }
+    with serving(model_dir, data_dir, environment=QUICKLY | traces, max_lora_adapters=SLOTS) as server:
         server.wait_until_ready()
         yield server
 

@@ -20,7 +20,7 @@ BASE_MODEL = "tiny"
 STOP_SECONDS = 60
 # A program takes half the time to compile, and its numbers differ in their last bits only.
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-AS_USUAL: Mapping[str, str] = {}
+AS_USUAL = dict[str, str]()
 
 running: list["Server"] = []  # whose logs belong to the report of a failed test
 
@@ -33,7 +33,7 @@ class Server:
         model_dir: Path,
         data_dir: Path,
         command: Sequence[str] = (str(COMMAND),),
-        compiled: Mapping[str, str] = QUICKLY,
+        environment: Mapping[str, str] = QUICKLY,
         **options: object,
     ) -> None:
         self.data_dir = data_dir
@@ -56,7 +56,7 @@ class Server:
         for name, value in options.items():
             command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
-        environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **compiled}
+        environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **environment}
         with self.log_path.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment

@@ -19,7 +19,7 @@ TOKENS = 120
 def invariant_server(model_dir, tmp_path_factory):
     data_dir = tmp_path_factory.mktemp("invariant") / "data"
     options = {"decode_rows": 32, "kv_cache_tokens": 640, "max_lora_adapters": 3, "batch_invariant": True}
-    with serving(model_dir, data_dir, compiled=AS_USUAL, **options) as server:
+    with serving(model_dir, data_dir, environment=AS_USUAL, **options) as server:
         server.wait_until_ready()
         yield server
 

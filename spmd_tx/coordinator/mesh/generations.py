@@ -214,7 +214,9 @@ class Generations:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
             async with asyncio.timeout(EXPLANATION_SECONDS):
-                while self._roster.has_workers and cause(self._signs.seen).suspicion > Suspicion.KILLED:
+                while (found := cause(self._signs.seen)).suspicion > Suspicion.KILLED:
+                    if not (self._roster.has_workers or found.is_explained):
+                        return
                     await self._signs.another()
         except TimeoutError:
             return

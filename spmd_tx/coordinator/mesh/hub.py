@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,7 @@ class Hub:
         self._send = send
         self._on_written = on_written
         self._on_custom_loss = on_custom_loss
+        self.contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: ()
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
@@ -96,13 +97,16 @@ class Hub:
         self._generation = _Generation(setup, self._send)
         self.programs.begin()
 
-    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
-        """Send to all workers. The future is done when all have replied; WorkerLost when there are none."""
+    def send(self, command: AnyCommand, requests: Iterable[str] = ()) -> asyncio.Future[Reply]:
+        """Send to all workers. The future is done when all have replied; WorkerLost when there are none.
+
+        ``requests`` are those that it is for.
+        """
         if self._generation is None:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
             return answer
-        return self._generation.send(command)
+        return self._generation.send(command, self.contexts_of(requests))
 
     def compile(
         self, program: ProgramShape, *, lane: int, is_last: bool = False, is_hurried: bool = False
@@ -222,10 +226,12 @@ class _Generation:
         self._orders: dict[int, _Order] = {}  # by number
         self._ordered = 0  # so far; also the last one's number
 
-    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+    def send(self, command: AnyCommand, contexts: tuple[str, ...] = ()) -> asyncio.Future[Reply]:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        sequence = self.answered + len(self._sent)
-        envelope = encode(Envelope(generation=self.setup.generation, sequence=sequence, command=command))
+        sequence, generation = self.answered + len(self._sent), self.setup.generation
+        envelope = encode(
+            Envelope(generation=generation, sequence=sequence, command=command, contexts=contexts)
+        )
         name = str(type(command).__struct_config__.tag)
         self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
         for worker in self._workers.values():

@@ -10,6 +10,8 @@ from spmd_tx.protocol.reports import Failure
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # sent by an operator or a job scheduler
 
+EXCEPTION = 1  # exit code of a worker that has sent a Failure
+
 # JAX says this when it ends a process whose peer is gone.
 PEER_IS_GONE = "the JAX distributed service detected fatal errors"
 
@@ -49,6 +51,7 @@ class LossSign:
     last_lines: tuple[str, ...] = ()
     is_final: bool = False  # it would happen again, whatever the requests
     orders: Collection[int] | None = ()  # compile orders, one of which may be the cause; None: any may be
+    is_explained: bool = False  # by the worker itself, in a Failure that may still be on its way
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def of_exit(exit: WorkerExit, host: str) -> LossSign:
         by_command=exit.code != 0 and (is_starved or number not in FROM_OUTSIDE) and not follows,
         last_lines=exit.last_lines,
         orders=None,
+        is_explained=exit.code == EXCEPTION,
     )
 
 

@@ -146,6 +146,11 @@ class RequestQueue:
         """List the requests without an outcome with their times, in the order of acceptance."""
         return [Timed(waiting.request, waiting.times) for waiting in self._waiting.values()]
 
+    def unfinished_of(self, request_ids: Iterable[str]) -> list[Timed]:
+        """List those of these requests that have no outcome, with their times."""
+        found = (self._waiting[id] for id in request_ids if id in self._waiting)
+        return [Timed(waiting.request, waiting.times) for waiting in found]
+
     async def history(self, line: str, after: int) -> History:
         """Read what counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
         async with self._database.reading() as db:

@@ -2,15 +2,14 @@
 
 import logging
 import sys
-import time
 from datetime import UTC, datetime
 from types import TracebackType
 
 import msgspec
 
 from spmd_tx.config import LogFormat
+from spmd_tx.open_telemetry import Seldom
 
-QUIET_SECONDS = 600.0
 OF_WORKERS = logging.getLogger("spmd_tx.output_of_workers")
 
 
@@ -18,7 +17,7 @@ def log_to_stderr(form: LogFormat) -> None:
     """Write a line for people, or a JSON object, for each event from now on."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text(datefmt="%H:%M:%S"))
-    handler.addFilter(_Seldom("opentelemetry"))
+    handler.addFilter(Seldom())
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("spmd_tx").setLevel(logging.INFO)
     logging.captureWarnings(True)
@@ -38,27 +37,6 @@ def _log_end(kind: type[BaseException], error: BaseException, trace: TracebackTy
 def pass_on(worker: int, text: str) -> None:
     """Log a line that a worker has written."""
     OF_WORKERS.info("%s", text, extra={"worker": worker})
-
-
-class _Seldom(logging.Filter):
-    """Lets each logger of a library pass once in QUIET_SECONDS.
-
-    While a collector does not answer, OpenTelemetry logs every attempt to reach it.
-    """
-
-    def __init__(self, library: str) -> None:
-        super().__init__()
-        self._library = library
-        self._passed: dict[str, float] = {}  # by logger: when
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.name.partition(".")[0] != self._library:
-            return True
-        now = time.monotonic()
-        if now - self._passed.get(record.name, -QUIET_SECONDS) < QUIET_SECONDS:
-            return False
-        self._passed[record.name] = now
-        return True
 
 
 class _Text(logging.Formatter):

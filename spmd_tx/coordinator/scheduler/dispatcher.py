@@ -310,11 +310,11 @@ class Dispatcher:
         steps: Sequence[Step] = (),
         requests: frozenset[str] = frozenset(),
     ) -> None:
-        reply, work = self._workers.send(command), work_of(command)
+        requests |= {step.request_id for step in steps}
+        reply, work = self._workers.send(command, requests), work_of(command)
         charged = self.seconds.estimate(work) or FIRST_GUESS
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
-        requests |= {step.request_id for step in steps}
         charge = _Charge(payer, work, charged, self._clock(), requests)
         swap = command if isinstance(command, SWAPS) else None
         reply.add_done_callback(partial(self._replied, charge, swap))

@@ -58,7 +58,7 @@ from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages
 from spmd_tx.coordinator.server.served_model import ServedModel
-from spmd_tx.coordinator.server.telemetry import open_telemetry
+from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.coordinator.server.worker_setup import adapters_at_once, bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -88,6 +88,7 @@ class Stores:
     reaper: Reaper
     catalog: Catalog
     checkpoints: CheckpointCatalog
+    telemetry: Telemetry | None  # None: nothing is sent to a collector
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,8 @@ async def open_parts(
         uses=uses,
     )
     hub = Hub(port.send, on_written=snapshots.writes.take, on_custom_loss=loss_runs.take)
+    if (telemetry := stores.telemetry) is not None:
+        hub.contexts_of = lambda requests: telemetry.contexts(stores.queue.unfinished_of(requests))
     health = ServerHealth(hub)
     signs = LossSigns()
     plan = await make_plan(mesh, model, database)
@@ -168,7 +171,7 @@ async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExit
         config.bounds.checkpoint_bytes,
         model.expert_lora if model.n_experts else None,
     )
-    return Stores(database, disk, queue, reaper, catalog, checkpoints)
+    return Stores(database, disk, queue, reaper, catalog, checkpoints, telemetry)
 
 
 async def open_services(

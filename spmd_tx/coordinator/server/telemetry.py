@@ -1,32 +1,29 @@
 """Sends traces and metrics to a collector by OpenTelemetry (OTLP), if its standard variables name one.
 
 Each request with an outcome becomes a span, in the trace of its client if that has sent a ``traceparent``,
-with a span for each stage. Metrics are those of ``/metrics``.
+with a span for each stage; workers add spans for its commands. Metrics are those of ``/metrics``.
 """
 
 import logging
-import threading
-import time
 from collections.abc import Iterable, Mapping
 from functools import partial
-from importlib.metadata import version
-from typing import Any
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
 
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.requests.runs.recent import Timed
 from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, boundaries
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
-from spmd_tx.errors import StartError
+from spmd_tx.open_telemetry import VERSION, open_metrics, open_traces, shut_down
+
+if TYPE_CHECKING:
+    from spmd_tx.coordinator.server.span_ids import RequestSpan
 
 logger = logging.getLogger(__name__)
 
-ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
-TRACES, METRICS = "TRACES", "METRICS"
-PROTOCOL = "http/protobuf"
 FLUSH_SECONDS = 5.0  # at the end, for a collector that does not answer
 NANOSECONDS = 1000  # of a microsecond
+UNITS = {"seconds": "s", "bytes": "By"}  # by the end of a metric's name (ucum.org)
 
 
 class Telemetry:
@@ -35,9 +32,25 @@ class Telemetry:
     def __init__(self, spans: Any, metrics: Any) -> None:
         """``spans`` is a TracerProvider and ``metrics`` a MeterProvider; None: they are not wanted."""
         self._providers = [provider for provider in (spans, metrics) if provider is not None]
-        self._tracer = None if spans is None else spans.get_tracer("spmd_tx", version("spmd_tx"))
+        self._tracer = None
+        self._at_work: dict[str, tuple[RequestSpan, bool]] = {}  # and whether it is sampled, by request_id
+        if spans is not None:
+            from spmd_tx.coordinator.server.span_ids import GivenIds
+
+            self._sampler = spans.sampler
+            spans.id_generator = self._ids = GivenIds()
+            self._tracer = spans.get_tracer("spmd_tx", VERSION)
         if metrics is not None:
-            _observe_all(metrics.get_meter("spmd_tx", version("spmd_tx")))
+            _observe_all(metrics.get_meter("spmd_tx", VERSION))
+
+    def contexts(self, at_work: Iterable[Timed]) -> tuple[str, ...]:
+        """Return a traceparent for each request that is sampled: the parent of workers' spans for it."""
+        if self._tracer is None:
+            return ()
+        with contained("telling workers the traces of requests"):
+            spans = [self._span(timed) for timed in at_work]
+            return tuple(span.traceparent for span, is_sampled in spans if is_sampled)
+        return ()
 
     def ended(self, ended: Timed, failed: Failed | None) -> None:
         """Report a request that has an outcome. Raises nothing."""
@@ -45,9 +58,17 @@ class Telemetry:
             with contained("reporting a request to OpenTelemetry"):
                 self._report(self._tracer, ended, failed)
 
+    def _span(self, timed: Timed) -> "tuple[RequestSpan, bool]":
+        from spmd_tx.coordinator.server.span_ids import request_span
+
+        id = timed.request.id
+        if id not in self._at_work:
+            span = request_span(id, timed.times.trace)
+            self._at_work[id] = span, span.is_sampled(self._sampler, timed.request.kind)
+        return self._at_work[id]
+
     def _report(self, tracer: Any, ended: Timed, failed: Failed | None) -> None:
-        from opentelemetry import propagate, trace
-        from opentelemetry.context import Context
+        from opentelemetry import trace
 
         request, times = ended.request, ended.times
         assert ended.finished_at is not None
@@ -59,13 +80,16 @@ class Telemetry:
         attributes |= {"spmd_tx.session_id": request.session_id, "spmd_tx.number": request.number}
         if ended.tokens is not None:
             attributes["spmd_tx.tokens"] = ended.tokens
-        span = tracer.start_span(
-            request.kind,
-            context=propagate.extract({"traceparent": times.trace or ""}, Context()),
-            kind=trace.SpanKind.SERVER,
-            attributes=attributes,
-            start_time=begin * NANOSECONDS,
-        )
+        identified, _ = self._span(ended)
+        del self._at_work[request.id]
+        with self._ids.given(identified):
+            span = tracer.start_span(
+                request.kind,
+                context=identified.parent,
+                kind=trace.SpanKind.SERVER,
+                attributes=attributes,
+                start_time=begin * NANOSECONDS,
+            )
         inside = trace.set_span_in_context(span)
         waits = [("compiling", int(first * 1e6), int(last * 1e6)) for first, last in times.compiled]
         for name, first, last in (*zip(STAGES, (begin, *ends), ends, strict=False), *waits):
@@ -79,75 +103,21 @@ class Telemetry:
 
     def close(self) -> None:
         """Send what is left, unless the collector does not answer. Blocks for FLUSH_SECONDS at most."""
-        closing = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self._providers]
-        for thread in closing:
-            thread.start()
-        deadline = time.monotonic() + FLUSH_SECONDS
-        for thread in closing:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        shut_down(self._providers, FLUSH_SECONDS)
 
 
 def open_telemetry(environment: Mapping[str, str]) -> Telemetry | None:
     """Return where requests are reported to; None if no collector is named.
 
-    Raises StartError if the packages are missing, or the protocol is another one.
+    Raises StartError as open_traces does.
     """
-    wanted = [kind for kind in (TRACES, METRICS) if _is_wanted(kind, environment)]
-    if not wanted or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    spans, metrics = open_traces(environment), open_metrics(environment)
+    wanted = {"traces": spans, "metrics": metrics}
+    names = [name for name, provider in wanted.items() if provider is not None]
+    if not names:
         return None
-    for kind in wanted:
-        _check_protocol(kind, environment)
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise StartError(
-            f"{ENDPOINT} is set, but OpenTelemetry is not installed ({error}); install it with: "
-            "pip install 'spmd_tx[otel]'"
-        ) from None
-    resource = _resource()
-    spans = metrics = None
-    if TRACES in wanted:
-        spans = TracerProvider(resource=resource, shutdown_on_exit=False)
-        spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    if METRICS in wanted:
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        metrics = MeterProvider([reader], resource, shutdown_on_exit=False)
-    logger.info("sending %s to the collector of OpenTelemetry", " and ".join(wanted).lower())
+    logger.info("sending %s to the collector of OpenTelemetry", " and ".join(names))
     return Telemetry(spans, metrics)
-
-
-def _is_wanted(kind: str, environment: Mapping[str, str]) -> bool:
-    is_named = environment.get(ENDPOINT) or environment.get(f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT")
-    return bool(is_named) and environment.get(f"OTEL_{kind}_EXPORTER", "").lower() != "none"
-
-
-def _check_protocol(kind: str, environment: Mapping[str, str]) -> None:
-    """Raise StartError unless it is PROTOCOL. The variable of a kind counts more than that of all."""
-    for name in (f"OTEL_EXPORTER_OTLP_{kind}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
-        protocol = environment.get(name)
-        if protocol == PROTOCOL:
-            return
-        if protocol:
-            raise StartError(
-                f"{name} is {protocol!r}; this server has {PROTOCOL} only, which collectors take on port 4318"
-            )
-
-
-def _resource() -> Any:
-    """Return what the server is called. Its own names give way to those of OpenTelemetry's variables."""
-    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-
-    own = {
-        "service.name": "spmd_tx",
-        "service.version": version("spmd_tx"),
-        "service.instance.id": str(uuid4()),
-    }
-    return Resource.create().merge(Resource(own)).merge(OTELResourceDetector().detect())
 
 
 def _observe_all(meter: Any) -> None:
@@ -158,8 +128,9 @@ def _observe_all(meter: Any) -> None:
         create = getattr(meter, f"create_observable_{kind}")
         for suffix in suffixes:
             name = family.name if suffix == "_total" else family.name + suffix
+            unit = "" if suffix == "_count" else UNITS.get(family.name.rpartition("_")[2], "")
             callback = partial(_observations, family.name, family.name + suffix)
-            create(name, [callback], description=family.documentation)
+            create(name, [callback], unit=unit, description=family.documentation)
 
 
 def _observations(family_name: str, sample_name: str, _: Any) -> Iterable[Any]:

@@ -21,6 +21,11 @@ def read_rope(
     if theta <= 1:
         raise Refusal(f"sets rope_theta to {theta:g}, which must be above 1")
     share = _in(given, keys, "partial_rotary_factor").number("partial_rotary_factor", share)
+    if rotated and share != 1:
+        raise Refusal(
+            f"sets partial_rotary_factor to {share:g}, which must be 1: its qk_rope_head_dim says how many "
+            "numbers of a head are rotated"
+        )
     width = rotated or int(head_width * share)
     if not 0 < width <= min(head_width, MOST_ROTATED) or width % 2:
         raise Refusal(

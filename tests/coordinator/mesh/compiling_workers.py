@@ -101,7 +101,7 @@ class CompilingWorkers(FakeWorkers):
                 self.compiled.add(program)
             answer.set_result(Compiled(generation=1, process=0, number=0, seconds=1.0, error=error))
 
-    def send(self, command):
+    def send(self, command, requests=()):
         program = program_of(command)
         assert program is None or program in self.compiled, f"a command waits for {program}"
-        return super().send(command)
+        return super().send(command, requests)

@@ -23,6 +23,7 @@ from tests.coordinator.sampling.fake_device import FakeDevice
 
 RAISE, EXIT, HANG = 1, 2, 3
 EXIT_CODE = 7
+LINGER_MS = 2_000
 PAGES = 64
 
 
@@ -42,21 +43,25 @@ def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
     origin = {"generation": options.generation, "process": options.process_id}
     keys = Keys.of(os.environ["SPMD_TX_SECRET"])
 
-    def connect():
-        socket = zmq.Context.instance().socket(zmq.DEALER)
+    def connect(context):
+        socket = context.socket(zmq.DEALER)
         keys.introduce(socket)
+        socket.linger = LINGER_MS
         socket.connect(options.coordinator)
         return socket
 
     def beat():
-        socket = connect()
+        socket = connect(zmq.Context())
         while True:
             socket.send(encoding.encode(reports.Beat(**origin, sequence=None)))
             time.sleep(0.2)
 
     threading.Thread(target=beat, daemon=True).start()
-    socket = connect()
+    with zmq.Context() as context, connect(context) as socket:  # the last report is sent before the end
+        return work(socket, options, origin, new_device, fails)
 
+
+def work(socket, options, origin, new_device, fails):
     def report(kind, **fields):
         socket.send(encoding.encode(kind(**origin, **fields)))
 

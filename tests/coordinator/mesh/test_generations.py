@@ -7,6 +7,7 @@ import pytest
 from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.mesh import generations, roster, watchdog
 from spmd_tx.errors import CrashLoop, StartError, WorkerLost
+from spmd_tx.protocol.reports import Failure
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.mesh.worker_group import worker_group, write_model
 
@@ -130,6 +131,21 @@ async def test_workers_that_do_not_fit_end_the_start_at_once(model_dir, monkeypa
         with pytest.raises(StartError, match=r"worker 0 on .* failed: the mesh needs 8 devices"):
             await group.running
         assert group.counted == 1
+
+
+async def test_a_reason_counts_that_comes_after_the_news_of_the_exit(model_dir, monkeypatch):
+    def take_late(self, identity, report):
+        if isinstance(report, Failure):
+            asyncio.get_running_loop().call_later(0.2, take, self, identity, report)
+        else:
+            take(self, identity, report)
+
+    take = generations.Generations._take
+    monkeypatch.setattr(generations.Generations, "_take", take_late)
+    monkeypatch.setenv("FAKE_WORKER_DOES_NOT_FIT", "1")
+    async with worker_group(model_dir) as group:
+        with pytest.raises(StartError, match=r"worker 0 on .* failed: the mesh needs 8 devices"):
+            await group.running
 
 
 async def test_a_command_that_is_finished_resets_the_count(model_dir):

@@ -116,6 +116,16 @@ async def test_commands_are_numbered_in_the_order_of_sending(pair):
         assert all(isinstance(each, Envelope) and each.generation == GENERATION for each in received)
 
 
+async def test_workers_are_told_the_traces_of_the_requests_that_a_command_is_for(pair):
+    worker = FakeWorker(pair, 0)
+    worker.join()
+    worker.received()
+    pair.contexts_of = lambda requests: tuple(f"of {each}" for each in requests)
+    pair.send(COMMANDS[0], ["one", "two"])
+    pair.send(COMMANDS[1])
+    assert [envelope.contexts for envelope in worker.received()] == [("of one", "of two"), ()]
+
+
 async def test_a_reply_is_there_when_all_workers_have_replied_and_carries_the_arrays_of_worker_0(pair):
     workers = FakeWorker(pair, 0), FakeWorker(pair, 1)
     for worker in workers:

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
@@ -61,7 +61,7 @@ class SimulatedWorkers:
         self._sent = 0
         self._lost: MeshError | None = None
 
-    def send(self, command: AnyCommand) -> asyncio.Future[Reply]:
+    def send(self, command: AnyCommand, requests: Iterable[str] = ()) -> asyncio.Future[Reply]:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if self._lost is not None:
             _fail(answer, self._lost)

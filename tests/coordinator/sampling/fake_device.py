@@ -316,7 +316,7 @@ class FakeWorkers:
         self.device = device or FakeDevice(shards=1, pages=64, page_size=16)
         self.commands = []
 
-    def send(self, command):
+    def send(self, command, requests=()):
         self.commands.append(command)
         arrays, metrics = self.device.execute(command)
         reply = Reply(

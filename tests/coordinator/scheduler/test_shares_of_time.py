@@ -32,7 +32,7 @@ class Devices:
         self.seconds = seconds
         self._sent = deque()
 
-    def send(self, command):
+    def send(self, command, requests=()):
         answer = asyncio.get_running_loop().create_future()
         self._sent.append((command, answer))
         return answer

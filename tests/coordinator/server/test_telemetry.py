@@ -1,17 +1,14 @@
 """OpenTelemetry, with a collector that takes OTLP over HTTP."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
+from opentelemetry.trace import SpanKind, StatusCode
 
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.requests.records import Failed, Request, RequestTimes
@@ -21,36 +18,18 @@ from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.errors import StartError
 from tests.coordinator.conftest import BASE_MODEL, run_services
 from tests.coordinator.http.tinker.test_sampling import sample
+from tests.support.otel_collector import collecting, values
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-MESSAGES = {"/v1/traces": ExportTraceServiceRequest, "/v1/metrics": ExportMetricsServiceRequest}
 
 
 @pytest.fixture
 def collector(monkeypatch):
-    """Collects what is exported: (path, message)."""
-    found = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = self.rfile.read(int(self.headers["content-length"]))
-            found.append((self.path, MESSAGES[self.path].FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=node-a,team=red%20blue")
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with collecting() as found:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "service.instance.id=node-a,team=red%20blue")
+        yield found
 
 
 async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_sent(collector, tmp_path):
@@ -72,17 +51,15 @@ async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_se
                 answer = await client.post("retrieve_future", json={"request_id": future["request_id"]})
                 assert answer.status_code == 200
     assert sampled() == before + 2
-    messages = [message for path, message in collector if path == "/v1/traces"]
-    resources = [each for message in messages for each in message.resource_spans]
-    names = {each.key: each.value.string_value for each in resources[0].resource.attributes}
+    names = values(collector.resources[0].resource.attributes)
     assert names["service.name"] == "spmd_tx"
     assert names["service.version"] == version("spmd_tx")
     assert (names["service.instance.id"], names["team"]) == ("node-a", "red blue")
-    spans = [span for each in resources for scope in each.scope_spans for span in scope.spans]
+    spans = collector.spans
     ours = [span for span in spans if span.trace_id.hex() == TRACE]
     (request,) = [span for span in ours if span.name == "sample"]
     assert request.parent_span_id.hex() == PARENT
-    assert {each.key: each.value.int_value for each in request.attributes}["spmd_tx.seq_id"] == 0
+    assert values(request.attributes)["spmd_tx.seq_id"] == 0
     stages = [span for span in ours if span is not request]
     assert stages
     assert {span.parent_span_id for span in stages} == {request.span_id}
@@ -93,29 +70,70 @@ async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_se
     (other,) = [span for span in spans if span.name == "sample" and span is not request]
     assert other.trace_id.hex() != TRACE
     assert not other.parent_span_id
-    metrics = [
-        metric.name
-        for path, message in collector
-        if path == "/v1/metrics"
-        for resource in message.resource_metrics
-        for scope in resource.scope_metrics
-        for metric in scope.metrics
-    ]
-    assert {"spmd_tx_unfinished_requests", "spmd_tx_internal_errors", "spmd_tx_snapshot_seconds_count"} <= {
-        *metrics
+    units = {metric.name: metric.unit for metric in collector.metrics}
+    assert units.items() >= {
+        ("spmd_tx_unfinished_requests", ""),
+        ("spmd_tx_snapshot_seconds_sum", "s"),
+        ("spmd_tx_snapshot_seconds_count", ""),
     }
+    assert "By" in units.values()
 
 
-def test_a_failure_says_whose_fault_it_is():
+def timed(id, trace=None):
+    request = Request(1, id, "forward_backward", "model", 0, "session")
+    return Timed(request, RequestTimes(accepted_at=1.0, trace=trace), finished_at=2.0)
+
+
+@pytest.fixture
+def exported():
+    """Telemetry that follows the choice of clients and drops the rest, and the spans of requests."""
+
+    def requests():
+        return [span for span in spans.get_finished_spans() if span.kind is SpanKind.SERVER]
+
+    def telemetry(sampler=ALWAYS_ON):
+        provider = TracerProvider(sampler)
+        provider.add_span_processor(SimpleSpanProcessor(spans))
+        return Telemetry(provider, None), requests
+
     spans = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(spans))
-    request = Request(1, "id", "forward_backward", "model", 0, "session")
-    timed = Timed(request, RequestTimes(accepted_at=1.0), finished_at=2.0)
-    Telemetry(provider, None).ended(timed, Failed("token 7 is unknown", "user"))
-    (span,) = [span for span in spans.get_finished_spans() if span.parent is None]
+    return telemetry
+
+
+def test_a_failure_says_whose_fault_it_is(exported):
+    telemetry, requests = exported()
+    telemetry.ended(timed("id"), Failed("token 7 is unknown", "user"))
+    (span,) = requests()
+    assert span.parent is None
     assert span.attributes["error.type"] == "user"
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "token 7 is unknown")
+
+
+@pytest.mark.parametrize(
+    ("trace", "parent"), [(None, None), ("nonsense", None), (f"00-{TRACE}-{PARENT}-01", PARENT)]
+)
+def test_workers_are_told_the_span_that_a_request_will_be(exported, trace, parent):
+    telemetry, requests = exported()
+    told = telemetry.contexts([timed("one", trace), timed("two")])
+    assert telemetry.contexts([timed("one", trace)]) == told[:1]
+    telemetry.ended(timed("one", trace), None)
+    telemetry.ended(timed("two"), None)
+    ids = [span.context for span in requests()]
+    assert told == tuple(f"00-{each.trace_id:032x}-{each.span_id:016x}-01" for each in ids)
+    (one, two) = requests()
+    assert (one.parent and f"{one.parent.span_id:016x}", two.parent) == (parent, None)
+    again, _ = exported()  # as after a restart
+    assert again.contexts([timed("one", trace)]) == told[:1]
+
+
+@pytest.mark.parametrize(("flags", "count"), [("00", 0), ("01", 1)])
+def test_requests_that_are_not_sampled_are_nothing_to_workers(exported, flags, count):
+    telemetry, requests = exported(ParentBased(ALWAYS_OFF))
+    both = [timed("one"), timed("two", f"00-{TRACE}-{PARENT}-{flags}")]
+    assert len(telemetry.contexts(both)) == count
+    for each in both:
+        telemetry.ended(each, None)
+    assert len(requests()) == count
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class FakeTrainer:
         self.weights = {}
         self.swapped = {}
 
-    def send(self, command):
+    def send(self, command, requests=()):
         self.commands.append(command)
         arrays, metrics = self._execute(command)
         reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)

@@ -11,7 +11,8 @@ from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator.http.openai import schemas
 from spmd_tx.coordinator.http.openai.stream import Delta
-from spmd_tx.coordinator.sampling.request.stops import HALF_CHARACTER, Decoder
+from spmd_tx.coordinator.sampling.request.stops import Decoder
+from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 DONE = b"data: [DONE]\n\n"

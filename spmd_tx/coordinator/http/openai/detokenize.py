@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from spmd_tx.coordinator.sampling.request.stops import HALF_CHARACTER, MOST_OPEN, Decoder
+from spmd_tx.coordinator.sampling.request.stops import MOST_OPEN, Decoder
+from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
 
 class Detokenizer:

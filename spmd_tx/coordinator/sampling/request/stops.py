@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 from spmd_tx.protocol.commands import STOP_TOKENS
 
-HALF_CHARACTER = "\ufffd"  # the text of bytes that are no whole character
 MOST_OPEN = 3  # most tokens of an incomplete character: each has a byte at least, and four complete it
 CONTEXT = 4  # tokens on which the text of the next one may depend
 
