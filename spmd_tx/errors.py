@@ -29,6 +29,11 @@ SpmdTxError
 
 from typing import ClassVar
 
+import msgspec
+
+# What msgspec raises for bytes that are not what they should be: the latter for strings that are no UTF-8.
+UNREADABLE = msgspec.DecodeError, UnicodeDecodeError
+
 
 class SpmdTxError(Exception):
     """Base of all errors that are raised on purpose."""

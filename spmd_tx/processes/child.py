@@ -15,10 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from spmd_tx import errors
-from spmd_tx.errors import ForeignCodeFailed, RequestError
+from spmd_tx.errors import UNREADABLE, ForeignCodeFailed, RequestError
 from spmd_tx.processes.child_messages import (
     LENGTH_BYTES,
     AnyAnswer,
@@ -156,7 +154,7 @@ class _Running:
             return decode_answer(await self._answers.readexactly(length))
         except asyncio.IncompleteReadError:
             raise ForeignCodeFailed(await self._how_it_ended(call.function)) from None
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise ForeignCodeFailed(f"{call.function} wrote into its answer: {error}") from None
         finally:
             telling.cancel()

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.protocol.commands import Envelope
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.setup import Setup
 
 

@@ -9,11 +9,11 @@ from types import TracebackType
 from typing import Any
 
 from spmd_tx.open_telemetry import VERSION, open_traces, shut_down
-from spmd_tx.protocol.commands import Envelope
+from spmd_tx.protocol.envelope import Envelope
 
 logger = logging.getLogger(__name__)
 
-GAP_SECONDS = 1.0  # between commands of one span; a request is sampled by hundreds of them
+GAP = 1_000_000_000  # nanoseconds between commands of one span; a request is sampled by hundreds of them
 FLUSH_SECONDS = 2.0  # at the end, for a collector that does not answer
 
 
@@ -23,9 +23,19 @@ class _Open:
 
     name: str
     begin: int
-    end: int
-    commands: int
-    busy: int  # nanoseconds
+    end: int = 0
+    commands: int = 0
+    busy: int = 0  # nanoseconds
+
+    def goes_on_with(self, name: str, begin: int) -> bool:
+        """Return whether a command that begins then belongs to the span."""
+        return name == self.name and begin < self.end + GAP
+
+    def add(self, begin: int, end: int) -> None:
+        """Take in a command."""
+        self.end = end
+        self.commands += 1
+        self.busy += end - begin
 
 
 class CommandSpans:
@@ -71,17 +81,17 @@ class CommandSpans:
         name = str(type(envelope.command).__struct_config__.tag)
         with self._lock:
             for context in envelope.contexts:
-                known = self._open.get(context)
-                if known is not None and (known.name, begin - known.end < GAP_SECONDS * 1e9) == (name, True):
-                    known.end, known.commands, known.busy = end, known.commands + 1, known.busy + end - begin
-                    continue
-                if known is not None:
-                    self._report(context, known)
-                self._open[context] = _Open(name, begin, end, commands=1, busy=end - begin)
+                span = self._open.get(context)
+                if span is not None and not span.goes_on_with(name, begin):
+                    self._report(context, span)
+                    span = None
+                if span is None:
+                    span = self._open[context] = _Open(name, begin)
+                span.add(begin, end)
 
     def _run(self) -> None:
-        while not self._is_ending.wait(GAP_SECONDS):
-            self._close_before(time.time_ns() - round(GAP_SECONDS * 1e9))
+        while not self._is_ending.wait(GAP / 1e9):
+            self._close_before(time.time_ns() - GAP)
 
     def _close_before(self, moment: int | None) -> None:
         """Report the spans that ended before a moment; None: all."""

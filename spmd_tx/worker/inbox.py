@@ -10,8 +10,8 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from spmd_tx.errors import CommandGap, MeshError
-from spmd_tx.protocol.commands import Envelope
 from spmd_tx.protocol.encoding import decode_to_worker, encode
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import Hello, Report, in_frames
 from spmd_tx.protocol.secret import Keys
 from spmd_tx.protocol.setup import Setup

@@ -14,7 +14,6 @@ import numpy as np
 from spmd_tx.protocol.commands import (
     Compile,
     Decode,
-    Envelope,
     Forward,
     ForwardBackward,
     OptimStep,
@@ -27,6 +26,7 @@ from spmd_tx.protocol.commands import (
     SwapOut,
     WriteSampler,
 )
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import Reply, Report
 from spmd_tx.worker.command_spans import CommandSpans
 from spmd_tx.worker.execute import Result, Steps, execute

@@ -8,6 +8,7 @@ import pytest
 
 from spmd_tx.errors import Abandoned, ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, LastingChild, call_outside
+from spmd_tx.processes.child_messages import LENGTH_BYTES, Broke, encode
 
 SECONDS = 60.0
 ENOUGH = Allowance(SECONDS)
@@ -50,6 +51,12 @@ async def test_whatever_ends_the_child_is_an_error_of_this_one_call(function, to
     with pytest.raises(ForeignCodeFailed, match=told) as caught:
         await call(function)
     assert isinstance(caught.value, Abandoned)  # the server's fault, and no reason to try again
+
+
+@pytest.mark.parametrize("content", [b"\xc1", encode(Broke("x", ""))[LENGTH_BYTES:].replace(b"x", b"\xff")])
+async def test_what_is_no_answer_is_an_error_of_this_one_call(content):
+    with pytest.raises(ForeignCodeFailed, match="babble wrote into its answer"):
+        await call("babble", content=len(content).to_bytes(LENGTH_BYTES) + content)
 
 
 async def test_an_answer_is_bounded_by_the_memory_that_it_may_take():

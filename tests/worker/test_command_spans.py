@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from spmd_tx.protocol.commands import Envelope
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.worker import command_spans
 from spmd_tx.worker.command_spans import CommandSpans, open_command_spans
 from tests.worker.test_execute import DECODE, OPTIM_STEP
@@ -16,7 +16,7 @@ ONE, TWO = (f"00-4bf92f3577b34da6a3ce929d0e0e4736-{number:016x}-01" for number i
 @pytest.fixture
 def spans(monkeypatch):
     monkeypatch.setattr(time, "time_ns", lambda: round(clock[0] * 1e9))
-    monkeypatch.setattr(command_spans, "GAP_SECONDS", 1.0)
+    monkeypatch.setattr(command_spans, "GAP", 10**9)
     clock = [100.0]
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
@@ -88,7 +88,7 @@ def test_a_pause_ends_a_span(spans):
 
 
 def test_a_span_is_sent_while_no_further_command_comes(spans, monkeypatch):
-    monkeypatch.setattr(command_spans, "GAP_SECONDS", 0.01)
+    monkeypatch.setattr(command_spans, "GAP", 10**7)
     with spans.own:
         spans.run(0, 1, ONE)
         spans.clock[0] += 1

@@ -15,7 +15,6 @@ from spmd_tx.protocol.commands import (
     Decode,
     DropPaged,
     DropSwapped,
-    Envelope,
     Forward,
     ForwardBackward,
     LoadSampler,
@@ -34,6 +33,7 @@ from spmd_tx.protocol.commands import (
     SwapOut,
     WriteSampler,
 )
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.execute import execute

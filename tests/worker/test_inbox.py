@@ -3,8 +3,9 @@ import zmq
 
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.protocol.agents import decode_any_report
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Envelope, Shutdown
+from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Shutdown
 from spmd_tx.protocol.encoding import encode
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Hello, Ready, Written
 from spmd_tx.protocol.secret import Keys

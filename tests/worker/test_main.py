@@ -16,13 +16,13 @@ from spmd_tx.protocol.agents import decode_any_report
 from spmd_tx.protocol.commands import (
     AdapterSpec,
     CreateAdapter,
-    Envelope,
     LoadState,
     SaveState,
     Shutdown,
     Snapshot,
 )
 from spmd_tx.protocol.encoding import encode
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.protocol.secret import Keys

@@ -22,7 +22,7 @@ from spmd_tx.coordinator.storage.folders import digest
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
 
 MANIFEST = "checkpoint.json"
@@ -132,7 +132,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest; None when there is no complete checkpoint."""
     try:
         return msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
         return None
 
 

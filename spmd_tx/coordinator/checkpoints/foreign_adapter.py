@@ -11,7 +11,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import make_folder
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -95,7 +95,7 @@ def _read_config(
     """Read and check the configuration, whose ``r`` is the announced rank unless modules may have others."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as problem:
+    except (*UNREADABLE, RecursionError) as problem:
         raise InvalidRequest(f"{CONFIG_FILE} cannot be read: {problem}") from None
     named = config.base_model_name_or_path
     if named and _last_part(named) not in map(_last_part, base_models):

@@ -26,7 +26,7 @@ from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ class RemoteStore:
         """The manifest; None when it is missing or damaged."""
         try:
             return msgspec.json.decode(self._remote.read(f"{place}/{MANIFEST}"), type=Manifest)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, *UNREADABLE):
             return None
 
     def _upload(self, path: CheckpointPath, folder: Path, manifest: Manifest) -> None:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from spmd_tx.durable_files import make_folder, sync, write_file
-from spmd_tx.errors import BodyTooLarge, InvalidRequest, NotFound
+from spmd_tx.errors import UNREADABLE, BodyTooLarge, InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
 
 FOLDER = "uploads"  # in the data directory
@@ -178,7 +178,7 @@ def _folders(directory: Path) -> list[Path]:
 def _read(folder: Path) -> Upload | None:
     try:
         return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Upload)
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
         return None
 
 

@@ -12,8 +12,9 @@ import msgspec
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
-from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile, Envelope
+from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile
 from spmd_tx.protocol.encoding import encode
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import (
     PROTOCOL_VERSION,

@@ -5,7 +5,6 @@ import errno
 import logging
 from typing import cast
 
-import msgspec
 import zmq
 import zmq.asyncio
 from zmq.utils import z85
@@ -51,7 +50,7 @@ class WorkerPort:
             identity, *frames = await self._socket.recv_multipart()
             try:
                 return identity, decode_any_report(b"".join(frames))
-            except (msgspec.DecodeError, ValueError, TypeError) as problem:
+            except (ValueError, TypeError) as problem:
                 logger.warning("ignored a message that is not a report: %s", problem)
 
     def send(self, identity: bytes, message: bytes) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from spmd_tx.errors import UNREADABLE
 
 MOST_CHARACTERS = 120  # of a text
 MOST_ITEMS = 8  # of a list
@@ -22,7 +23,7 @@ def summary(kind: str, body: bytes) -> list[str]:
         if kind in PROTOBUF_KINDS:
             return list(_of_training(pb.ForwardBackwardRequest.FromString(body)))
         return list(_of_object(msgspec.json.decode(body)))
-    except (DecodeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (DecodeError, *UNREADABLE, RecursionError) as error:
         return [f"cannot be read ({clean(str(error))}); it begins with {body[:MOST_CHARACTERS]!r}"]
 
 

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 Stage = Literal["began", "sent", "replied", "compiling", "compiled"]
 
@@ -188,7 +188,7 @@ def read_body(body: bytes, schema: type[Body]) -> Body:
     """Read a JSON body. Raises InvalidRequest when it does not parse."""
     try:
         return msgspec.json.decode(body, type=schema)
-    except msgspec.DecodeError as problem:
+    except UNREADABLE as problem:
         raise InvalidRequest(f"the request does not parse: {problem}") from None
 
 

@@ -16,7 +16,7 @@ import zstandard
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.durable_files import make_folder, sync
-from spmd_tx.errors import DamagedBody
+from spmd_tx.errors import UNREADABLE, DamagedBody
 
 ROUTING, STABILITY = "routing", "stability"  # kinds of notes; each has a folder in the data directory
 KINDS = (ROUTING, STABILITY)
@@ -90,7 +90,7 @@ class NoteFiles(Generic[Note]):
                 note = msgspec.msgpack.decode(plain, type=self._kind)
             except FileNotFoundError:
                 return None
-            except (zstandard.ZstdError, msgspec.DecodeError) as error:
+            except (zstandard.ZstdError, *UNREADABLE) as error:
                 raise DamagedBody(
                     f"{path}, which holds {self._what} of a sample, is damaged ({error}); {self._remedy}"
                 ) from error

@@ -17,6 +17,7 @@ import msgspec
 
 from spmd_tx.coordinator.runtime.metrics import CLOCK_IN_DOUBT
 from spmd_tx.durable_files import write_file
+from spmd_tx.errors import UNREADABLE
 
 logger = logging.getLogger(__name__)
 
@@ -109,5 +110,5 @@ def _format(seconds: float) -> str:
 def _read(file: Path) -> ClockState | None:
     try:
         return msgspec.json.decode(file.read_bytes(), type=ClockState)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None

@@ -23,7 +23,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 from spmd_tx.models.adapter_formats.files import group_of_module
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
@@ -347,7 +347,7 @@ def _read_adapter(folder: Path) -> AdapterSpec | None:
         return AdapterSpec(rank=0)
     try:
         config = msgspec.json.decode((folder / "adapter_config.json").read_bytes(), type=_PeftConfig)
-    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+    except (FileNotFoundError, *UNREADABLE):
         return None
     groups = {group_of_module(module) for module in config.target_modules}
     return AdapterSpec(

@@ -15,7 +15,7 @@ from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import write_file
-from spmd_tx.errors import StartError
+from spmd_tx.errors import UNREADABLE, StartError
 from spmd_tx.processes.environments import of_worker
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class MeshChoice:
     def _known(self) -> MeshRecord | None:
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=MeshRecord)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        except (OSError, *UNREADABLE):
             return None
 
     def _note(self, mesh: tuple[int, int, int]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.durable_files import make_folder, write_file
-from spmd_tx.errors import StartError
+from spmd_tx.errors import UNREADABLE, StartError
 from spmd_tx.models.config import ModelConfig
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def check_same_model(config: ServerConfig, model: ModelConfig, files: dict[str, 
         return Numbers(file, record)
     try:
         known = msgspec.json.decode(file.read_bytes(), type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise StartError(f"{file} is damaged: {error}; delete it if the base model has not changed") from None
     _check_shape(config, known, record)
     if known.trains_all_weights is not None:

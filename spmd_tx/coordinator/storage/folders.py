@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from spmd_tx.durable_files import sync_name, sync_tree, write_file
+from spmd_tx.errors import UNREADABLE
 
 MANIFEST = "contents.json"
 FORMAT = 1  # raise it when older versions cannot read the folder; all earlier formats must stay readable
@@ -76,7 +77,7 @@ def _read(folder: Path) -> FolderManifest | str:
         if format > FORMAT:
             return f"{path} has format {format}, of a newer version; this one reads up to {FORMAT}"
         return msgspec.json.decode(content, type=FolderManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         return f"{path} is damaged: {error}"
 
 

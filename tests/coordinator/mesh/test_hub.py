@@ -4,8 +4,9 @@ import pytest
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AdapterSpec, CreateAdapter, Envelope, OptimStep
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AdapterSpec, CreateAdapter, OptimStep
 from spmd_tx.protocol.encoding import decode_to_worker
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written

@@ -14,7 +14,7 @@ from spmd_tx.coordinator.http.services import RequestScheduler
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf
 from spmd_tx.coordinator.wire.fields import TrainingNumber
-from spmd_tx.errors import InvalidRequest, NotFound
+from spmd_tx.errors import UNREADABLE, InvalidRequest, NotFound
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -61,8 +61,8 @@ async def read_json(
     body = await _whole(request)
     try:
         return msgspec.json.decode(body, type=schema)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotFound):
+    except (*UNREADABLE, RecursionError) as error:
+        with suppress(*UNREADABLE, RecursionError, NotFound):
             numbered = msgspec.json.decode(body, type=_Numbered)
             await access.model(numbered.model_id)
             scheduler.consume(numbered.model_id, numbered.seq_id)

@@ -22,7 +22,7 @@ from spmd_tx.coordinator.wire.limits import check_number
 from spmd_tx.coordinator.wire.training import CreateCustomLossRequest, OptimStepRequest
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.definition import MAX_BYTES, Definition
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 
 class CustomLossesController(Controller):
@@ -60,7 +60,7 @@ def _read(body: bytes) -> CreateCustomLossRequest:
         )
     try:
         return msgspec.json.decode(body, type=CreateCustomLossRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (*UNREADABLE, RecursionError) as error:
         raise InvalidRequest(f"create_custom_loss cannot take this body: {error}") from None
 
 
