@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ PARTS = {
     "draws": 1,
     "swap": 1,
 }
-CHECKS = ("copies", "kernels")
+CHECKS = ("copies", "kernels")  # these run beside each other, as nothing in them is timed
+SHARDS = 4  # processes among which the kernels are divided: most of their time is one core's, for compiling
 SECONDS = 1600.0
 GRACE_SECONDS = 60  # for the figure that was begun when a part's time was over
 PAGE = Path("docs/performance.md")
@@ -88,13 +90,15 @@ def run(options: argparse.Namespace, parts: list[str]) -> dict[str, Any]:
         report |= self_test(options.dry_run)
     os.environ["XLA_FLAGS"] = " ".join(report["flags"])
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    for number, part in enumerate(parts):
-        share = PARTS[part] / sum(PARTS[each] for each in parts[number:])
-        left = (deadline - time.monotonic()) * share
-        print(f"{part} ({left:.0f} s)", flush=True)
-        report["parts"][part] = in_process(part, options, report, left)
-        if part == "ceilings" and not options.dry_run:
-            report["ceilings"] = measured_ceilings(report["parts"][part])
+    checks, parts = [part for part in parts if part in CHECKS], [part for part in parts if part not in CHECKS]
+    groups = [checks, *([part] for part in parts)] if checks else [[part] for part in parts]
+    for number, group in enumerate(groups):
+        shares = [sum(PARTS[part] for part in each) for each in groups[number:]]
+        left = (deadline - time.monotonic()) * shares[0] / sum(shares)
+        print(f"{', '.join(group)} ({left:.0f} s)", flush=True)
+        report["parts"] |= in_processes(group, options, report, left)
+        if group == ["ceilings"] and not options.dry_run:
+            report["ceilings"] = measured_ceilings(report["parts"]["ceilings"])
         report["machine"] = machine(report)
         report["date"] = datetime.now(UTC).date().isoformat()
         out.write_text(json.dumps(report, indent=1))
@@ -132,20 +136,41 @@ def self_test(is_dry: bool) -> dict[str, Any]:
     return {"attention": chosen, "self_test": found, "flags": flags}
 
 
-def in_process(part: str, options: argparse.Namespace, report: dict[str, Any], seconds: float) -> list[Any]:
-    """Run a part in a child process; return the rows that it left, however it ended."""
-    rows = options.out.with_suffix(f".{part}.jsonl")
-    rows.write_text("")
-    settings = {
-        "seconds": seconds,
-        "dry": options.dry_run,
-        "attention": report["attention"],
-        "ceilings": report.get("ceilings", msgspec.to_builtins(Ceilings())),
+def in_processes(
+    parts: list[str], options: argparse.Namespace, report: dict[str, Any], seconds: float
+) -> dict[str, list[Any]]:
+    """Run parts beside each other, those of many checks in several processes; return the rows of each."""
+    shards = {part: SHARDS if part == "kernels" and not options.dry_run else 1 for part in parts}
+    work = [(part, shard) for part in parts for shard in range(shards[part])]
+    share = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} if len(work) > 1 else {}
+
+    def run_one(part: str, shard: int) -> list[Any]:
+        settings = {
+            "seconds": seconds,
+            "dry": options.dry_run,
+            "shard": [shard, shards[part]],
+            "attention": report["attention"],
+            "ceilings": report.get("ceilings", msgspec.to_builtins(Ceilings())),
+        }
+        return in_process(part, options.out.with_suffix(f".{part}.{shard}.jsonl"), settings, share)
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        found = list(pool.map(lambda each: run_one(*each), work))
+    return {
+        part: [row for (owner, _), rows in zip(work, found, strict=True) if owner == part for row in rows]
+        for part in parts
     }
+
+
+def in_process(part: str, rows: Path, settings: dict[str, Any], environment: dict[str, str]) -> list[Any]:
+    """Run a part in a child process; return the rows that it left, however it ended."""
+    rows.write_text("")
     command = [sys.executable, "-m", "tests.bench.h200", "--child", part, "--out", str(rows)]
     try:
         ended = subprocess.run(
-            [*command, "--settings", json.dumps(settings)], timeout=max(1, seconds) + GRACE_SECONDS
+            [*command, "--settings", json.dumps(settings)],
+            timeout=max(1, settings["seconds"]) + GRACE_SECONDS,
+            env=os.environ | environment,
         )
         end = f"the process ended with {ended.returncode}" if ended.returncode else None
     except subprocess.TimeoutExpired:
@@ -163,7 +188,8 @@ def measure(part: str, rows: Path, settings: dict[str, Any]) -> None:
     from tests.bench import h200_parts
 
     assert h200_parts.PARTS.keys() == PARTS.keys()
-    scale = h200_parts.Scale(settings["dry"], Ceilings(**settings["ceilings"]), settings["attention"])
+    ceilings, shard = Ceilings(**settings["ceilings"]), tuple(settings["shard"])
+    scale = h200_parts.Scale(settings["dry"], ceilings, settings["attention"], shard)
     meter = Meter(rows, time.monotonic() + settings["seconds"])
     with meter.guard(part):
         h200_parts.PARTS[part](meter, scale)

@@ -55,6 +55,7 @@ class Scale:
     is_dry: bool
     ceilings: Ceilings
     attention: str  # what the self-test has chosen
+    shard: tuple[int, int] = (0, 1)  # this process's number among those that share a part's checks, and how many
 
     def pick(self, full, tiny):
         return tiny if self.is_dry else full
@@ -314,7 +315,9 @@ def kernels(meter: Meter, scale: Scale) -> None:
     """Every kernel beside the reference."""
     platform = jax.devices()[0].platform
     names = ["reference"] if platform == "cpu" else candidates(platform, 128, True)
-    h200_checks.kernels(meter, h200_checks.checks_of(platform, names, scale.is_dry))
+    number, shards = scale.shard
+    checks = [*h200_checks.checks_of(platform, names, scale.is_dry).items()]
+    h200_checks.kernels(meter, dict(checks[number::shards]))
 
 
 def experts(meter: Meter, scale: Scale) -> None:
