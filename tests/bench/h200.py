@@ -124,7 +124,7 @@ def self_test(is_dry: bool) -> dict[str, Any]:
     from spmd_tx.worker.self_tests.attention import Sizes
 
     heads, kv_heads, width = (4, 2, 16) if is_dry else (32, 8, 128)
-    names = ["reference"] if is_dry else ["cudnn", "cudnn_masked", "reference"]
+    names = ["reference"] if is_dry else ["triton", "cudnn_masked", "reference"]
     sizes = Sizes(names, heads, kv_heads, width)
     start = time.monotonic()
     run_once = accelerator.partial(accelerator.run_self_test, "")

@@ -19,6 +19,7 @@ from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
+from spmd_tx.worker.decode_ways import PLAIN, options_of
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests.attention import implementation, with_gradients, worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
@@ -55,7 +56,7 @@ class Scale:
     is_dry: bool
     ceilings: Ceilings
     attention: str  # what the self-test has chosen
-    shard: tuple[int, int] = (0, 1)  # this process's number among those that share a part's checks, and how many
+    shard: tuple[int, int] = (0, 1)  # which of how many equal shares of a part's checks is this process's
 
     def pick(self, full, tiny):
         return tiny if self.is_dry else full
@@ -177,13 +178,14 @@ def decode(meter: Meter, scale: Scale) -> None:
             steps,
             paged_attention=paged_candidates(jax.devices()[0].platform, dummy.model.head_dim, PAGE, True)[0],
         )
-        (state, tables, drawn), (after, *_) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
         moved = decode_bytes(dummy.model, dummy.rank, rows, context)
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
-        for active in scale.pick((1, 4), (1,)):
+        kinds = [("graphs", 1), (PLAIN, 1), ("graphs", 4)] if rows > 1 else [("graphs", 1)]
+        for way, active in scale.pick(kinds, [(PLAIN, 1)]):
+            (state, tables, drawn), (after, *_) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
             args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, tables, drawn)
             meter.measure(
-                f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s)",
+                f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s), {way}",
                 step,
                 *args,
                 np.arange(active, dtype=np.int32),
@@ -193,7 +195,8 @@ def decode(meter: Meter, scale: Scale) -> None:
                 tokens=rows,
                 per=steps,
                 carried=(2, 4),
-                by_part=True,
+                by_part=way == PLAIN,
+                options=options_of(way),
             )
 
 

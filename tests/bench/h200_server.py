@@ -3,7 +3,7 @@
     python -m tests.bench.h200_server                           Qwen3-4B's shape, with random weights
     python -m tests.bench.h200_server --shape tiny              the same in a minute, on any machine
 
-Prints how long the server takes until it is ready, tokens per second of training, sampling and an iteration of
+Prints how long the server takes until it is ready, tokens per second of training, sampling and iterations of
 reinforcement learning, and how far the log-probabilities of samples are from those of the trainer.
 """
 
@@ -44,11 +44,32 @@ QWEN3_4B = Spec(
 )
 SHAPES = {
     "tiny": Spec(vocab_size=512),
+    "gpu-small": replace(
+        QWEN3_4B,
+        n_layers=2,
+        d_model=512,
+        n_heads=8,
+        n_kv_heads=2,
+        d_ff=1024,
+        vocab_size=2048,
+        max_positions=4096,
+    ),
     "4b": QWEN3_4B,
     "1.7b": replace(QWEN3_4B, n_layers=28, d_model=2048, n_heads=16, d_ff=6144),
 }
-LOADS = {"tiny": Load(512, 4, 64, 64, 2, 2, 16, 2), "gpu": Load(151936, 32, 1024, 2048, 16, 16, 256, 8)}
-SECTIONS = ("train_uniform", "sample_uniform", "rl_iteration", "sample_single", "train_ragged", "sample_ragged")
+LOADS = {
+    "tiny": Load(512, 4, 64, 64, 2, 2, 16, 2),
+    "gpu-small": Load(2048, 8, 256, 512, 4, 4, 64, 4),
+}
+USUAL_LOAD = Load(151936, 32, 1024, 2048, 16, 16, 256, 8)
+SECTIONS = (
+    "train_uniform",
+    "sample_uniform",
+    "rl_iteration",
+    "sample_single",
+    "train_ragged",
+    "sample_ragged",
+)
 
 
 def main() -> int:
@@ -89,7 +110,7 @@ def measure(options: argparse.Namespace, model: Path, data_dir: Path) -> None:
     server = Server(launch(model, data_dir, options.options), options.out.with_suffix(".log"))
     try:
         tell("answers after seconds", round(server.wait_until_healthy(options.seconds), 1))
-        load = LOADS["tiny" if options.shape == "tiny" else "gpu"]
+        load = LOADS.get(options.shape, USUAL_LOAD)
         limits = replace(Limits(), repeats=3, seconds=15.0)
         sections = Sections(server.url, str(model), load, limits, server.cpu_seconds)
         tell("first answer after seconds", timed(sections.client.trainers, 1, since=server.started))
@@ -118,7 +139,7 @@ def timed(call: Callable[..., Any], *args: Any, since: float) -> float:
 
 
 def agreement(sections: Sections) -> dict[str, float]:
-    """Return how far samples' log-probabilities are from those of the trainer for the same tokens, in nats."""
+    """Return how far samples' log-probabilities are from the trainer's for the same tokens, in nats."""
     client, load = sections.client, sections.load
     prompts = [client.text(32) for _ in range(load.prompts)]
     groups = client.sample(client.sampler_of(client.trainer), prompts, [load.answer] * len(prompts), 1)
@@ -148,7 +169,11 @@ def shown(result: dict[str, Any]) -> dict[str, Any]:
     seconds, tokens = result["seconds"], result["tokens"]
     rates = [count / time for count, time in zip(tokens, seconds, strict=True)]
     first = round(result["first_s"], 2)
-    return {"tokens_per_second": round(median(rates), 1), "first": first, "seconds": [round(s, 2) for s in seconds]}
+    return {
+        "tokens_per_second": round(median(rates), 1),
+        "first": first,
+        "seconds": [round(s, 2) for s in seconds],
+    }
 
 
 def programs(url: str) -> dict[str, float]:

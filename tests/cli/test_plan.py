@@ -174,8 +174,8 @@ def test_other_devices_are_refused(text, memory, words):
 @pytest.mark.parametrize(
     "devices, attention, gib",
     [
-        ("8xh100", "cudnn", 0.92 * 0.96 * 79.1),
-        ("8xa100", "cudnn_masked", 0.92 * 0.96 * 79.1),  # packed rows need Hopper
+        ("8xh100", "triton", 0.92 * 0.96 * 79.1),
+        ("8xa100", "triton", 0.92 * 0.96 * 79.1),
         ("v5e:2x4", "mosaic", 0.96 * 15.75),  # TPUs give JAX all their memory
         ("8xcpu", "reference", None),
     ],

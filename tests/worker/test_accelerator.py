@@ -21,7 +21,7 @@ from spmd_tx.worker.accelerator import (
 from spmd_tx.worker.self_tests.attention import Sizes, Verdict
 from spmd_tx.worker.self_tests.products import ExpertSizes
 
-SIZES = Sizes(["cudnn", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
+SIZES = Sizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
 SETUP = Setup(
     generation=0,
     num_processes=1,
@@ -74,12 +74,12 @@ def chosen(verdicts):
 @pytest.mark.parametrize(
     "gpu, expected",
     [
-        (FakeGpu(), ["cudnn"]),
-        (FakeGpu(wrong=["cudnn"]), ["cudnn_masked"]),
-        (FakeGpu(wrong=["cudnn", "cudnn_masked"]), ["reference"]),
-        (FakeGpu(fatal=["cudnn"]), ["cudnn_masked"]),
-        (FakeGpu(fatal=["cudnn", "cudnn_masked"]), ["reference"]),
-        (FakeGpu(fatal=["cudnn", "cudnn_masked", "reference"]), []),
+        (FakeGpu(), ["triton"]),
+        (FakeGpu(wrong=["triton"]), ["cudnn_masked"]),
+        (FakeGpu(wrong=["triton", "cudnn_masked"]), ["reference"]),
+        (FakeGpu(fatal=["triton"]), ["cudnn_masked"]),
+        (FakeGpu(fatal=["triton", "cudnn_masked"]), ["reference"]),
+        (FakeGpu(fatal=["triton", "cudnn_masked", "reference"]), []),
     ],
 )
 def test_the_fastest_implementation_that_is_right_is_used(gpu, expected):
@@ -87,7 +87,7 @@ def test_the_fastest_implementation_that_is_right_is_used(gpu, expected):
 
 
 def test_why_one_is_not_used_is_known():
-    _, verdicts = try_out([], SIZES, FakeGpu(fatal=["cudnn"], wrong=["cudnn_masked"]))
+    _, verdicts = try_out([], SIZES, FakeGpu(fatal=["triton"], wrong=["cudnn_masked"]))
     assert [verdict.problem for verdict in verdicts] == [
         "its self-test ended with -11: CUDA_ERROR_ILLEGAL_ADDRESS",
         "output is off by 1",
@@ -99,7 +99,7 @@ def test_flags_that_xla_does_not_know_are_left_out():
     gpu = FakeGpu(unknown=["--b=2"])
     flags, verdicts = try_out(["--a=1", "--b=2"], SIZES, gpu)
     assert flags == ["--a=1"]
-    assert chosen(verdicts) == ["cudnn"]
+    assert chosen(verdicts) == ["triton"]
     assert len(gpu.runs) == 2
 
 
@@ -116,7 +116,7 @@ def test_a_real_process_tells_which_flag_it_does_not_know(tmp_path, monkeypatch)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     known = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
     flags = [*known, "--xla_no_such_flag=true"]
-    ended = run_self_test(str(tmp_path), flags, msgspec.structs.replace(SIZES, implementations=["cudnn"]))
+    ended = run_self_test(str(tmp_path), flags, msgspec.structs.replace(SIZES, implementations=["triton"]))
     assert accelerator.unknown_flags(ended.errors) == {"--xla_no_such_flag"}
     assert ended.code
 
@@ -168,10 +168,10 @@ def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
 
     disturbed = FakeGpu(fatal=SIZES.implementations)
     assert settle(disturbed) == Choice([], "reference")
-    assert settle(FakeGpu(), ["--a=1"]) == settle(disturbed, ["--a=1"]) == Choice(["--a=1"], "cudnn")
-    assert settle(FakeGpu(wrong=["cudnn"]), ["--b=1"]).attention == "cudnn_masked", "another question"
+    assert settle(FakeGpu(), ["--a=1"]) == settle(disturbed, ["--a=1"]) == Choice(["--a=1"], "triton")
+    assert settle(FakeGpu(wrong=["triton"]), ["--b=1"]).attention == "cudnn_masked", "another question"
     monkeypatch.setattr(accelerator, "machine", lambda: ["another GPU"])
-    assert settle(FakeGpu(wrong=["cudnn"]), ["--a=1"]).attention == "cudnn_masked"
+    assert settle(FakeGpu(wrong=["triton"]), ["--a=1"]).attention == "cudnn_masked"
     assert all(file.suffix == ".json" for file in (tmp_path / "cache").iterdir())
 
 
@@ -181,9 +181,7 @@ def test_a_machine_is_described_without_a_gpu():
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
-    gpu = FakeGpu(
-        wrong=["cudnn", "triton", "product", "graphs and one-shot"], unknown=[accelerator.OVERLAPPED[1]]
-    )
+    gpu = FakeGpu(wrong=["triton", "product", "graphs and one-shot"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
@@ -195,11 +193,11 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
     assert (setup.paged_attention, setup.experts, setup.decode_way) == ("reference", "reference", "graphs")
-    gpu.wrong = ["cudnn"]
+    gpu.wrong = []
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert (setup.attention, setup.paged_attention, setup.experts) == ("cudnn_masked", "triton", "kernel")
+    assert (setup.attention, setup.paged_attention, setup.experts) == ("triton", "triton", "kernel")
     ours = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[0]]
     assert os.environ["XLA_FLAGS"].split() == [*ours, "--xla_of_the_user=1"]
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
@@ -210,7 +208,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     assert (products.width, products.inner, products.device) == (64, 64, 3)
     assert (decodes.devices, decodes.tp, decodes.heads, decodes.paged_attention) == ([3, 4], 2, 8, "triton")
     assert "decode by 'graphs and one-shot' is not used: output is off by 1" in caplog.text
-    assert "attention 'cudnn' is not used: output is off by 1" in caplog.text
+    assert "attention 'triton' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
     assert "kernels of products and sums are not used: the product is off by 1" in caplog.text
 
@@ -256,7 +254,7 @@ def test_one_device_has_no_collectives_to_hide():
 
 
 @pytest.mark.parametrize(
-    "name, expected", [("cudnn", "cudnn"), ("auto", "reference"), ("other", "reference")]
+    "name, expected", [("triton", "triton"), ("auto", "reference"), ("other", "reference")]
 )
 def test_an_engine_without_a_choice_uses_the_reference(name, expected):
     assert agreed_attention(name) == expected
@@ -269,5 +267,5 @@ def test_processes_that_chose_differently_take_the_slower_choice(monkeypatch):
         "process_allgather",
         lambda mine: np.array([mine, 1]),
     )
-    assert agreed_attention("cudnn") == "cudnn_masked"
+    assert agreed_attention("triton") == "cudnn_masked"
     assert agreed_attention("reference") == "reference"

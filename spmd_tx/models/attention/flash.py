@@ -48,7 +48,16 @@ def block_length(length: int) -> int | None:
 
 
 def place_of(segments_BT: Int[Array, "B T"], block: int, window: int = 0) -> Place:
-    """Find where segments begin, and which blocks share one. A segment ends where the number changes.
+    """Find what each token sees, and which blocks share a segment."""
+    start_BT = starts(segments_BT, window)
+    first_BI = start_BT[:, ::block] // block
+    number_I = jnp.arange(first_BI.shape[1], dtype=jnp.int32)
+    last_BI = jnp.sum(first_BI[:, None] <= number_I[None, :, None], axis=2, dtype=jnp.int32) - 1
+    return Place(start_BT[:, None], first_BI, last_BI)
+
+
+def starts(segments_BT: Int[Array, "B T"], window: int = 0) -> Int[Array, "B T"]:
+    """Return the first token that each token sees. A segment ends where the number changes.
 
     With a window, a token's segment is taken to begin no earlier than what the token sees.
     """
@@ -57,10 +66,7 @@ def place_of(segments_BT: Int[Array, "B T"], block: int, window: int = 0) -> Pla
     start_BT = lax.cummax(jnp.where(begins_BT, position_BT, 0), axis=1)
     if window:
         start_BT = jnp.maximum(start_BT, position_BT - (window - 1))
-    first_BI = start_BT[:, ::block] // block
-    number_I = jnp.arange(first_BI.shape[1], dtype=jnp.int32)
-    last_BI = jnp.sum(first_BI[:, None] <= number_I[None, :, None], axis=2, dtype=jnp.int32) - 1
-    return Place(start_BT[:, None], first_BI, last_BI)
+    return start_BT
 
 
 def attend_blocks(

@@ -1,7 +1,7 @@
 """Attention over packed rows, by the name of an implementation: the XLA reference, or kernels.
 
-GPUs from NVIDIA have those of cuDNN, and TPUs those of flash.py. They are used only where
-worker/self_tests/attention.py has found their results correct on the device.
+GPUs from NVIDIA have those of flash_triton.py and cuDNN's, and TPUs those of flash.py. They are used only
+where worker/self_tests/attention.py has found their results correct on the device.
 
 Dimension key as in backbone.py; S source (key) token, G query heads per key-value head, Q query block,
 M segment of a row, counting the padding at its end.
@@ -9,23 +9,23 @@ M segment of a row, counting the padding at its end.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from spmd_tx.models.attention import flash as flash_attention
+from spmd_tx.models.attention import flash_triton
 from spmd_tx.models.attention.blockwise import attend_segments
 from spmd_tx.models.layers import product
-from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
 MASKED_TOKENS = 8192  # the longest row of cudnn_masked, whose mask grows with its square
 WIDEST_HEAD = 256
-SEQUENCE_STEP = 64  # cuDNN gets only rows whose length is a multiple of it
+SEQUENCE_STEP = 64  # kernels get only rows whose length is a multiple of it
 
 # (query [B,T,N,E], key [B,T,K,E], value [B,T,K,E]) -> attended [B,T,N,E]
 Attention = Callable[..., Array]
@@ -69,35 +69,6 @@ def _reference(segments_BT: Array) -> Attention:
     return partial(attend_segments, segments_BT=segments_BT)
 
 
-def _cudnn(segments_BT: Array) -> Attention:
-    """cuDNN's flash attention with packed sequences: only scores within segments are computed."""
-    lengths_BM, offsets_BM, fits_B = segment_bounds(segments_BT, SEGMENTS_PER_ROW + 1)
-
-    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array) -> Array:
-        from jax._src.cudnn import fused_attention_stablehlo as cudnn  # no public function packs
-
-        if jax.__version_info__ < (0, 11, 2):
-            # These versions index keys by the queries' stride (jax#39521), so the two are made equal.
-            groups = q_BTNE.shape[2] // k_BTKE.shape[2]
-            k_BTKE, v_BTKE = (jnp.repeat(x, groups, axis=2) for x in (k_BTKE, v_BTKE))
-        # Rows that break the packing rules of protocol/commands.py must not give plausible numbers.
-        nan = jnp.full((), jnp.nan, q_BTNE.dtype)
-        y_BTNE = cudnn.dot_product_attention(
-            jnp.where(fits_B[:, None, None, None], q_BTNE, nan),
-            k_BTKE,
-            v_BTKE,
-            q_seqlen=lengths_BM,
-            kv_seqlen=lengths_BM,
-            q_offsets=offsets_BM,
-            kv_offsets=offsets_BM,
-            scale=q_BTNE.shape[-1] ** -0.5,
-            mask_type=cudnn.MaskType.PADDING_CAUSAL,
-        )
-        return cast(Array, y_BTNE)
-
-    return attend
-
-
 def _cudnn_masked(segments_BT: Array) -> Attention:
     """cuDNN's flash attention through JAX's public function and a mask: every score is computed."""
     if segments_BT.shape[1] > MASKED_TOKENS:
@@ -126,39 +97,34 @@ def _mosaic(segments_BT: Array) -> Attention:
     return attend
 
 
+def _triton(segments_BT: Array) -> Attention:
+    """Flash attention on NVIDIA GPUs: only blocks of scores with a common segment are computed."""
+
+    def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, *, window: int = 0, **sinks: Array) -> Array:
+        width = q_BTNE.shape[-1]
+        if not flash_triton.can_have(segments_BT.shape[1], width):
+            return _reference(segments_BT)(q_BTNE, k_BTKE, v_BTKE, window=window, **sinks)
+        place = flash_triton.place_of(flash_attention.starts(segments_BT, window), width)
+        return flash_triton.attend_blocks(q_BTNE, k_BTKE, v_BTKE, place, **sinks)
+
+    return attend
+
+
 IMPLEMENTATIONS: dict[str, Callable[[Array], Attention]] = {  # the fastest of each platform first
-    "cudnn": _cudnn,
+    "triton": _triton,
     "cudnn_masked": _cudnn_masked,
     "mosaic": _mosaic,
     "reference": _reference,
 }
-SIGHT = {"mosaic": {"window", "sinks_N"}}  # the keyword arguments that implementations take
-OF_PLATFORM = {"gpu": ("cudnn", "cudnn_masked"), "tpu": ("mosaic",)}
+SIGHT = {name: {"window", "sinks_N"} for name in ("triton", "mosaic")}  # keyword arguments that they take
+OF_PLATFORM = {"gpu": ("triton", "cudnn_masked"), "tpu": ("mosaic",)}
 
 
 def candidates(platform: str, head_dim: int, is_bfloat16: bool) -> list[str]:
     """List the implementations that these sizes allow, the fastest first; the reference is always last."""
     is_possible = is_bfloat16 and head_dim % 8 == 0 and head_dim <= WIDEST_HEAD
-    return [*(OF_PLATFORM.get(platform, ()) if is_possible else ()), "reference"]
-
-
-def segment_bounds(
-    segments_BT: Int[Array, "B T"], most: int
-) -> tuple[Int[Array, "B M"], Int[Array, "B M1"], Bool[Array, " B"]]:
-    """Return each row's segment lengths and offsets, as cuDNN takes them, and whether ``most`` suffices.
-
-    A segment ends where the number changes, so the padding at a row's end is a segment, too: outputs and
-    gradients of positions outside all segments would stay unset. Unused entries are -1.
-    """
-    begins_BT = jnp.pad(segments_BT[:, 1:] != segments_BT[:, :-1], ((0, 0), (1, 0)), constant_values=True)
-    number_BT = jnp.cumsum(begins_BT, axis=1, dtype=jnp.int32) - 1
-    is_its_BTM = number_BT[:, :, None] == jnp.arange(most, dtype=jnp.int32)[None, None]
-    length_BM = jnp.sum(is_its_BTM, axis=1, dtype=jnp.int32)
-    first_BM = jnp.cumsum(length_BM, axis=1, dtype=jnp.int32) - length_BM
-    is_there_BM = length_BM > 0
-    lengths_BM = jnp.where(is_there_BM, length_BM, -1)
-    offsets_BM = jnp.pad(jnp.where(is_there_BM, first_BM, -1), ((0, 0), (0, 1)), constant_values=-1)
-    return lengths_BM, offsets_BM, number_BT[:, -1] < most
+    kernels = OF_PLATFORM.get(platform, ()) if is_possible else ()
+    return [*(name for name in kernels if name != "triton" or head_dim in flash_triton.WIDTHS), "reference"]
 
 
 def saves_attention(primitive: Primitive, *_: object, **__: object) -> bool:

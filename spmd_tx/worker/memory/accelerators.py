@@ -50,7 +50,6 @@ ACCELERATORS = {
     "v6e": Accelerator(31.25, "tpu", 918e12, 1640e9, 2 * 90e9, 2 * 90e9, slice="2x4"),
 }
 CPU = "cpu"
-HOPPER = (9, 0)
 MOST_DEVICES = 1 << 16  # of one server
 
 
@@ -77,12 +76,6 @@ class Devices:
         if self.accelerator is not None:
             return self.accelerator.platform
         return self.kind if self.kind in ("tpu", CPU) else "gpu"
-
-    @property
-    def has_packed_attention(self) -> bool:
-        """Whether cuDNN can attend within packed segments on them; what is not known is taken for new."""
-        known = self.accelerator
-        return self.platform == "gpu" and (known is None or known.capability >= HOPPER)
 
     def __str__(self) -> str:
         if self.topology:

@@ -31,8 +31,6 @@ def plan_on(mesh: AnyMesh, setup: Setup, model: ModelConfig, devices: Devices) -
 def with_attention(setup: Setup, model: ModelConfig, devices: Devices) -> Setup:
     """Put the fastest attention that such devices have into the setup."""
     names = attention.candidates(devices.platform, model.head_dim, setup.dtype != "float32")
-    if not devices.has_packed_attention:
-        names = [name for name in names if name != "cudnn"]
     of_pages = paged.candidates(devices.platform, model.head_dim, setup.page_size, setup.dtype != "float32")
     return msgspec.structs.replace(setup, attention=names[0], paged_attention=of_pages[0])
 

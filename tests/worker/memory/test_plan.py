@@ -113,17 +113,17 @@ def costs(model, mesh, attention, some: slice) -> np.ndarray:
     "model, mesh, attention, some",
     [
         pytest.param(QWEN3_8B, (1, 1, 1), "reference", FEW, id="8B"),
-        pytest.param(QWEN3_30B_A3B, (1, 8, 1), "cudnn", FEW, id="30B-A3B on ep 8"),
+        pytest.param(QWEN3_30B_A3B, (1, 8, 1), "triton", FEW, id="30B-A3B on ep 8"),
         *(
             pytest.param(model, mesh, attention, slice(None), marks=pytest.mark.slow)
             for model, mesh, attention in (
                 (QWEN3_8B, (1, 1, 1), "reference"),
-                (QWEN3_30B_A3B, (1, 8, 1), "cudnn"),
-                (QWEN3_8B, (1, 1, 1), "cudnn"),
+                (QWEN3_30B_A3B, (1, 8, 1), "triton"),
+                (QWEN3_8B, (1, 1, 1), "triton"),
                 (QWEN3_8B, (8, 1, 1), "reference"),
-                (QWEN3_8B, (8, 1, 1), "cudnn"),
+                (QWEN3_8B, (8, 1, 1), "triton"),
                 (QWEN3_8B, (2, 1, 4), "reference"),
-                (QWEN3_8B, (2, 1, 4), "cudnn"),
+                (QWEN3_8B, (2, 1, 4), "triton"),
                 (QWEN3_30B_A3B, (1, 8, 1), "reference"),
             )
         ),
@@ -138,7 +138,7 @@ def test_more_memory_and_less_context_are_never_slower(model, mesh, attention, s
 
 
 def test_a_little_cache_is_given_away_for_computing_less_twice():
-    server = sizes(mesh=(8, 1, 1), decode_rows=1024, attention="cudnn")
+    server = sizes(mesh=(8, 1, 1), decode_rows=1024, attention="triton")
     plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 32768))
     assert plan is not None
     assert longer is not None
