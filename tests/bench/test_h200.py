@@ -68,7 +68,10 @@ def test_tables_stand_between_the_marks_of_a_page(tmp_path):
         "machine": "NVIDIA H200",
         "date": "2027-01-31",
         "self_test": {"cudnn": "it is off by 3", "reference": None},
-        "parts": {"draws": [{"name": "64 rows, all", "milliseconds": 0.25}]},
+        "parts": {
+            "kernels": [{"name": "attention, triton", "verdict": "right"}] * 3,
+            "draws": [{"name": "64 rows, all", "milliseconds": 0.25}],
+        },
     }
     for _ in range(2):  # the second time it replaces the first
         h200_page.put(page, report)
@@ -77,6 +80,7 @@ def test_tables_stand_between_the_marks_of_a_page(tmp_path):
     assert text.endswith(f"{h200_page.END}\nafter\n")
     assert "attention 'cudnn' is not used: it is off by 3" in text
     assert text.count("| 64 rows, all | 0.25 |") == 1
+    assert text.count("3 checks, all of them right.") == 1
     assert "old" not in text
 
 

@@ -83,7 +83,7 @@ def test_only_blocks_that_see_each_other_are_read():
 
 
 def test_what_a_gpu_would_run_is_one_kernel_forth_and_two_back(monkeypatch):
-    """Lowered for CUDA, on any machine: inside shard_map, in a loop over layers, which keep what is needed."""
+    """Lowered for CUDA, on any machine: inside shard_map, in a loop over layers that keeps what is named."""
     monkeypatch.setattr(flash_triton, "INTERPRET", False)
     heads = P(DATA, None, TP)
 

@@ -38,7 +38,7 @@ WIDE = 256  # heads beyond this many columns leave room for half the queries and
 SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
 MOST_TOKENS = 64  # read at once
 PARTS = 8  # at most, of a row's pages, where it has one token
-LEAST_PART = 512  # tokens: what a part of fewer saves, it adds in results to be combined
+LEAST_PART = 256  # tokens: what a part of fewer saves, it adds in results to be combined
 
 
 def attend(
