@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from spmd_tx.coordinator.checkpoints.files import Manifest
 
 SCHEME = "tinker://"
+Base = tuple[str | None, str | None]  # the base model, None: what the checkpoint says; and its revision
 MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
 
 
 @contextmanager
 def open_adapter(
-    adapter: str, data_dir: Path, checkpoints_base: str | None, base_model: str | None
+    adapter: str, data_dir: Path, checkpoints_base: str | None, base: Base = (None, None)
 ) -> Iterator[Path]:
     """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
 
@@ -44,7 +45,7 @@ def open_adapter(
         if not adapter.startswith(SCHEME):
             _verify(folder, manifest)
         try:
-            converted = convert(folder, manifest, Path(temporary) / "converted", base_model)
+            converted = convert(folder, manifest, Path(temporary) / "converted", base)
         except OSError as problem:
             raise StartError(
                 f"cannot convert {adapter} in {temporary}: {problem}; set TMPDIR to a disk with more room"
@@ -54,7 +55,7 @@ def open_adapter(
 
 def is_whole(folder: Path) -> bool:
     """Whether this is the folder of a complete model, and not of an adapter."""
-    from spmd_tx.coordinator.agent.base_model import CONFIG
+    from spmd_tx.coordinator.agent.layout import CONFIG
     from spmd_tx.models.adapter_formats.files import CONFIG_FILE
 
     return (folder / CONFIG).exists() and not (folder / CONFIG_FILE).exists()
@@ -98,20 +99,20 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
         raise StartError(f"cannot export {adapter}: {problem}") from problem
 
 
-def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+def _converted(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.models.config import read_model_config
     from spmd_tx.worker.storage.state_to_peft import write_peft
 
     layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
-    model = read_model_config(find_config(base_model or manifest.base_model), layout)
+    model = read_model_config(find_config(base[0] or manifest.base_model, base[1]), layout)
     write_peft(folder, place, manifest.adapter, model, manifest.base_model)
     return place
 
 
-def _converted_model(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_model
     from spmd_tx.worker.storage.state_to_model import write_model_of_state
 
-    write_model_of_state(folder, place, find_model(base_model or manifest.base_model))
+    write_model_of_state(folder, place, find_model(base[0] or manifest.base_model, base[1]))
     return place
