@@ -1,4 +1,4 @@
-"""A stand-in of the Hugging Face Hub from which models are downloaded: its HTTP routes for revisions and files."""
+"""A stand-in of the Hugging Face Hub, for downloads of models: its routes for revisions and files."""
 
 import hashlib
 import json

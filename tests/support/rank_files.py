@@ -61,8 +61,9 @@ def write_tekken(
 ) -> dict[str, int]:
     """Write Mistral's file, and return the numbers of the special tokens.
 
-    As in the releases, it holds more plain tokens than the model has. ``named``: whether it names special ones.
+    As in the releases, it holds more plain tokens than the model has. ``named``: whether it names the others.
     """
+    tokens = [*(bytes([byte]) for byte in range(256)), *(token for token in tokens if len(token) > 1)]
     config = {
         "pattern": TEKKEN_WORDS,
         "num_vocab_tokens": len(tokens),

@@ -239,7 +239,7 @@ def _write_tokenizer(path: Path, release: Release) -> dict[str, int]:
     if release.tokenizer == "tiktoken":
         (path / "tokenizer.json").unlink()
         ids = write_tiktoken(path, token_bytes(plain)[:480])
-        config |= {key: value for key, value in _read(path / "tokenizer_config.json").items()}
+        config |= _read(path / "tokenizer_config.json")
         config["additional_special_tokens"] = [text for text in KIMI_TOKENS.values() if "im_" in text]
     if release.ends_in == "tokenizer":
         config["eos_token"] = release.ends[0]

@@ -11,7 +11,7 @@ from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
-    OfflineModeIsEnabled,
+    HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
@@ -90,7 +90,7 @@ def _refusal(model_id: str, revision: str | None, error: Exception) -> StartErro
 
 def _explained(model_id: str, revision: str | None, error: Exception) -> tuple[str, str]:
     place = constants.ENDPOINT
-    if constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled):
+    if not isinstance(error, HFValidationError) and constants.HF_HUB_OFFLINE:
         return (
             f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} lacks files of it",
             "download it once without that variable, or give the directory of the model",
