@@ -90,6 +90,8 @@ def load_model_text(directory: Path) -> ModelText:
         text = ModelText(tokenizer.backend_tokenizer, ChatTemplate(tokenizer), eos_token_ids)
         _ = text.longest_token  # counted in this thread
         return text
+    except StartError:
+        raise
     except Exception as error:
         raise StartError(
             f"transformers cannot read tokenizer and generation config in {directory}: {error}; restore them "
@@ -101,12 +103,24 @@ def _read_tokenizer(path: Path) -> Any:
     """Return what transformers makes of the tokenizer's file, its config and its chat template."""
     directory, kind = path.parent, _import_transformers().PreTrainedTokenizerFast
     if path.name in RANK_FILES:
-        kind = _made_of_ranks(kind, RANK_FILES[path.name](path))
+        kind = _made_of_ranks(kind, _read_ranks(path))
     tokenizer = kind.from_pretrained(directory, local_files_only=True)
     of_processor = directory / PROCESSOR_TEMPLATE
     if not tokenizer.chat_template and of_processor.is_file():
         tokenizer.chat_template = json.loads(of_processor.read_bytes())["chat_template"]
     return tokenizer
+
+
+def _read_ranks(path: Path) -> RankVocabulary:
+    try:
+        return RANK_FILES[path.name](path)
+    except StartError:
+        raise
+    except Exception as error:  # of any type: the file may hold anything
+        problem = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise StartError(
+            f"cannot read {path}: {problem}; restore it from where the model came from"
+        ) from error
 
 
 def _made_of_ranks(kind: type[Any], vocabulary: RankVocabulary) -> type[Any]:

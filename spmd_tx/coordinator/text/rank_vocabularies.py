@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from spmd_tx.errors import StartError
+
 TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
 CONFIG = "tokenizer_config.json"
 
@@ -81,13 +83,16 @@ def _tekken_specials(named: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def read_tiktoken(path: Path) -> RankVocabulary:
-    """Read the vocabulary of a model of Moonshot. Raises ValueError and others if it is damaged."""
+    """Read the vocabulary of a model of Moonshot. Raises ValueError and others if it is damaged.
+
+    Raises StartError if it belongs to a tokenizer that is not known.
+    """
     config = _config(path.with_name(CONFIG))
     name = config.get("tokenizer_class")
     if name not in WORDS:
-        raise ValueError(
-            f"{CONFIG} names the tokenizer {name!r}, whose way to cut texts into words is not known here "
-            f"(known: {', '.join(WORDS)}); add a tokenizer.json to the model's directory"
+        raise StartError(
+            f"{path} is of the tokenizer {name!r} ({CONFIG}), whose way to cut texts into words is in Python "
+            f"code, which is never run; known are {', '.join(WORDS)}. Add a tokenizer.json to the model"
         )
     ranks: dict[bytes, int] = {}
     for line in path.read_bytes().splitlines():

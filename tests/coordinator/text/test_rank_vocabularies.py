@@ -133,7 +133,7 @@ def test_code_for_a_tokenizer_is_not_run(kimi, tmp_path):
 def test_a_damaged_tiktoken_file_is_refused(kimi, tmp_path, content, told):
     (tmp_path / "tokenizer_config.json").write_bytes((kimi / "tokenizer_config.json").read_bytes())
     (tmp_path / "tiktoken.model").write_bytes(content)
-    with pytest.raises(StartError, match=rf"cannot read .*{tmp_path}.*{told}.*restore"):
+    with pytest.raises(StartError, match=rf"cannot read {tmp_path}/\S+: .*{told}.*restore"):
         load_model_text(tmp_path)
 
 
@@ -141,7 +141,7 @@ def test_a_tokenizer_whose_rules_are_not_known_is_named(kimi, tmp_path):
     (tmp_path / "tiktoken.model").write_bytes((kimi / "tiktoken.model").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "OtherTokenizer"}')
     with pytest.raises(
-        StartError, match=r"'OtherTokenizer', .* is not known here \(known: TikTokenTokenizer"
+        StartError, match=r"of the tokenizer 'OtherTokenizer' .*known are TikTokenT.*Add a tokenizer.json"
     ):
         load_model_text(tmp_path)
 
@@ -161,5 +161,5 @@ def test_a_tokenizer_whose_rules_are_not_known_is_named(kimi, tmp_path):
 )
 def test_a_damaged_tekken_file_is_refused(tmp_path, content, told):
     (tmp_path / "tekken.json").write_text(content)
-    with pytest.raises(StartError, match=rf"cannot read .*{tmp_path}.*{told}.*restore"):
+    with pytest.raises(StartError, match=rf"cannot read {tmp_path}/\S+: .*{told}.*restore"):
         load_model_text(tmp_path)
