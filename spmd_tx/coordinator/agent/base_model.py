@@ -52,9 +52,9 @@ def find_config(base_model: str, revision: str | None = None) -> Path:
         if not (directory / CONFIG).is_file():
             _check(directory)
         return directory
-    found = hub.cached(base_model, revision, hub.CONFIGS)
+    found = hub.cached(base_model, revision, ())
     if found is None or not (found / CONFIG).is_file():
-        found = hub.download_configs(base_model, revision)
+        found = hub.download_config(base_model, revision)
     return found
 
 

@@ -20,7 +20,6 @@ from spmd_tx.coordinator.agent import layout
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, weight_files
 
-CONFIGS = [layout.CONFIG, layout.GENERATION]
 UNAUTHORIZED = 401
 SIGN_IN = "HF_TOKEN in the environment, or hf auth login"
 
@@ -36,10 +35,15 @@ def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | 
     return Path(found)
 
 
-def download_configs(model_id: str, revision: str | None) -> Path:
+def download_config(model_id: str, revision: str | None) -> Path:
     """Download the configuration alone, and return its directory. Raises StartError."""
     try:
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=CONFIGS))
+        names = HfApi().list_repo_files(model_id, revision=revision)
+        if layout.CONFIG not in names:
+            raise StartError(f"{_named(model_id, revision)} {layout.problem(names)}")
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG]))
+    except StartError:
+        raise
     except Exception as error:  # what the libraries below raise has no common type
         raise _refusal(model_id, revision, error) from error
 

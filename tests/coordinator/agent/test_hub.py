@@ -68,7 +68,7 @@ def test_a_half_downloaded_model_is_completed(hub, complete, lost):
 def test_of_a_model_that_was_only_planned_the_rest_is_downloaded(hub, complete):
     hub.push(NAME, complete)
     assert (find_config(NAME) / "config.json").is_file()
-    assert sorted(hub.files_of(NAME)) == ["config.json", "generation_config.json"]
+    assert hub.files_of(NAME) == ["config.json"]
     assert (find_model(NAME) / SHARDS[1]).is_file()
     assert sorted(hub.files_of(NAME)) == NEEDED
 
@@ -90,7 +90,7 @@ def test_a_small_file_that_the_cache_lacks_is_not_done_without_unless_the_hub_is
     found = find_model(NAME)
     (found / missing).unlink()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert find_model(NAME) == found
+    assert find_config(NAME) == find_model(NAME) == found
     assert "HF_HUB_OFFLINE is set" in caplog.text
     assert "lacks a file that the model has" in caplog.text
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -120,6 +120,15 @@ def test_weights_of_another_layout_are_refused_before_anything_is_downloaded(hub
     hub.push(NAME, model_dir)
     assert "It has pytorch_model.bin, and weights are read from safetensors files only: load" in refusal()
     assert hub.fetched == []
+
+
+@pytest.mark.parametrize("find", [find_model, find_config])
+def test_a_repository_without_a_configuration_is_refused_by_what_it_has(hub, tmp_path, find):
+    (tmp_path / "repository").mkdir()
+    (tmp_path / "repository" / "model-Q4_K_M.gguf").write_text("weights")
+    hub.push(NAME, tmp_path / "repository")
+    assert "owner/name has no config.json; " in refusal(find)
+    assert "It has model-Q4_K_M.gguf" in refusal(find)
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(hub, complete, model_dir):
