@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -12,14 +13,19 @@ if TYPE_CHECKING:
     from spmd_tx.coordinator.checkpoints.files import Manifest
 
 SCHEME = "tinker://"
-Base = tuple[str | None, str | None]  # the base model, None: what the checkpoint says; and its revision
 MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
 
 
+@dataclass(frozen=True)
+class Base:
+    """Names the base model as the command line does."""
+
+    name: str | None = None  # None: as the checkpoint says
+    revision: str | None = None  # None: main
+
+
 @contextmanager
-def open_adapter(
-    adapter: str, data_dir: Path, checkpoints_base: str | None, base: Base = (None, None)
-) -> Iterator[Path]:
+def open_adapter(adapter: str, data_dir: Path, checkpoints_base: str | None, base: Base) -> Iterator[Path]:
     """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
 
     Of a model all of whose weights were trained it is the complete model. No server has to run, nor must it
@@ -105,7 +111,7 @@ def _converted(folder: Path, manifest: "Manifest", place: Path, base: Base) -> P
     from spmd_tx.worker.storage.state_to_peft import write_peft
 
     layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
-    model = read_model_config(find_config(base[0] or manifest.base_model, base[1]), layout)
+    model = read_model_config(find_config(base.name or manifest.base_model, base.revision), layout)
     write_peft(folder, place, manifest.adapter, model, manifest.base_model)
     return place
 
@@ -114,5 +120,5 @@ def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: Base
     from spmd_tx.coordinator.agent.base_model import find_model
     from spmd_tx.worker.storage.state_to_model import write_model_of_state
 
-    write_model_of_state(folder, place, find_model(base[0] or manifest.base_model, base[1]))
+    write_model_of_state(folder, place, find_model(base.name or manifest.base_model, base.revision))
     return place

@@ -85,7 +85,7 @@ def export_weights(
     An interrupted export or upload continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
-    from spmd_tx.cli.export_sources import is_whole, open_adapter
+    from spmd_tx.cli.export_sources import Base, is_whole, open_adapter
     from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
     from spmd_tx.exports.adapter import base_model_of
     from spmd_tx.exports.adapter_formats import export_adapter
@@ -95,7 +95,7 @@ def export_weights(
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     with (
         open_destination(out, push_to_hub, is_private=private) as place,
-        open_adapter(adapter, data_dir, checkpoints_base, (base_model, revision)) as folder,
+        open_adapter(adapter, data_dir, checkpoints_base, Base(base_model, revision)) as folder,
     ):
         of_weights = None if dtype is Dtype.BASE else dtype.value
         if is_whole(folder):

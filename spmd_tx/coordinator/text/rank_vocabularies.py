@@ -60,6 +60,8 @@ def read_tekken(path: Path) -> RankVocabulary:
     named = raw.get("special_tokens")
     texts = TEKKEN_SPECIALS if named is None else _tekken_specials(named)
     count = config.get("default_num_special_tokens") or len(texts)
+    if count < len(texts):
+        raise ValueError(f"default_num_special_tokens is {count}, but there are {len(texts)} special tokens")
     texts = [*texts, *(f"<SPECIAL_{number}>" for number in range(len(texts), count))]
     most = config.get("default_vocab_size")
     listed = raw["vocab"] if most is None else raw["vocab"][: most - count]
@@ -70,7 +72,7 @@ def read_tekken(path: Path) -> RankVocabulary:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{first} $A", special_tokens=[(first, texts.index(first))]
     )
-    return RankVocabulary(tokenizer, TEKKEN_ROLES)
+    return RankVocabulary(tokenizer, {role: text for role, text in TEKKEN_ROLES.items() if text in texts})
 
 
 def _tekken_specials(named: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -71,8 +71,8 @@ def test_kimi_cuts_words_as_its_own_code_does(tokenizers, text, words):
     assert [word for word, _ in split] == words
 
 
-def test_every_number_of_the_vocabulary_has_a_text(tokenizers):
-    for tokenizer in tokenizers:
+def test_every_number_of_the_vocabulary_has_a_text_and_roles_add_none(tokenizers, kimi, mistral):
+    for tokenizer in (*tokenizers, load_model_text(kimi).tokenizer, load_model_text(mistral).tokenizer):
         assert tokenizer.get_vocab_size() == 512
         assert {*tokenizer.get_vocab().values()} == set(range(512))
 
@@ -156,6 +156,10 @@ def test_a_tokenizer_whose_rules_are_not_known_is_named(kimi, tmp_path):
         (
             '{"config": {"pattern": "x"}, "vocab": [], "special_tokens": [{"rank": 7, "token_str": "a"}]}',
             r"the ranks of special_tokens are \[7\]",
+        ),
+        (
+            '{"config": {"pattern": "x", "default_num_special_tokens": 3}, "vocab": []}',
+            "default_num_special_tokens is 3, but there are 20 special tokens",
         ),
     ],
 )
