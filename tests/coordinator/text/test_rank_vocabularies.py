@@ -2,6 +2,7 @@
 
 import base64
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,34 @@ def test_tokens_lead_back_to_any_text(tokenizers, text):
     for tokenizer in tokenizers:
         ids = tokenizer.encode(text, add_special_tokens=False).ids
         assert tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def merged(piece, tokens):
+    """What ranks mean: of all neighbours whose texts make a token, the first with the lowest rank merge."""
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    parts = [piece] if piece in ranks else [bytes([byte]) for byte in piece]
+    while True:
+        pairs = [(ranks.get(parts[at] + parts[at + 1], len(ranks)), at) for at in range(len(parts) - 1)]
+        rank, at = min(pairs, default=(len(ranks), 0))
+        if rank == len(ranks):
+            return [ranks[part] for part in parts]
+        parts[at : at + 2] = [tokens[rank]]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tokens_of_any_ranks_are_merged_by_them_however_a_token_can_be_cut_in_two(tmp_path, seed):
+    draw = random.Random(seed)
+    longer = [b"a", b"b"]
+    while len(longer) < 30:
+        if (token := draw.choice(longer) + draw.choice(longer)) not in longer and len(token) < 10:
+            longer.append(token)
+    draw.shuffle(longer)
+    tokens = [bytes([byte]) for byte in range(256)] + [token for token in longer if len(token) > 1]
+    write_tiktoken(tmp_path, tokens)
+    tokenizer = read_tiktoken(tmp_path / "tiktoken.model").tokenizer
+    for _ in range(50):
+        text = "".join(draw.choices("ab", k=draw.randint(1, 25)))
+        assert tokenizer.encode(text).ids == merged(text.encode(), tokens), text
 
 
 @pytest.mark.parametrize(
