@@ -207,3 +207,19 @@ COMPLETE = {"config.json", "tokenizer.json", SINGLE_FILE}
 def test_what_a_model_lacks_is_named_with_what_helps(names, told):
     found = layout.problem(names)
     assert found is None if told is None else re.search(told, found)
+
+
+def test_beside_the_weights_no_code_and_nothing_of_other_programs_is_downloaded():
+    wanted = [
+        "config.json",
+        "additional_chat_templates/tool_use.jinja",
+        "merges.txt",
+        "tekken.json",
+        INDEX_FILE,
+    ]
+    others = [
+        *("original/params.json", "inference/configs/config.json", "assets/chat_format.jinja"),
+        *("consolidated.safetensors.index.json", "pytorch_model.bin.index.json", "modeling_kimi.py"),
+        *("README.md", "model.safetensors", "metal/model.bin", "onnx/vocab.txt"),
+    ]
+    assert layout.beside_weights([*others, *wanted]) == wanted
