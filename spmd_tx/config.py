@@ -57,6 +57,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError."""
 
     base_model: str  # Hugging Face id or directory
+    revision: str | None = None  # of a Hugging Face id; None: main
     served_model_name: str | None = None  # what clients call it, by commas; None: as in base_model
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     # Whether devices keep a mixture's experts as an MXFP4, FP8 or INT4 checkpoint has them.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -15,10 +16,16 @@ SCHEME = "tinker://"
 MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
 
 
+@dataclass(frozen=True)
+class Base:
+    """Names the base model as the command line does."""
+
+    name: str | None = None  # None: as the checkpoint says
+    revision: str | None = None  # None: main
+
+
 @contextmanager
-def open_adapter(
-    adapter: str, data_dir: Path, checkpoints_base: str | None, base_model: str | None
-) -> Iterator[Path]:
+def open_adapter(adapter: str, data_dir: Path, checkpoints_base: str | None, base: Base) -> Iterator[Path]:
     """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
 
     Of a model all of whose weights were trained it is the complete model. No server has to run, nor must it
@@ -44,7 +51,7 @@ def open_adapter(
         if not adapter.startswith(SCHEME):
             _verify(folder, manifest)
         try:
-            converted = convert(folder, manifest, Path(temporary) / "converted", base_model)
+            converted = convert(folder, manifest, Path(temporary) / "converted", base)
         except OSError as problem:
             raise StartError(
                 f"cannot convert {adapter} in {temporary}: {problem}; set TMPDIR to a disk with more room"
@@ -54,7 +61,7 @@ def open_adapter(
 
 def is_whole(folder: Path) -> bool:
     """Whether this is the folder of a complete model, and not of an adapter."""
-    from spmd_tx.coordinator.agent.base_model import CONFIG
+    from spmd_tx.coordinator.agent.layout import CONFIG
     from spmd_tx.models.adapter_formats.files import CONFIG_FILE
 
     return (folder / CONFIG).exists() and not (folder / CONFIG_FILE).exists()
@@ -98,20 +105,20 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
         raise StartError(f"cannot export {adapter}: {problem}") from problem
 
 
-def _converted(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+def _converted(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.models.config import read_model_config
     from spmd_tx.worker.storage.state_to_peft import write_peft
 
     layout = "shared-outer" if manifest.expert_lora == "shared-outer" else "per-expert"
-    model = read_model_config(find_config(base_model or manifest.base_model), layout)
+    model = read_model_config(find_config(base.name or manifest.base_model, base.revision), layout)
     write_peft(folder, place, manifest.adapter, model, manifest.base_model)
     return place
 
 
-def _converted_model(folder: Path, manifest: "Manifest", place: Path, base_model: str | None) -> Path:
+def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_model
     from spmd_tx.worker.storage.state_to_model import write_model_of_state
 
-    write_model_of_state(folder, place, find_model(base_model or manifest.base_model))
+    write_model_of_state(folder, place, find_model(base.name or manifest.base_model, base.revision))
     return place

@@ -59,6 +59,10 @@ def export_weights(
         str | None,
         typer.Option(help="Hugging Face ID or directory. Default: what the adapter says."),
     ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(help="Branch, tag or commit of a base model of the Hugging Face Hub. Default: main."),
+    ] = None,
     dtype: Annotated[
         Dtype,
         typer.Option(help="Type of the weights. base keeps the base model's, including FP8, MXFP4 and INT4."),
@@ -81,7 +85,7 @@ def export_weights(
     An interrupted export or upload continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
-    from spmd_tx.cli.export_sources import is_whole, open_adapter
+    from spmd_tx.cli.export_sources import Base, is_whole, open_adapter
     from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
     from spmd_tx.exports.adapter import base_model_of
     from spmd_tx.exports.adapter_formats import export_adapter
@@ -91,7 +95,7 @@ def export_weights(
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     with (
         open_destination(out, push_to_hub, is_private=private) as place,
-        open_adapter(adapter, data_dir, checkpoints_base, base_model) as folder,
+        open_adapter(adapter, data_dir, checkpoints_base, Base(base_model, revision)) as folder,
     ):
         of_weights = None if dtype is Dtype.BASE else dtype.value
         if is_whole(folder):
@@ -101,10 +105,10 @@ def export_weights(
                 )
             export_whole(folder, place, of_weights, fingerprint(folder), _Progress())
         elif form is Format.MERGED:
-            model_dir = find_model(base_model or base_model_of(folder))
+            model_dir = find_model(base_model or base_model_of(folder), revision)
             export_merged(folder, model_dir, place, of_weights, _Progress())
         else:
-            config_dir = find_config(base_model or base_model_of(folder))
+            config_dir = find_config(base_model or base_model_of(folder), revision)
             export_adapter(folder, config_dir, place, form.value, base_model)
     for written in filter(None, (out, push_to_hub)):
         typer.echo(written)

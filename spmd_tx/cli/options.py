@@ -18,6 +18,8 @@ from spmd_tx.errors import StartError
 HELP = {
     "Model": {
         "base_model": "Hugging Face ID or directory of the frozen base model.",
+        "revision": "Branch, tag or commit of a model of the Hugging Face Hub; a full commit hash never "
+        "changes. Default: main, as it was when the model was downloaded.",
         "served_model_name": "Name of the model for clients, or several names separated by commas; answers "
         "use the first one. Default: the value of --base-model.",
         "dtype": "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",

@@ -103,7 +103,7 @@ def signature() -> inspect.Signature:
         for name, annotation in own.items()
     ]
     return inspect.Signature(
-        [*(of_server[name] for name in ("config", "base_model", *PLAN_OPTIONS)), *parameters]
+        [*(of_server[name] for name in ("config", "base_model", "revision", *PLAN_OPTIONS)), *parameters]
     )
 
 
@@ -127,7 +127,7 @@ def read_model(config: ServerConfig) -> ModelConfig:
     from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.coordinator.server.preflight import context_length
 
-    directory = find_config(config.base_model)
+    directory = find_config(config.base_model, config.revision)
     model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
     context_length(config, model)
     return model

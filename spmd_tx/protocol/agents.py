@@ -73,6 +73,7 @@ class StartWorker(Order, frozen=True, tag="start_worker"):
     device_ids: list[int] | None  # which devices of this host it uses; None: all
     model_dir: str  # where the coordinator has the base model
     model_files: dict[str, str]  # fingerprints of its files there, by name
+    revision: str | None = None  # the commit of a host's own Hugging Face ID; None: the host's main
 
 
 class StopWorker(Order, frozen=True, tag="stop_worker"):

@@ -25,6 +25,7 @@ from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.storage.checkpoints import SlotState, save_state
 from tests.golden import families
+from tests.support import model_hub
 from tests.support.adapter_folders import write_folder
 from tests.support.hub import Hub, serving
 
@@ -281,6 +282,23 @@ def test_a_place_has_to_be_named(made):
 
 # huggingface_hub's own
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+
+@pytest.mark.parametrize("form", ["merged", "tinker"])
+def test_the_base_may_be_a_revision_of_the_hub(tmp_path, made, layout, monkeypatch, form):
+    _, folder = save(tmp_path, made, layout, "weights")
+    (tmp_path / "newer").mkdir()
+    (tmp_path / "newer" / "config.json").write_text("{}")
+    assert export(made[1], format=form, out=tmp_path / "expected").exit_code == 0
+    with model_hub.serving(model_hub.ModelHub()) as hub:
+        model_hub.lead_to(hub, monkeypatch, tmp_path / "cache")
+        hub.push("owner/base", made[0], "v1")
+        hub.push("owner/base", tmp_path / "newer")
+        base = {"base_model": "owner/base", "revision": "v1"}
+        for source, out in ((made[1], "adapter"), (folder, "checkpoint")):
+            assert export(source, format=form, out=tmp_path / out, **base).exit_code == 0
+            weights = next(name for name in content(tmp_path / out) if name.endswith(".safetensors"))
+            assert content(tmp_path / out)[weights] == content(tmp_path / "expected")[weights]
 
 
 @pytest.fixture

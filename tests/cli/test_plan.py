@@ -113,7 +113,7 @@ def test_options_of_compile_are_refused_without_it(model_dir, option):
 
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
     of_plan = {"config", "devices", "memory_per_device", "json", "compile", "only", "hlo"}
-    assert {*plan.signature().parameters} == of_plan | {"base_model", *PLAN_OPTIONS}
+    assert {*plan.signature().parameters} == of_plan | {"base_model", "revision", *PLAN_OPTIONS}
     assert {*PARALLEL_SIZES} <= {*PLAN_OPTIONS}
 
 

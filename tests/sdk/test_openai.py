@@ -14,7 +14,7 @@ import pytest
 from tinker import types
 from tokenizers import Tokenizer
 
-from spmd_tx.coordinator.agent.base_model import TOKENIZER
+from spmd_tx.coordinator.agent.layout import TOKENIZER
 from tests.sdk.examples import SECONDS, prompt, random_tokens, train
 from tests.sdk.examples import batch as examples
 from tests.sdk.server import BASE_MODEL

@@ -7,7 +7,7 @@ import pytest
 from tinker import types
 from tokenizers import Tokenizer
 
-from spmd_tx.coordinator.agent.base_model import TOKENIZER
+from spmd_tx.coordinator.agent.layout import TOKENIZER
 from tests.sdk.examples import (
     CONTEXT,
     SECONDS,

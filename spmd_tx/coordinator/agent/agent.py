@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from spmd_tx.coordinator.agent.base_model import check_same, find_model
+from spmd_tx.coordinator.agent.base_model import check_same, find_model, is_directory
 from spmd_tx.coordinator.agent.devices import count_devices, restriction
 from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
 from spmd_tx.coordinator.agent.oom_kills import OomKills
@@ -165,8 +165,7 @@ class Agent:
 
     async def _start(self, order: StartWorker) -> None:
         await self._process.stop(patience=0)
-        base_model = self._options.base_model
-        directory = await asyncio.to_thread(find_model, base_model) if base_model else Path(order.model_dir)
+        directory = await asyncio.to_thread(_model_of_host, self._options.base_model, order)
         await asyncio.to_thread(check_same, directory, order.model_files)
         logger.info("generation %d: starting worker %d", order.generation, self._options.process)
         try:
@@ -216,6 +215,13 @@ class Agent:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _model_of_host(base_model: str | None, order: StartWorker) -> Path:
+    """Find the model on this host: at the coordinator's revision, if it is not a directory of its own."""
+    if not base_model:
+        return Path(order.model_dir)
+    return find_model(base_model, None if is_directory(base_model) else order.revision)
 
 
 def _sees_only(devices: int) -> bool:

@@ -3,68 +3,88 @@
 A base model is a directory, or a Hugging Face ID, which is looked up in the local cache and then downloaded.
 """
 
+import logging
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-
+from spmd_tx.coordinator.agent import hub, layout
+from spmd_tx.coordinator.agent.layout import CONFIG
 from spmd_tx.errors import StartError
-from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, read_index
+from spmd_tx.models.checkpoint.index import INDEX_FILE, weight_files
 
-CONFIG = "config.json"
-CONFIGS = [CONFIG, "generation_config.json"]
-TOKENIZER = "tokenizer.json"
+logger = logging.getLogger(__name__)
+
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for its fingerprint
-DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]  # no other formats of weights
 
 
-def find_model(base_model: str) -> Path:
-    """The directory of the complete model. Raises StartError when there is none."""
-    directory = _directory(base_model)
+def find_model(base_model: str, revision: str | None = None) -> Path:
+    """The directory of the complete model; ``revision`` is of a Hugging Face ID. Raises StartError."""
+    directory = _directory(base_model, revision)
     if directory is not None:
         _check(directory)
         return directory.absolute()
-    return _from_cache(base_model) or _download(base_model)
+    return _cached(base_model, revision, layout.READ) or _downloaded(base_model, revision)
 
 
-def find_config(base_model: str) -> Path:
-    """A directory with the model's config.json; the weights need not be there. Raises StartError."""
-    directory = _directory(base_model)
-    if directory is not None:
-        return directory
-    for is_local in (True, False):
-        try:
-            return Path(snapshot_download(base_model, allow_patterns=CONFIGS, local_files_only=is_local))
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-    raise StartError(
-        f"--base-model {base_model} is not a directory, and its config.json cannot be downloaded: {reason}. "
-        "Check name and network, or give a directory with a config.json"
-    )
+def _cached(model_id: str, revision: str | None, names: Sequence[str]) -> Path | None:
+    found = hub.cached(model_id, revision, names)
+    return found if found is not None and _problem(found) is None else None
 
 
-def _directory(base_model: str) -> Path | None:
-    """Return the directory; None for a Hugging Face ID. Raises StartError for anything else."""
+def _downloaded(model_id: str, revision: str | None) -> Path:
+    """Download the model; if that cannot be, a cached one that is complete but for small files will do."""
     try:
-        directory = Path(base_model).expanduser()
-        if base_model and directory.is_dir():
-            return directory
+        found = hub.download(model_id, revision)
+    except StartError as error:
+        found = _cached(model_id, revision, ())
+        if found is None:
+            raise
+        logger.warning("%s; going on with %s, which lacks a file that the model has", error, found)
+    _check(found)
+    return found
+
+
+def find_config(base_model: str, revision: str | None = None) -> Path:
+    """A directory with the model's config.json; the weights need not be there. Raises StartError."""
+    directory = _directory(base_model, revision)
+    if directory is not None:
+        if not (directory / CONFIG).is_file():
+            _check(directory)
+        return directory
+    found = hub.cached(base_model, revision, ())
+    if found is None or not (found / CONFIG).is_file():
+        found = hub.download_config(base_model, revision)
+    return found
+
+
+def is_directory(base_model: str) -> bool:
+    """Whether this is a directory, and not a Hugging Face ID. Raises StartError if it cannot be opened."""
+    try:
+        return bool(base_model) and Path(base_model).expanduser().is_dir()
     except (OSError, RuntimeError) as error:  # its name is too long, or of a user whom there is not
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise StartError(
             f"--base-model {base_model} cannot be opened: {reason}; give a directory, or a Hugging Face ID"
         ) from None
+
+
+def _directory(base_model: str, revision: str | None) -> Path | None:
+    """Return the directory; None for a Hugging Face ID. Raises StartError for anything else."""
+    if is_directory(base_model):
+        if revision is not None:
+            raise StartError(
+                f"--revision is {revision!r}, but --base-model {base_model} is a directory, which has no "
+                "revisions; leave --revision out, or give a Hugging Face ID"
+            )
+        return Path(base_model).expanduser()
+    if revision is not None and not revision.strip():
+        raise StartError(f"--revision is {revision!r}; it must be a branch, a tag or a commit")
     if base_model.count("/") != 1 or base_model.startswith((".", "/", "~")):
         raise StartError(
             f"--base-model {base_model or repr('')} is neither a directory nor a Hugging Face ID (owner/name)"
         )
     return None
-
-
-def weight_files(directory: Path) -> list[str]:
-    """The names of the files with the weights, whether they are there or not. Raises StartError."""
-    index = directory / INDEX_FILE
-    return sorted(set(read_index(index).values())) if index.exists() else [SINGLE_FILE]
 
 
 def fingerprint(directory: Path) -> dict[str, str]:
@@ -100,33 +120,21 @@ def check_same(directory: Path, expected: dict[str, str]) -> None:
             )
 
 
-def _from_cache(model_id: str) -> Path | None:
-    try:
-        directory = Path(snapshot_download(model_id, allow_patterns=DOWNLOADED, local_files_only=True))
-        _check(directory)
-    except (OSError, ValueError, StartError):
-        return None  # absent or incomplete
-    return directory
-
-
-def _download(model_id: str) -> Path:
-    try:
-        directory = Path(snapshot_download(model_id, allow_patterns=DOWNLOADED))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise StartError(
-            f"--base-model {model_id} is not a directory, it is not complete in the Hugging Face cache, and "
-            f"it cannot be downloaded: {reason}. Check name and network, or give the directory of the model"
-        ) from error
-    _check(directory)
-    return directory
-
-
 def _check(directory: Path) -> None:
     """Raise StartError, which names the first missing file, unless the model is complete."""
-    for name in (CONFIG, TOKENIZER):
-        if not (directory / name).is_file():
-            raise StartError(f"{directory} has no {name}; a complete model in the Hugging Face layout has it")
+    problem = _problem(directory)
+    if problem is not None:
+        raise StartError(f"{directory} {problem}")
+
+
+def _problem(directory: Path) -> str | None:
+    try:
+        lacking = layout.problem({path.name for path in directory.iterdir() if path.is_file()})
+    except OSError as error:
+        return f"cannot be read: {error.strerror}; give --base-model a directory that can"
+    if lacking is not None:
+        return lacking
     for name in weight_files(directory):
         if not (directory / name).is_file():
-            raise StartError(f"{directory} has no {name}; the model's weights are missing or incomplete")
+            return f"has no {name}, which {INDEX_FILE} names; the model's weights are missing or incomplete"
+    return None

@@ -48,6 +48,7 @@ class Plan:
     setup: Setup | None = None  # without generation and address; None: ``settle`` returns the whole plan
     devices: int | None = None  # of each process; None: likewise
     settle: Callable[[list[HostDevices]], Awaitable["Plan"]] | None = None
+    revision: str | None = None  # the model's commit on the Hugging Face Hub, where one was asked for
 
 
 class Generations:
@@ -181,6 +182,7 @@ class Generations:
                 device_ids=device_ids,
                 model_dir=setup.model_dir,
                 model_files=plan.model_files,
+                revision=plan.revision,
             )
 
         self._roster.start(number, order)

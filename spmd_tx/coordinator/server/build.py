@@ -239,6 +239,7 @@ async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) ->
     """Make the plan for all generations, or one that ``settle`` completes when the devices are known."""
     plan = Plan(
         model_files=model.files or await asyncio.to_thread(fingerprint, model.directory),
+        revision=model.commit,
         command_timeout=mesh.config.command_timeout,
         next_number=partial(next_generation, database),
     )

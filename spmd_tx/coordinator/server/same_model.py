@@ -28,6 +28,7 @@ class Record(msgspec.Struct):
     base_dtype: str = "auto"
     dtype: str = "auto"
     files: dict[str, str] | None = None  # fingerprints by name; None: not recorded yet
+    revision: str | None = None  # as --revision had it at the last start
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def check_same_model(config: ServerConfig, model: ModelConfig, files: dict[str, 
     file = config.data_dir / RECORD
     record = Record(
         base_model=config.base_model,
+        revision=config.revision,
         architecture=model.architecture,
         sizes={name: getattr(model, name) for name in SIZES},
         trains_all_weights=config.full_parameters,
@@ -117,6 +119,13 @@ def _check_kind(data_dir: Path, trained_all: bool, trains_all: bool) -> None:
         )
 
 
+def _revisions(known: Record, found: Record) -> str:
+    if known.revision == found.revision:
+        return ""
+    before, now = ("left out" if each.revision is None else each.revision for each in (known, found))
+    return f" (--revision was {before} and is {now} now)"
+
+
 def _changes(config: ServerConfig, known: Record, found: Record) -> list[str]:
     changes = [
         f"{option} was {before} at the last start and is {now} now"
@@ -132,6 +141,6 @@ def _changes(config: ServerConfig, known: Record, found: Record) -> list[str]:
         more = f" and {len(other) - 1} more" if len(other) > 1 else ""
         changes.append(
             f"--base-model {config.base_model} has other weights or another configuration than at the last "
-            f"start, in {other[0]}{more}"
+            f"start, in {other[0]}{more}{_revisions(known, found)}"
         )
     return changes

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent.base_model import find_model, fingerprint
+from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, context_length
 from spmd_tx.coordinator.server.same_model import Numbers, check_same_model
@@ -23,20 +23,24 @@ class ServedModel:
     text: LazyModelText
     numbers: Numbers | None = None  # None: they need not be kept
     files: dict[str, str] | None = None  # fingerprints by name; None: not taken yet
+    commit: str | None = None  # that --revision names; None: none is asked for
 
 
 def open_model(config: ServerConfig) -> ServedModel:
     """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
-    directory = find_model(config.base_model)
-    read = read_model_config(directory, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
+    described = find_config(config.base_model, config.revision)  # no weights are downloaded for nothing
+    read = read_model_config(described, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
     model = with_expert_lora(config, read)
     check_mesh(config, model)
+    max_context = context_length(config, model)
+    directory = find_model(config.base_model, config.revision)
     files = fingerprint(directory)
     return ServedModel(
         directory=directory,
         config=model,
-        max_context=context_length(config, model),
+        max_context=max_context,
         text=LazyModelText(partial(load_model_text, directory)),
         numbers=check_same_model(config, model, files),
         files=files,
+        commit=None if config.revision is None else directory.name,
     )

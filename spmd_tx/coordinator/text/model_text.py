@@ -16,12 +16,20 @@ from typing import Any, NoReturn
 
 from tokenizers import Tokenizer
 
+from spmd_tx.coordinator.agent.layout import TOKENIZERS
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
+from spmd_tx.coordinator.text.end_of_text import read_eos_token_ids
+from spmd_tx.coordinator.text.rank_vocabularies import (
+    TEKKEN,
+    TIKTOKEN,
+    RankVocabulary,
+    read_tekken,
+    read_tiktoken,
+)
 from spmd_tx.errors import StartError
 
-TOKENIZER = "tokenizer.json"
-GENERATION = "generation_config.json"
-MOST_ID = 2**31 - 1
+RANK_FILES = {TEKKEN: read_tekken, TIKTOKEN: read_tiktoken}
+PROCESSOR_TEMPLATE = "chat_template.json"  # of models that see images; their text may come with it, too
 
 
 @dataclass(frozen=True)
@@ -68,17 +76,22 @@ class LazyModelText:
 
 def load_model_text(directory: Path) -> ModelText:
     """Read the files of a model. Blocks, and does not use the network. Raises StartError."""
-    path = directory / TOKENIZER
+    path = next((directory / name for name in TOKENIZERS if (directory / name).is_file()), None)
+    if path is None:
+        raise StartError(f"{directory} has no {TOKENIZERS[0]}; restore it from where the model came from")
     try:
-        json.loads(path.read_text())  # what the tokenizers library raises has no type of its own
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())  # what the tokenizers library raises has no type of its own
     except (OSError, ValueError) as error:
         raise StartError(f"cannot read {path}: {error}; restore it from where the model came from") from None
     try:
-        transformers = _import_transformers()
-        tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
-        text = ModelText(tokenizer.backend_tokenizer, ChatTemplate(tokenizer), _eos_token_ids(directory))
+        tokenizer = _read_tokenizer(path)
+        eos_token_ids = read_eos_token_ids(_import_transformers(), directory, tokenizer)
+        text = ModelText(tokenizer.backend_tokenizer, ChatTemplate(tokenizer), eos_token_ids)
         _ = text.longest_token  # counted in this thread
         return text
+    except StartError:
+        raise
     except Exception as error:
         raise StartError(
             f"transformers cannot read tokenizer and generation config in {directory}: {error}; restore them "
@@ -86,23 +99,39 @@ def load_model_text(directory: Path) -> ModelText:
         ) from error
 
 
-def _eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """Read them from the generation config, or else from ``config.json``. Raises ValueError."""
-    transformers = _import_transformers()
-    ids = None
-    if (directory / GENERATION).is_file():
-        ids = transformers.GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
-    if ids is None and (directory / "config.json").is_file():
-        config, _ = transformers.PreTrainedConfig.get_config_dict(directory, local_files_only=True)
-        ids = config.get("eos_token_id")
-    if ids is None:
-        return ()
-    found = tuple(ids) if isinstance(ids, list) else (ids,)
-    if not all(
-        isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MOST_ID for each in found
-    ):
-        raise ValueError(f"eos_token_id is {ids!r}, which must be the number of a token, or a list of some")
-    return found
+def _read_tokenizer(path: Path) -> Any:
+    """Return what transformers makes of the tokenizer's file, its config and its chat template."""
+    directory, kind = path.parent, _import_transformers().PreTrainedTokenizerFast
+    if path.name in RANK_FILES:
+        kind = _made_of_ranks(kind, _read_ranks(path))
+    tokenizer = kind.from_pretrained(directory, local_files_only=True)
+    of_processor = directory / PROCESSOR_TEMPLATE
+    if not tokenizer.chat_template and of_processor.is_file():
+        tokenizer.chat_template = json.loads(of_processor.read_bytes())["chat_template"]
+    return tokenizer
+
+
+def _read_ranks(path: Path) -> RankVocabulary:
+    try:
+        return RANK_FILES[path.name](path)
+    except StartError:
+        raise
+    except Exception as error:  # of any type: the file may hold anything
+        problem = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise StartError(
+            f"cannot read {path}: {problem}; restore it from where the model came from"
+        ) from error
+
+
+def _made_of_ranks(kind: type[Any], vocabulary: RankVocabulary) -> type[Any]:
+    """Return the class of transformers with a vocabulary in place of what it would read itself."""
+
+    class MadeOfRanks(kind):
+        @classmethod
+        def convert_to_native_format(cls, **of_config: Any) -> dict[str, Any]:
+            return {**vocabulary.roles, **of_config, "tokenizer_object": vocabulary.tokenizer}
+
+    return MadeOfRanks
 
 
 @functools.cache

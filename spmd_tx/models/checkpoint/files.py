@@ -104,9 +104,9 @@ class MappedFile:
 
 def _listed(model_dir: Path) -> dict[str, Path]:
     """Return the files of the tensors that the index lists: none where there is a single file."""
+    if (model_dir / SINGLE_FILE).exists():
+        return {}
     if not (model_dir / INDEX_FILE).exists():
-        if (model_dir / SINGLE_FILE).exists():
-            return {}
         raise StartError(
             f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
             "other formats are not read"

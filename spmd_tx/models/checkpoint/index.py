@@ -11,6 +11,17 @@ FILE_NAME = re.compile(r"[ -.0-~]{1,200}\.safetensors")  # of ASCII, without a f
 AGAIN = "restore it from where the model came from"
 
 
+def weight_files(model_dir: Path) -> list[str]:
+    """The names of the files with the weights, whether they are there or not. Raises StartError.
+
+    As with transformers, a single file goes before an index, which is then of an earlier save.
+    """
+    index = model_dir / INDEX_FILE
+    if (model_dir / SINGLE_FILE).exists() or not index.exists():
+        return [SINGLE_FILE]
+    return sorted(set(read_index(index).values()))
+
+
 def read_index(index: Path) -> dict[str, str]:
     """Return the name of each tensor's file, which is in the folder of the index. Raises StartError."""
     try:

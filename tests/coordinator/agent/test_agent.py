@@ -11,6 +11,7 @@ from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.errors import StartError, WorkerLost
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.mesh.worker_group import SECONDS, agent_process, worker_group, write_model
+from tests.support.model_hub import ModelHub, lead_to, serving
 
 
 @pytest.fixture
@@ -124,6 +125,21 @@ async def test_an_agent_with_another_model_says_which_file_differs_and_another_o
         await group.until_ready()
     assert "the agent of worker 0 on" in caplog.text
     assert "has left: " in caplog.text
+
+
+async def test_an_agent_takes_the_servers_revision_of_its_own_copy(model_dir, tmp_path, monkeypatch):
+    with serving(ModelHub()) as hub:
+        lead_to(hub, monkeypatch, tmp_path / "cache")
+        commit = hub.push("owner/name", model_dir)
+        hub.push("owner/name", write_model(tmp_path / "newer", weights="newer weights"))
+        async with worker_group(model_dir, agents=[], revision=commit) as group:
+            group.agent(0, base_model="owner/name")
+            await group.until_ready()
+            command = psutil.Process(group.worker_pid()).cmdline()
+            assert dict(pairwise(command))["--model-dir"].endswith(f"snapshots/{commit}")
+        async with worker_group(model_dir, agents=[], revision=commit) as group:
+            group.agent(0, base_model=str(model_dir))
+            await group.until_ready()
 
 
 @pytest.mark.parametrize(

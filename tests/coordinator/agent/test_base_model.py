@@ -41,10 +41,17 @@ def test_other_weights_of_the_same_size_are_another_model(tmp_path):
 def test_another_number_of_files_is_another_model(tmp_path):
     expected = fingerprint(write_model(tmp_path / "there"))
     here = write_model(tmp_path / "here")
-    (here / "part.safetensors").write_text("part")
+    (here / "model.safetensors").rename(here / "part.safetensors")
     (here / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "part.safetensors"}}))
     with pytest.raises(StartError, match=r"model.safetensors is absent here and [0-9a-f]+ of 7 bytes there"):
         check_same(here, expected)
+
+
+def test_a_single_file_goes_before_an_index_that_an_earlier_save_left(tmp_path):
+    expected = fingerprint(write_model(tmp_path / "there"))
+    here = write_model(tmp_path / "here")
+    (here / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": "gone.safetensors"}}))
+    check_same(here, expected)
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path):

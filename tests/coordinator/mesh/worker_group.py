@@ -36,7 +36,9 @@ def write_model(directory: Path, weights: str = "weights") -> Path:
 class WorkerGroup:
     """A coordinator without HTTP and log, and its agents."""
 
-    def __init__(self, model_dir, processes=1, port=0, first_generation=1, command_timeout=600.0):
+    def __init__(
+        self, model_dir, processes=1, port=0, first_generation=1, command_timeout=600.0, revision=None
+    ):
         self.model_dir = model_dir
         self.processes = processes
         self.port = WorkerPort("127.0.0.1", port, Keys.of(SECRET))
@@ -51,6 +53,7 @@ class WorkerGroup:
             model_files=fingerprint(model_dir),
             command_timeout=command_timeout,
             next_number=self.count,
+            revision=revision,
         )
         self.generations = Generations(self.port, self.hub, self.roster, signs, plan)
         self.ready = asyncio.Queue()  # what was said when a generation was ready

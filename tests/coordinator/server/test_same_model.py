@@ -61,6 +61,23 @@ def test_other_numbers_are_told_once(tmp_path, caplog):
     ]
 
 
+def test_another_revision_is_told_where_it_has_other_weights(tmp_path, caplog):
+    config = ServerConfig(base_model="m", data_dir=tmp_path)
+    other = {**FILES, "a.safetensors": "3 of 9 bytes"}
+    for revision, files in ((None, FILES), ("v1", FILES), ("v2", other), (None, FILES)):
+        check_same_model(replace(config, revision=revision), QWEN3_4B, files).settle(0, [8])
+    told = (
+        "--base-model m has other weights or another configuration than at the last start, in a.safetensors"
+    )
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        f"{told} (--revision was v1 and is v2 now)",
+        f"{told} (--revision was v2 and is left out now)",
+    ]
+    changed = check_same_model(replace(config, revision="v2"), QWEN3_4B, other)
+    with pytest.raises(StartError, match=r"--revision was left out and is v2 now\); but 3 training requests"):
+        changed.settle(3, [8])
+
+
 def test_steps_are_not_run_again_with_other_numbers(tmp_path):
     config = ServerConfig(base_model="m", data_dir=tmp_path)
     check_same_model(config, QWEN3_4B, FILES).settle(0, [])

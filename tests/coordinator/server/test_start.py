@@ -5,10 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import LocalEntryNotFoundError
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent import base_model
 from spmd_tx.coordinator.server.preflight import check_keys, check_pages
 from spmd_tx.coordinator.server.serve import serve
 from spmd_tx.demo import tiny_model
@@ -155,43 +153,3 @@ def test_a_cache_that_holds_one_sequence_is_enough():
     check_pages(pages=5, page_size=16, max_context=64)
     with pytest.raises(StartError, match="room for 48 tokens"):
         check_pages(pages=4, page_size=16, max_context=64)
-
-
-class FakeHub:
-    """Stands in for the Hugging Face hub and its cache on this machine."""
-
-    def __init__(self, *, cached=None, online=None):
-        self.cached, self.online = cached, online
-        self.downloads = 0
-
-    def snapshot_download(self, model_id, *, allow_patterns, local_files_only=False):
-        if not local_files_only:
-            self.downloads += 1
-        found = self.cached if local_files_only else self.online
-        if found is None:
-            raise LocalEntryNotFoundError(f"cannot find {model_id}")
-        return str(found)
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    hub = FakeHub()
-    monkeypatch.setattr(base_model, "snapshot_download", hub.snapshot_download)
-    return hub
-
-
-def test_a_model_in_the_cache_is_used_without_asking_the_hub(hub, complete):
-    hub.cached = complete
-    assert base_model.find_model("owner/name") == complete
-    assert hub.downloads == 0
-
-
-def test_a_model_that_is_cached_in_part_is_downloaded(hub, model_dir, complete):
-    (model_dir / "tokenizer.json").unlink()
-    hub.cached, hub.online = model_dir, complete
-    assert base_model.find_model("owner/name") == complete
-
-
-def test_a_model_that_is_nowhere_is_refused(hub):
-    with pytest.raises(StartError, match=r"owner/name is not a directory.*cannot find owner/name.*Check"):
-        base_model.find_model("owner/name")

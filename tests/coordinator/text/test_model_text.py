@@ -33,12 +33,38 @@ def render(directory, **options):
         (0, 1, (0,)),
         ("absent", 1, (1,)),
         ("absent", [1, 2], (1, 2)),
-        ("absent", "absent", ()),
+        (None, [1, 2], (1, 2)),
     ],
 )
 def test_the_end_of_text_is_that_of_the_generation_config(directory, generation, config, ids):
     change(directory, "generation_config.json", eos_token_id=generation)
     change(directory, "config.json", eos_token_id=config)
+    assert load_model_text(directory).eos_token_ids == ids
+
+
+@pytest.mark.parametrize("has_generation_config", [True, False])
+@pytest.mark.parametrize(
+    "outer, inner, token, ids",
+    [
+        (1, 2, "<|im_end|>", (1,)),
+        ("absent", 2, "<|im_end|>", (2,)),
+        (None, [2, 0], "<|im_end|>", (2, 0)),
+        ("absent", "absent", "<|im_end|>", (511,)),
+        ("absent", None, {"__type": "AddedToken", "content": "<|im_start|>", "special": True}, (510,)),
+        ("absent", "absent", "absent", ()),
+    ],
+)
+def test_the_end_of_text_is_found_wherever_a_model_says_it(
+    directory, has_generation_config, outer, inner, token, ids
+):
+    """In the order of transformers: the outer config, the part about text, and at last the tokenizer."""
+    text = {} if inner == "absent" else {"eos_token_id": inner}
+    change(directory, "config.json", eos_token_id=outer, text_config=text)
+    change(directory, "tokenizer_config.json", eos_token=token)
+    if has_generation_config:
+        change(directory, "generation_config.json", eos_token_id="absent")
+    else:
+        (directory / "generation_config.json").unlink()
     assert load_model_text(directory).eos_token_ids == ids
 
 
@@ -67,6 +93,15 @@ def test_the_template_is_found_where_models_have_it(directory):
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("a folder")
     assert (render(directory), render(directory, tools=[{}])) == ("a file goes first", "a folder")
+
+
+def test_a_template_may_be_that_of_the_processor(directory):
+    (directory / "chat_template.jinja").unlink()
+    change(directory, "tokenizer_config.json", chat_template="absent")
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
+    assert render(directory) == "of the processor"
+    change(directory, "tokenizer_config.json", chat_template="of the tokenizer")
+    assert render(directory) == "of the tokenizer"
 
 
 def test_a_tokenizer_is_enough(directory):

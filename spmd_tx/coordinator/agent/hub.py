@@ -1,0 +1,121 @@
+"""Finds models of the Hugging Face Hub in the cache of this machine, and downloads them. All functions block.
+
+Of a repository only those files are downloaded that are read, and those that an export copies.
+"""
+
+import glob
+from collections.abc import Iterable
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from spmd_tx.coordinator.agent import layout
+from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, weight_files
+
+UNAUTHORIZED = 401
+SIGN_IN = "HF_TOKEN in the environment, or hf auth login"
+
+
+def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | None:
+    """The cached snapshot of a revision, unless it is known to lack any of these files that the model has."""
+    try:
+        found = snapshot_download(
+            model_id, revision=revision, allow_patterns=[layout.CONFIG, *names], local_files_only=True
+        )
+    except (OSError, ValueError):
+        return None
+    return Path(found)
+
+
+def download_config(model_id: str, revision: str | None) -> Path:
+    """Download the configuration alone, and return its directory. Raises StartError."""
+    try:
+        names = HfApi().list_repo_files(model_id, revision=revision)
+        if layout.CONFIG not in names:
+            raise StartError(f"{_named(model_id, revision)} {layout.problem(names)}")
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG]))
+    except StartError:
+        raise
+    except Exception as error:  # what the libraries below raise has no common type
+        raise _refusal(model_id, revision, error) from error
+
+
+def download(model_id: str, revision: str | None) -> Path:
+    """Download what is needed of a model, and return its directory. Raises StartError.
+
+    Weights come last, when it is known that nothing else is missing.
+    """
+    try:
+        names = HfApi().list_repo_files(model_id, revision=revision)
+        lacking = layout.problem(names)
+        if lacking is not None:
+            raise StartError(f"{_named(model_id, revision)} {lacking}")
+        directory = Path(_fetched(model_id, revision, layout.beside_weights(names)))
+        weights = [SINGLE_FILE] if SINGLE_FILE in names else weight_files(directory)
+        absent = sorted(set(weights) - set(names))
+        if absent:
+            raise StartError(
+                f"{_named(model_id, revision)} has no {absent[0]}, which its {INDEX_FILE} names; take "
+                "another --revision, or another copy of the model"
+            )
+        return Path(_fetched(model_id, directory.name, weights))
+    except StartError:
+        raise
+    except Exception as error:  # as above
+        raise _refusal(model_id, revision, error) from error
+
+
+def _fetched(model_id: str, revision: str | None, names: Iterable[str]) -> str:
+    return snapshot_download(
+        model_id, revision=revision, allow_patterns=[glob.escape(name) for name in names]
+    )
+
+
+def _named(model_id: str, revision: str | None) -> str:
+    return f"--base-model {model_id}" + ("" if revision is None else f" at --revision {revision}")
+
+
+def _refusal(model_id: str, revision: str | None, error: Exception) -> StartError:
+    """Say why a model cannot be downloaded, and what helps."""
+    reason, remedy = _explained(model_id, revision, error)
+    return StartError(
+        f"{_named(model_id, revision)} is not a directory, it is not complete in the Hugging Face cache, and "
+        f"it cannot be downloaded: {reason}; {remedy}"
+    )
+
+
+def _explained(model_id: str, revision: str | None, error: Exception) -> tuple[str, str]:
+    place = constants.ENDPOINT
+    if not isinstance(error, HFValidationError) and constants.HF_HUB_OFFLINE:
+        return (
+            f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} lacks files of it",
+            "download it once without that variable, or give the directory of the model",
+        )
+    match error:
+        case GatedRepoError():
+            return (
+                f"{place}/{model_id} is gated",
+                f"accept its terms there, and give a token of that account ({SIGN_IN})",
+            )
+        case RevisionNotFoundError():
+            return (
+                f"it has no branch, tag or commit {revision!r}",
+                f"{place}/{model_id}/commits/main lists what it has; without --revision, main is taken",
+            )
+        case RepositoryNotFoundError():
+            return (
+                f"{place} has no such repository, or it is private",
+                f"check the name, and if it is private give a token that may read it ({SIGN_IN})",
+            )
+        case HfHubHTTPError() if error.response.status_code == UNAUTHORIZED:
+            return f"{place} refuses the token", f"give one that is valid ({SIGN_IN}), or none"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"{reason:.500}", "check name and network, or give the directory of the model"
