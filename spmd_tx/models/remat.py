@@ -6,6 +6,8 @@ from typing import Any
 import jax
 
 from spmd_tx.models.attention.packed_rows import saves_attention
+from spmd_tx.models.declared.layers import Layer, Model, met
+from spmd_tx.models.declared.maps import Map
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
 # keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes
@@ -30,3 +32,32 @@ def rematerialised(run: Callable[..., Any], level: str) -> Callable[..., Any]:
     if "attended" in names:
         policy = jax.checkpoint_policies.save_from_both_policies(policy, saves_attention)
     return jax.checkpoint(run, prevent_cse=False, policy=policy)  # scan already keeps the two passes apart
+
+
+def computed_twice(model: Model, level: str, tp: int = 1) -> float:
+    """Return how many of the numbers that a token meets the backward pass multiplies once more.
+
+    A level keeps the input of a whole cycle of layers, so that all layers of one but the last are computed to
+    their ends.
+    """
+    return sum(
+        cycle.repeats * _twice_in_layer(model, layer, level, tp, is_last=position == len(cycle.layers))
+        for cycle in model.stack
+        for position, layer in enumerate(cycle.layers, start=1)
+    )
+
+
+def _twice_in_layer(model: Model, layer: Layer, level: str, tp: int, *, is_last: bool) -> float:
+    ends, again = level != "none" and not is_last, 0.0
+    if level == "full" or (level != "none" and layer.mixer.attended is None):  # nothing of it has a name
+        again += met(layer.mixer.arrays(model.d_model, ""), tp)
+    channel = () if layer.channel is None else layer.channel.arrays(model.d_model, "")
+    maps = [array for array in channel if isinstance(array, Map)]
+    for each in maps:
+        is_down = each.split == "rows"
+        if each.experts:  # their own checkpoint computes them again at all levels (experts/moe.py)
+            times = int(ends) + int(not is_down)
+        else:
+            times = int(ends if is_down else level in ("mlp", "full"))
+        again += times * each.numbers_met(tp)
+    return again

@@ -132,6 +132,7 @@ HOSTED: dict[str, Config] = {
         num_hidden_layers=60,
         num_attention_heads=32,
         num_experts=512,
+        num_experts_per_tok=10,
         moe_intermediate_size=1024,
         shared_expert_intermediate_size=1024,
         linear_num_value_heads=64,

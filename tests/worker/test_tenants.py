@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
@@ -65,7 +66,9 @@ def engine(request, tmp_path_factory):
 def shapes_of(engine: Engine) -> TrainingShapes:
     """As on CPUs."""
     shards, plan = engine.setup.fsdp * engine.setup.ep, engine.plan
-    return TrainingShapes(shards, plan.train_tokens, plan.block_tokens, LENGTH, 5e-4, engine.setup.ep)
+    return TrainingShapes(
+        shards, plan.train_tokens, plan.block_tokens, LENGTH, AttentionCost(5e-4), engine.setup.ep
+    )
 
 
 def datum(slot: int, row: int) -> Datum:

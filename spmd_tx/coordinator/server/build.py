@@ -66,10 +66,11 @@ from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
+from spmd_tx.coordinator.training.attention_cost import attention_cost
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share
+from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
@@ -376,7 +377,7 @@ def training_shapes(
         plan.train_tokens,
         plan.block_tokens or (plan.train_tokens,),
         max_context,
-        attention_share(model),
+        attention_cost(model),
         config.expert_shards,
     )
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 
 SMALL_ROW = 16  # tokens: for experiments with a few words; only one row per data shard
@@ -21,19 +21,6 @@ LEAST_STEP = 4  # a larger block has at least this many times the rows of the sm
 # A block's overhead: that of a small block's tokens divided by this where small ones are as good as any, on
 # CPUs; where blocks come in three sizes, that of a large block's tokens divided by this.
 OVERHEAD_SHARE, LARGE_OVERHEAD_SHARE = 8, 32
-
-
-def attention_share(model: ModelConfig) -> float:
-    """Return the training cost of a token's attention per token of its row, relative to its weight products.
-
-    Attention covers a whole row, whatever segments it holds: two products with half of the scores in the
-    forward pass and five in the backward pass, while the frozen weights take one in each.
-    """
-    heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    feed_forward = 3 * model.d_model * model.d_ff * max(1, model.n_experts)
-    layer = model.d_model * 2 * (heads + kv_heads) + feed_forward
-    weights = model.n_layers * layer + model.d_model * model.vocab_size
-    return float(f"{7 * heads * model.n_layers / (4 * weights):.3g}")
 
 
 def row_lengths(max_context: int) -> tuple[int, ...]:
@@ -59,7 +46,7 @@ class TrainingShapes:
     train_tokens: int  # most tokens of a command, per data shard; one block may have more
     block_tokens: tuple[int, ...]  # of blocks, the smallest first, per data shard; one row may have more
     max_context: int  # tokens
-    attention_share: float  # as ``attention_share`` returns it
+    attention: AttentionCost
     expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
     kernels: str = ""  # as Ready has it (protocol/reports.py)
 
@@ -71,7 +58,7 @@ class TrainingShapes:
     def layout(self) -> str:
         """Everything besides the requests that determines blocks and kernels, for the log."""
         blocks = "+".join(map(str, self.block_tokens))
-        cut = f"{self.data_shards}x{self.max_context}x{self.attention_share} in blocks of {blocks}"
+        cut = f"{self.data_shards}x{self.max_context}x{self.attention} in blocks of {blocks}"
         return f"{cut}{WITH_KERNELS}{self.kernels}" if self.kernels else cut
 
     def has_other_kernels(self, layout: str | None) -> bool:
@@ -88,12 +75,12 @@ class TrainingShapes:
         given, is_ours, blocks = cut.partition(" in blocks of ")
         if not is_ours:
             return self
-        shards, context, share = given.split("x")
+        shards, context, cost = given.split("x")
         recorded = replace(
             self,
             block_tokens=tuple(map(int, blocks.split("+"))),
             max_context=int(context),
-            attention_share=float(share),
+            attention=AttentionCost.read(cost),
         )
         return recorded if int(shards) == self.data_shards else self
 
@@ -132,7 +119,7 @@ class TrainingShapes:
 
     def token_cost(self, row_length: int) -> float:
         """Return the cost of a token in such a row, relative to one without attention."""
-        return 1 + self.attention_share * row_length
+        return 1 + self.attention.of(row_length)
 
     @property
     def block_cost(self) -> int:

@@ -82,7 +82,8 @@ class Mixture:
             split: Literal["columns", "rows"],
         ) -> Map:
             adapters = f"{module}.{ALL_EXPERTS}{name}_proj" if source.stacked else ""
-            return Map(name, *widths, source, split, "mlp", experts=self.experts, bias=bias, module=adapters)
+            many = {"experts": self.experts, "chosen": self.chosen}
+            return Map(name, *widths, source, split, "mlp", **many, bias=bias, module=adapters)
 
         arrays: list[Array] = [
             map_of("gate", (d_model, self.width), found.gate, found.gate_bias, "columns"),

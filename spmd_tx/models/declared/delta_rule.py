@@ -72,6 +72,10 @@ class DeltaRule:
         memory = Kept("memory", (self.v_heads, self.k_width, self.v_width), 0, is_fp32=True)
         return memory, Kept("inputs", (self.taps - 1, self.channels), 1)
 
+    @property
+    def attended(self) -> None:
+        return None
+
     def state_bytes(self, input_bytes: int) -> int:
         """Return the bytes of one sequence's state of a layer.
 

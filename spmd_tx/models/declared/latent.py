@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Array, Kept
+from spmd_tx.models.declared.layers import Array, Attended, Kept
 from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
 from spmd_tx.models.declared.rope import Rope
 
@@ -86,3 +86,8 @@ class Latent:
     @property
     def per_sequence(self) -> tuple[Kept, ...]:
         return ()
+
+    @property
+    def attended(self) -> Attended:
+        """The widths in training, which expands keys and values."""
+        return Attended(self.heads * self.query_width, self.heads * self.value)

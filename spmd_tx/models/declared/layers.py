@@ -7,9 +7,10 @@ is sampled.
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from spmd_tx.models.declared.maps import Group, Map, Parameter, Source, bias_of, linear
 
@@ -38,6 +39,14 @@ class Kept:
     is_fp32: bool = False
 
 
+class Attended(NamedTuple):
+    """Says what attention multiplies for each pair of a token and one that it sees: widths of all heads."""
+
+    keys: int
+    values: int
+    window: int = 0  # tokens that a token sees, itself among them; 0: all before it
+
+
 @runtime_checkable
 class Mixer(Protocol):
     """Defines what the declaration of a mixer says."""
@@ -54,6 +63,11 @@ class Mixer(Protocol):
     @property
     def per_sequence(self) -> tuple[Kept, ...]:
         """What is kept for each sequence, in slots: a state that every token changes."""
+        ...
+
+    @property
+    def attended(self) -> Attended | None:
+        """What the scores of pairs of tokens cost; None: there are no scores."""
         ...
 
 
@@ -231,6 +245,15 @@ class Model:
         arrays = (array for place in self.places for array in self.arrays(place))
         return tuple(array for array in arrays if isinstance(array, Map))
 
+    def numbers_met(self, tp: int = 1) -> float:
+        """Return with how many numbers of the base weights a token is multiplied on its way.
+
+        They are those of linear maps, of the experts that it chooses, and of the head; they are counted on
+        one of ``tp`` devices, each of which has its part of the maps that are split, and the others whole.
+        """
+        layers = sum(len(place.numbers) * met(self.arrays(place), tp) for place in self.places)
+        return layers + self.d_model * self.vocab_size / tp
+
     @cached_property
     def packed(self) -> tuple[Map, ...]:
         """The maps that stay encoded on devices."""
@@ -289,6 +312,11 @@ class Model:
             if encoding is not None and encoding.of_byte >= base.of_byte:
                 kept = base if array.width_in % encoding.group else encoding
         return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
+
+
+def met(arrays: Iterable[Array], tp: int) -> float:
+    """Return how many numbers of their linear maps a token is multiplied with, as Model.numbers_met does."""
+    return sum((array.numbers_met(tp) for array in arrays if isinstance(array, Map)), 0.0)
 
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:

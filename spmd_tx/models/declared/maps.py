@@ -53,6 +53,7 @@ class Map:
     group: Group | None = None  # None: no adapter
     heads: int = 0  # between which alone the outputs can be split; devices beyond them hold all. 0: anywhere
     experts: int = 0  # 0: one map for all tokens
+    chosen: int = 0  # of the experts, how many a token meets
     bias: Source | None = None  # [out]; with experts [experts, out]
     module: str = ""  # its name in files of adapters where the source's will not do
     kept: Any = None  # one of encoding.py, in which devices keep it (checkpoint/packed.py); None: decoded
@@ -71,6 +72,10 @@ class Map:
     def numbers(self) -> int:
         """How many numbers the matrix has, or those of all experts."""
         return max(1, self.experts) * self.width_in * self.width_out
+
+    def numbers_met(self, tp: int = 1) -> float:
+        """Return with how many of them one of ``tp`` devices multiplies a token."""
+        return max(1, self.chosen) * self.width_in * self.width_out / parts(self, tp)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,11 @@ def is_split(array: Map | Parameter, tp: int) -> bool:
     if array.split in (None, "whole"):
         return False
     return not (array.heads and array.heads % tp)
+
+
+def parts(array: Map | Parameter, tp: int) -> int:
+    """Return over how many of ``tp`` devices an array is split; 1: each has it whole."""
+    return tp if is_split(array, tp) else 1
 
 
 def bias_of(declared: Map) -> Parameter | None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Array, Kept
+from spmd_tx.models.declared.layers import Array, Attended, Kept
 from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
 from spmd_tx.models.declared.rope import Rope
 
@@ -58,3 +58,8 @@ class Softmax:
         """The tokens of the window."""
         shape = (self.window, self.kv_heads, self.width)
         return (Kept("keys", shape, 1), Kept("values", shape, 1)) if self.window else ()
+
+    @property
+    def attended(self) -> Attended:
+        width = self.heads * self.width
+        return Attended(width, width, self.window)

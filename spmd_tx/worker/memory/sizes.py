@@ -18,6 +18,7 @@ from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.linear_attention.state_pool import pool_weights
+from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
@@ -116,6 +117,17 @@ class Sizes:
         """Return the base weights, with the other copies from which samplers draw."""
         declared = weights(self.model, self.mesh, self.dtype, split_over_fsdp=splits)
         return max(1, self.setup.full_copies) * bytes_per_device(self.mesh, declared)
+
+    @cached_property
+    def numbers_met(self) -> float:
+        """The numbers of the base weights with which a device multiplies a token."""
+        return self.model.declared.numbers_met(self.mesh.shape[TP])
+
+    @cached_property
+    def computed_twice(self) -> dict[str, float]:
+        """How many of them the backward pass multiplies once more, by level."""
+        declared, tp = self.model.declared, self.mesh.shape[TP]
+        return {level: computed_twice(declared, level, tp) for level in REMAT_LEVELS}
 
     @cached_property
     def whole_base(self) -> int:

@@ -7,8 +7,6 @@ devices send each other are left out: they hardly depend on the choices.
 
 from typing import Protocol, runtime_checkable
 
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.sharding.mesh import TP
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 
 FLOPS_PER_BYTE = 300  # that a device computes while it reads one byte: 295 on H100, 240 on TPU v5e
@@ -63,31 +61,14 @@ def _drawing(plan: Choices) -> float:
 
 def _training(plan: Choices) -> float:
     """Compute the passes; in every micro-batch, start all operations and read the weights for each pass."""
-    passes = PASSES + _computed_twice(plan.sizes.model, plan.usual_level)
-    bytes_read = plan.sizes.whole_base / plan.train_tokens
-    starting = STARTING * plan.sizes.model.n_layers / plan.train_tokens
-    return passes * (_forward(plan.sizes) + FLOPS_PER_BYTE * bytes_read) + starting
+    sizes, level = plan.sizes, plan.usual_level
+    forward = _forward(sizes)
+    passes = PASSES + 2 * sizes.computed_twice[level] / forward + (0.0 if level == "none" else ELEMENTWISE)
+    bytes_read = sizes.whole_base / plan.train_tokens
+    starting = STARTING * sizes.model.n_layers / plan.train_tokens
+    return passes * (forward + FLOPS_PER_BYTE * bytes_read) + starting
 
 
 def _forward(sizes: Sizes) -> float:
     """Return the FLOPs of a token's forward pass on each device."""
-    attention, feed_forward = _weights(sizes.model)
-    numbers = sizes.model.n_layers * (attention + feed_forward) + sizes.model.vocab_size * sizes.model.d_model
-    return 2 * numbers / sizes.mesh.shape[TP]
-
-
-def _computed_twice(model: ModelConfig, level: str) -> float:
-    """Return the part of a forward pass that the backward pass computes again (models/backbone.py)."""
-    attention, feed_forward = _weights(model)
-    all_but_down = attention + 2 / 3 * feed_forward  # nothing needs what the down projection returned
-    parts = {"none": 0.0, "light": 0.0, "mlp": 2 / 3 * feed_forward, "full": all_but_down}
-    elementwise = 0.0 if level == "none" else ELEMENTWISE
-    return elementwise + parts[level] / (attention + feed_forward)
-
-
-def _weights(model: ModelConfig) -> tuple[int, int]:
-    """Return the numbers in one layer's weights that a token meets: of attention, and of the rest."""
-    heads = 2 * model.n_heads + 2 * model.n_kv_heads
-    return model.d_model * heads * model.head_dim, 3 * model.d_model * model.d_ff * max(
-        1, model.experts_per_token
-    )
+    return 2 * sizes.numbers_met

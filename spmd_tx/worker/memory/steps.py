@@ -20,7 +20,7 @@ from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import HEAD, Place
-from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.maps import Map, parts
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
@@ -253,11 +253,8 @@ class StepMemory:
 
         They are gathered and rounded, and their gradients are summed in fp32.
         """
-        model = self.model
-        heads, key_values = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-        layer = model.d_model * (2 * heads + 2 * key_values + 3 * model.d_ff) / self._tp
-        table = model.vocab_size * model.d_model / self._tp
-        return self.gradient_bytes + (self.itemsize + FP32) * layer + 2 * (self.itemsize + 2 * FP32) * table
+        layer = (self.itemsize + FP32) * self._largest_layer
+        return self.gradient_bytes + layer + 2 * (self.itemsize + 2 * FP32) * self._table
 
     def _trained(self, rows: int) -> Amount:
         """Return the bytes of the adapters in a step: gradients, and what is gathered of them over fsdp.
@@ -348,8 +345,20 @@ class StepMemory:
         """The weights of a layer and of the head that fsdp splits and a step gathers."""
         if not self.splits_base:
             return 0
-        model = self.model
-        heads, key_values = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-        experts = model.n_experts // self.mesh.shape[EP] or 1
-        layer = model.d_model * (2 * heads + 2 * key_values + 3 * experts * model.d_ff)
-        return 2 * (layer + model.vocab_size * model.d_model) * self.itemsize / self._tp
+        return 2 * (self._largest_layer + self._table) * self.itemsize
+
+    @cached_property
+    def _largest_layer(self) -> Amount:
+        """The numbers of a layer's linear maps on a device, where fsdp does not split them."""
+        declared, ep = self.model.declared, self.mesh.shape[EP]
+
+        def numbers(place: Place) -> Amount:
+            maps = (each for each in declared.arrays(place) if isinstance(each, Map))
+            return sum(each.numbers / parts(each, self._tp) / (ep if each.experts else 1) for each in maps)
+
+        return max(map(numbers, declared.places))
+
+    @cached_property
+    def _table(self) -> Amount:
+        """The numbers of the embedding, or of the head, on a device."""
+        return self.model.vocab_size * self.model.d_model / self._tp

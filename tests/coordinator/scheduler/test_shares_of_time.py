@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.model import TrainedModel
@@ -18,7 +19,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES, Decode, ForwardBackward
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
 
-SHAPES = TrainingShapes(1, 8192, (256, 8192), max_context=8192, attention_share=1e-3)
+SHAPES = TrainingShapes(1, 8192, (256, 8192), max_context=8192, attention=AttentionCost(1e-3))
 TOKENS_PER_SECOND = 25_000  # that one H100 trains, of a model with 8 billion parameters
 
 

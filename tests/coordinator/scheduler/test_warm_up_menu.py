@@ -2,6 +2,7 @@ import pytest
 
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.packing import TrainingShapes
 
 BANK_SLOTS = 10
@@ -12,7 +13,9 @@ def menu_of(context, shards=1, on_cpu=False, batch_invariant=False):
         shards, context, page_size=16, decode_rows=128, on_cpu=on_cpu, batch_invariant=batch_invariant
     )
     tokens, blocks = (4096, (256,)) if on_cpu else (8192, (256, 8192))
-    return program_menu(TrainingShapes(shards, tokens, blocks, context, 5e-4), sampling, BANK_SLOTS)
+    return program_menu(
+        TrainingShapes(shards, tokens, blocks, context, AttentionCost(5e-4)), sampling, BANK_SLOTS
+    )
 
 
 @pytest.mark.parametrize("context, most", [(512, 16), (4096, 22), (32768, 28)])

@@ -22,6 +22,7 @@ from spmd_tx.coordinator.sampling.versions import open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -36,8 +37,8 @@ from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTraine
 BASE_MODEL = "tiny"
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
-SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=256, attention_share=5e-4)
-SHORT_ROWS = TrainingShapes(SHARDS, 128, (256,), max_context=64, attention_share=5e-4)
+SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=256, attention=AttentionCost(5e-4))
+SHORT_ROWS = TrainingShapes(SHARDS, 128, (256,), max_context=64, attention=AttentionCost(5e-4))
 HALF = [60] * 2  # of a micro-batch of short rows: two models meet in it
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest, pack
 from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
@@ -12,8 +13,8 @@ from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs, PackedRows
 
 SHARDS = 4
-SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=512, attention_share=5e-4)
-SHORT_ROWS = TrainingShapes(SHARDS, 128, (256,), max_context=64, attention_share=5e-4)
+SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=512, attention=AttentionCost(5e-4))
+SHORT_ROWS = TrainingShapes(SHARDS, 128, (256,), max_context=64, attention=AttentionCost(5e-4))
 # of 64 tokens: a micro-batch is one block of 8 rows
 IN_BLOCKS = replace(SHORT_ROWS, train_tokens=1024)  # 8 blocks of 8 rows
 CROSS_ENTROPY = LossSettings(LOSS_NAMES.index("cross_entropy"))

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import Chunk
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -27,7 +28,7 @@ from tests.coordinator.training.packed_requests import (
 
 REQUESTS = st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=40), min_size=2, max_size=8)
 SERVERS = [
-    TrainingShapes(shards, 1024, blocks, 256, 5e-4, expert_shards)
+    TrainingShapes(shards, 1024, blocks, 256, AttentionCost(5e-4), expert_shards)
     for shards, expert_shards in ((1, 1), (2, 2), (3, 3), (4, 1), (4, 2), (5, 1), (8, 4))
     for blocks in ((256,), (512,), (128, 1024))
 ]
@@ -93,7 +94,7 @@ def in_order(values) -> np.float32:
 
 @pytest.mark.parametrize("shards, blocks", [(1, 16), (2, 8), (4, 4), (8, 2)])
 def test_eight_tenants_with_four_rows_share_a_micro_batch_without_free_rows(shards, blocks):
-    shapes = TrainingShapes(shards, 4096, (256,), max_context=4096, attention_share=5e-4)
+    shapes = TrainingShapes(shards, 4096, (256,), max_context=4096, attention=AttentionCost(5e-4))
     losses = [CROSS_ENTROPY, PPO]
     chunks = [
         packed(

@@ -5,16 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.training.packing import TrainingShapes, attention_share, cheapest_blocks, lay_out
+from spmd_tx.coordinator.training.attention_cost import AttentionCost, attention_cost
+from spmd_tx.coordinator.training.packing import TrainingShapes, cheapest_blocks, lay_out
+from spmd_tx.models.config import configured
+from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
-from tests.support.model_shapes import TINY_OF_BENCH
+from tests.support.known_models import CONFIGS
+from tests.support.model_shapes import QWEN3_30B_A3B, TINY_OF_BENCH
 
+USUAL, NEARLY_FREE, DEAR = map(AttentionCost, (5e-4, 1e-6, 5e-3))
 SHAPES = TrainingShapes(
-    data_shards=2, train_tokens=1024, block_tokens=(256, 1024), max_context=1000, attention_share=5e-4
+    data_shards=2, train_tokens=1024, block_tokens=(256, 1024), max_context=1000, attention=USUAL
 )
-CPU = TrainingShapes(1, 4096, (256,), 4096, 5e-4)
-ACCELERATOR = TrainingShapes(1, 8192, (256, 2048, 8192), 4096, 5e-4)
-NEARLY_FREE, DEAR = 1e-6, 5e-3  # attention beside products with weights
+CPU = TrainingShapes(1, 4096, (256,), 4096, USUAL)
+ACCELERATOR = TrainingShapes(1, 8192, (256, 2048, 8192), 4096, USUAL)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_a_few_words_take_a_small_row_and_whatever_fills_more_of_them_a_usual_on
 
 
 def test_a_row_longer_than_the_budget_still_gets_one_row_per_shard():
-    assert TrainingShapes(4, 64, (64,), 256, 5e-4).sizes(256) == [4]
+    assert TrainingShapes(4, 64, (64,), 256, USUAL).sizes(256) == [4]
 
 
 @pytest.mark.parametrize(
@@ -109,23 +113,55 @@ def test_on_accelerators_a_rest_takes_few_blocks():
 
 
 def test_longer_rows_are_taken_as_attention_allows():
-    def row_length(share):
-        return row_length_of([143] * 32, replace(ACCELERATOR, attention_share=share))
+    def row_length(cost):
+        return row_length_of([143] * 32, replace(ACCELERATOR, attention=cost))
 
     assert row_length(DEAR) < row_length(NEARLY_FREE)
-    assert row_length(attention_share(TINY_OF_BENCH)) <= 512
+    assert row_length(attention_cost(TINY_OF_BENCH)) <= 512
 
 
-def test_attention_counts_less_the_wider_a_model_is():
-    wide = replace(TINY_OF_BENCH, d_model=1024, d_ff=3072)
-    assert attention_share(wide) < attention_share(TINY_OF_BENCH) / 3
-    assert attention_share(TINY_OF_BENCH) == pytest.approx(5e-4, rel=0.1)
+LONG = np.random.default_rng(0).integers(1024, 4097, 128)  # tokens of each sequence
+
+
+def test_a_mixture_takes_rows_as_short_as_its_chosen_experts_make_them():
+    """Shorter than those of a model of whose experts every token meets all."""
+    shapes = replace(ACCELERATOR, max_context=32768)
+    all_meet = replace(QWEN3_30B_A3B, experts_per_token=128)
+    mixture, dense = (replace(shapes, attention=attention_cost(each)) for each in (QWEN3_30B_A3B, all_meet))
+    assert [lay_out(LONG, each).row_length for each in (mixture, dense)] == [4096, 8192]
 
 
 def test_a_recorded_layout_is_read_back():
-    other = TrainingShapes(2, 64, (64,), max_context=64, attention_share=NEARLY_FREE)
+    other = TrainingShapes(2, 64, (64,), max_context=64, attention=NEARLY_FREE)
     assert other.as_recorded(SHAPES.layout) == replace(SHAPES, train_tokens=64)
     assert other.as_recorded(None) == other
+
+
+@pytest.mark.parametrize(
+    "layout, row_length, rows",
+    [
+        ("1x32768x1.14e-05 in blocks of 256+2048+8192", 8192, 42),
+        ("1x32768x1.14e-05 in blocks of 256+2048+8192 with kernels ab12", 8192, 42),
+        ("1x32768x0.000113 in blocks of 256+2048+8192", 4096, 92),
+        ("1x4096x0.0005 in blocks of 256", 4096, 92),
+    ],
+)
+def test_a_request_of_an_earlier_version_is_cut_as_it_was(layout, row_length, rows):
+    """Whatever attention costs today, also in a model with a window."""
+    gpt_oss = attention_cost(configured(declare(CONFIGS["openai/gpt-oss-120b"])))
+    for today in (attention_cost(QWEN3_30B_A3B), gpt_oss):
+        shapes = replace(ACCELERATOR, max_context=32768, attention=today, kernels="ab12")
+        again = shapes.as_recorded(layout)
+        assert again.layout.removesuffix(" with kernels ab12") == layout.removesuffix(" with kernels ab12")
+        found = lay_out(LONG, again)
+        assert (found.row_length, int(found.rows.max()) + 1) == (row_length, rows)
+
+
+def test_a_layout_with_a_window_is_read_back():
+    windowed = replace(SHAPES, attention=AttentionCost(2.51e-05, 2.51e-05, 128))
+    assert windowed.layout == "2x1000x2.51e-05+2.51e-05/128 in blocks of 256+1024"
+    assert SHAPES.as_recorded(windowed.layout) == windowed
+    assert windowed.as_recorded(SHAPES.layout) == SHAPES
 
 
 def test_a_layout_tells_which_kernels_were_used():

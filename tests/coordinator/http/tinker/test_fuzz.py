@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
+from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.validation import check_forward_backward
@@ -17,7 +18,7 @@ from spmd_tx.errors import RequestError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
-SHAPES = TrainingShapes(1, 256, (128,), 128, 5e-4)
+SHAPES = TrainingShapes(1, 256, (128,), 128, AttentionCost(5e-4))
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
 INPUTS = "target_tokens weights logprobs advantages clip_low_threshold clip_high_threshold mask \xf6".split()
 WANTED = {
