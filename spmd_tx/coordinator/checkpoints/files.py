@@ -80,9 +80,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(folder: Path) -> Path:
-    """Choose a new path beside ``folder`` where its next content can be written."""
+    """Choose a new path beside ``folder`` where its next content can be written.
+
+    Raises InvalidRequest when the file system takes the name for another one, as some do in another case.
+    """
     make_folder(folder.parent)
+    if not _is_listed(folder) and folder.exists() and not _is_listed(folder):  # twice: it may come and go
+        raise InvalidRequest(
+            f"{folder.name!r} and another checkpoint of this run have names that the server's file system "
+            "cannot tell apart; choose a name that differs in more than its case"
+        )
     return unique_beside(folder, STAGED)
+
+
+def _is_listed(folder: Path) -> bool:
+    return folder.name in os.listdir(folder.parent)
 
 
 def sizes(folder: Path) -> dict[str, int]:
