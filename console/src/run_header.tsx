@@ -20,7 +20,7 @@ export function shortId(run: string): string {
 
 export function RunHeader({ id, run }: { id: string; run: Run | null }) {
   const base = url`/runs/${id}`;
-  const open = decoded(place.value.path).slice(`/runs/${id}`.length);
+  const open = decoded(place.value.path).slice("/runs/".length + id.length);
   return (
     <>
       <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>
