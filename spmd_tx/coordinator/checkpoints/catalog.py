@@ -220,8 +220,8 @@ class CheckpointCatalog:
         for row in rows:
             if checkpoint_paths.as_read_in_a_url(row.name) == path.name and is_visible(row):
                 raise InvalidRequest(
-                    f"this asks for {path}, but the SDK asks so for {row.name!r}, too, as it quotes no names; "
-                    f"delete that one first, as {checkpoint_paths.quoted(_path(row))}"
+                    f"this asks for {path}, but the SDK, which quotes no names, asks so for {row.name!r}, "
+                    f"too; delete that one first, as {checkpoint_paths.quoted(_path(row))}"
                 )
 
     async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Manifest:

@@ -15,8 +15,8 @@ KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
 
-# The SDK puts names into URLs as they are. What stands there is read otherwise: as a fragment, a query, another
-# folder or a quoted character. U+FFFD is what bytes that are no text are read as.
+# The SDK puts names into URLs as they are, where these characters begin a fragment, a query, a folder or a
+# quoted character. U+FFFD is what bytes that are no text are read as.
 MISREAD = frozenset("#?%/\\\N{REPLACEMENT CHARACTER}")
 NAMES = (
     "a name holds letters, digits, spaces and other printable characters, as - _ . = + ( ), but none of "
@@ -74,7 +74,7 @@ def parse_to_train(text: str, *, optimizer: bool) -> CheckpointPath:
     if optimizer and path.kind == EXTERNAL_WEIGHTS:
         raise InvalidRequest(
             f"checkpoint {path} has no optimizer state; load its weights alone, as "
-            "create_training_client_from_state and load_state do"
+            "create_training_client_from_state does"
         )
     return path
 

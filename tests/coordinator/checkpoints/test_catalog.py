@@ -77,8 +77,8 @@ async def test_a_name_that_clients_cannot_address_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("taken, name", [("final", "Final"), ("fin\xe9", "fine\u0301"), ("final", "final ")])
-async def test_a_name_that_the_file_system_takes_for_another_is_refused(checkpoints, monkeypatch, taken, name):
-    """As a file system does that folds case, Unicode's forms or spaces: there is a folder, listed otherwise."""
+async def test_a_name_that_the_file_system_confuses_is_refused(checkpoints, monkeypatch, taken, name):
+    """Some file systems ignore case, Unicode's forms or spaces: the folder is there, listed otherwise."""
     await save(checkpoints, PATH._replace(name=taken))
     folder, _ = await checkpoints.open(PATH._replace(name=taken))
     exists = Path.exists

@@ -108,7 +108,7 @@ def test_a_wrong_loss_or_parameter_is_refused(loss_fn, config, message):
             "lacks target_tokens; cross_entropy takes target_tokens and, if you like, weights",
         ),
         (several(3, drop="weights"), "lacks weights; only a datum with one target per position may leave it"),
-        (datum(drop="weights", target_tokens=np.arange(3)), "target_tokens has the shape [3] and model_input"),
+        (datum(drop="weights", target_tokens=np.arange(3)), "target_tokens has the shape [3] and"),
         (datum(target_tokens=np.arange(3)), "target_tokens has the shape [3] and model_input has 4 tokens"),
         (datum(weights=floats(1, 1, 1, 1, 1)), "weights has the shape [5] and model_input has 4 tokens"),
         (datum(target_tokens=np.ones((4, 2), int)), "has the shape [4, 2] and weights has [4]; every target"),
