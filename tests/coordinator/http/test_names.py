@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import itertools
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from email.message import EmailMessage
@@ -23,9 +24,11 @@ from spmd_tx.cli.server import Server
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
 from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.storage.sqlite import damaged
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath, check_name, check_new_name
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.processes.private import warning_about
 from tests.coordinator.conftest import BASE_MODEL, run_services, shared_app
 from tests.coordinator.http.tinker.test_checkpoints import result
 
@@ -211,6 +214,23 @@ def in_an_address_of_the_command_line(name: str, *_: object) -> str:
     return unquote(address.path).removeprefix("/api/v1/training_runs/").removesuffix("/metrics")
 
 
+def in_the_advice_on_a_damaged_database(name: str, *_: object) -> str:
+    command = str(damaged(name, "?")).rpartition("; ")[2].removesuffix(" shows what can still be read")
+    program, file, option = shlex.split(command)
+    assert (program, option) == ("sqlite3", ".recover")
+    return file
+
+
+def in_the_advice_on_an_open_folder(name: str, _: Site, folder: Path) -> str:
+    place = folder / name
+    place.mkdir(mode=0o755, exist_ok=True)
+    place.chmod(0o755)
+    advice = str(warning_about(place)).rpartition("with: ")[2]
+    program, *options, path = shlex.split(advice)
+    assert (program, options) == ("chmod", ["-R", "go="])
+    return Path(path).name
+
+
 # A place with the module that writes it, if that module quotes names itself.
 PLACES: dict[Place, str | None] = {
     in_a_path: None,
@@ -223,9 +243,9 @@ PLACES: dict[Place, str | None] = {
     in_a_link_to_the_playground: "coordinator/http/console/sdk_links.py",
     in_the_name_of_an_archive: "coordinator/http/tinker/downloads.py",
     in_an_address_of_the_command_line: "cli/runs.py",
+    in_the_advice_on_a_damaged_database: "coordinator/storage/sqlite.py",
+    in_the_advice_on_an_open_folder: "processes/private.py",
 }
-# They quote what clients cannot name.
-OTHERS: set[str] = set()
 
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.__name__)
@@ -249,9 +269,9 @@ def test_every_module_that_quotes_names_has_a_place_here():
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom)
         and node.module in ("urllib.parse", "shlex")
-        and {"quote", "quote_plus", "urlencode", "join"} & {each.name for each in node.names}
+        and {"quote", "quote_plus", "urlencode"} & {each.name for each in node.names}
     }
-    assert found == {module for module in PLACES.values() if module} | OTHERS
+    assert found == {module for module in PLACES.values() if module}
 
 
 # --- the routes of checkpoints ----------------------------------------------------------------------
