@@ -214,9 +214,10 @@ class CheckpointCatalog:
 
         Such a client sends the address of "final" for "final#2", which earlier versions took as a name.
         """
+        is_misread = or_(*(Checkpoint.name.contains(sign, autoescape=True) for sign in "#?%"))
         query = select(Checkpoint).where(Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind)
         async with self._database.reading() as db:
-            rows = (await db.scalars(query.where(Checkpoint.name != path.name))).all()
+            rows = (await db.scalars(query.where(is_misread, Checkpoint.name != path.name))).all()
         for row in rows:
             if checkpoint_paths.as_read_in_a_url(row.name) == path.name and is_visible(row):
                 raise InvalidRequest(

@@ -14,6 +14,7 @@ EXTERNAL_WEIGHTS = "external_weights"  # a PEFT folder, to be downloaded, or upl
 KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 
 MAX_NAME_BYTES = 200  # file systems take 255
+MOST_SHOWN = 500  # characters of a text that is no path
 
 # The SDK puts names into URLs as they are, where these characters begin a fragment, a query, a folder or a
 # quoted character. U+FFFD is what bytes that are no text are read as.
@@ -44,7 +45,7 @@ def parse(text: str) -> CheckpointPath:
     parts = rest.split("/")
     if scheme != "tinker" or len(parts) != 3 or parts[1] not in KINDS:
         raise InvalidRequest(
-            f"{text!r} is not a checkpoint path; it must look like tinker://RUN/weights/NAME, "
+            f"{text[:MOST_SHOWN]!r} is not a checkpoint path; it must look like tinker://RUN/weights/NAME, "
             "tinker://RUN/sampler_weights/NAME or tinker://RUN/external_weights/NAME"
         )
     check_name("a training run", parts[0])
@@ -81,6 +82,7 @@ def parse_to_train(text: str, *, optimizer: bool) -> CheckpointPath:
 
 def check_new_name(name: str) -> None:
     """Raise InvalidRequest unless a new checkpoint may have this name: every client can address it by it."""
+    _check_length("a checkpoint", name)
     is_trimmed = name == name.strip(" .")
     if not (name and is_trimmed and name.isprintable() and MISREAD.isdisjoint(name)):
         raise InvalidRequest(f"{name!r} cannot be the name of a checkpoint; {NAMES}")
@@ -89,7 +91,6 @@ def check_new_name(name: str) -> None:
             f"{name!a} cannot be the name of a checkpoint: it has letters and their accents apart, and looks "
             f"like {unicodedata.normalize('NFC', name)!a}; send that (Unicode's form NFC)"
         )
-    _check_length("a checkpoint", name)
 
 
 def check_name(of_what: str, name: str) -> None:
@@ -97,17 +98,17 @@ def check_name(of_what: str, name: str) -> None:
 
     Earlier versions took names that ``check_new_name`` refuses.
     """
+    _check_length(of_what, name)
     is_usable = name and not name.startswith(".") and name.isprintable() and not {"/", "\\"} & set(name)
     if not is_usable:
         raise InvalidRequest(f"{name!r} cannot be the name of {of_what}; {NAMES}")
-    _check_length(of_what, name)
 
 
 def _check_length(of_what: str, name: str) -> None:
-    if len(name.encode()) > MAX_NAME_BYTES:
+    size = len(name.encode(errors="surrogatepass"))
+    if size > MAX_NAME_BYTES:
         raise InvalidRequest(
-            f"the name {name[:20]}... of {of_what} has {len(name.encode())} bytes; "
-            f"use at most {MAX_NAME_BYTES}"
+            f"the name {name[:20]!r}... of {of_what} has {size} bytes; use at most {MAX_NAME_BYTES}"
         )
 
 

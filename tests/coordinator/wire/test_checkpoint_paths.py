@@ -69,3 +69,11 @@ def test_a_path_is_read_and_written():
 def test_anything_else_is_no_path(text):
     with pytest.raises(InvalidRequest):
         checkpoint_paths.parse(text)
+
+
+@pytest.mark.parametrize("name", ["#" * 10**6, "\n" * 10**6, "\udcff" * 201])
+def test_a_refusal_of_a_long_name_is_short(name):
+    for check in (checkpoint_paths.check_new_name, checkpoint_paths.parse):
+        with pytest.raises(InvalidRequest) as caught:
+            check(name)
+        assert len(str(caught.value)) < 4000
