@@ -155,7 +155,7 @@ def test_a_deleted_checkpoint_is_gone(server, service, rest, saved, exported):
         rest.delete_checkpoint_from_tinker_path(saved).result(SECONDS)
 
 
-@pytest.mark.parametrize("odd", ["v1#2", "v1?a=b", "v%31", ".v1", "v1.", "v1/ttl"])
+@pytest.mark.parametrize("odd", ["v1#2", "v1?a=b", "v%31", ".v1", "v1.", "v1/ttl", "v[1]", "v*"])
 def test_a_name_that_the_sdk_could_not_address_is_refused(rest, trained, exported, odd):
     with pytest.raises(tinker.RequestFailedError, match="cannot be the name of a checkpoint") as caught:
         trained.save_weights_for_sampler(odd).result(SECONDS)
@@ -164,7 +164,7 @@ def test_a_name_that_the_sdk_could_not_address_is_refused(rest, trained, exporte
     assert [each.tinker_path for each in listed] == [exported]
 
 
-@pytest.mark.parametrize("name", ["lr=1e-4 (final)", "a+b&c;d@e:f,g~h'i!$*", "\u6700\u7d42"])
+@pytest.mark.parametrize("name", ["lr=1e-4 (final)", "a+b&c;d@e:f,g~h'i!$", "\u6700\u7d42"])
 def test_every_other_name_is_addressed_exactly(rest, service, trained, name):
     run_id = trained.get_info().model_id
     paths = {each: trained.save_weights_for_sampler(each).result(SECONDS).path for each in (name, name + "2")}

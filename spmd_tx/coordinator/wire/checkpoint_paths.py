@@ -16,12 +16,12 @@ KINDS = (WEIGHTS, SAMPLER_WEIGHTS, EXTERNAL_WEIGHTS)
 MAX_NAME_BYTES = 200  # file systems take 255
 MOST_SHOWN = 500  # characters of a text that is no path
 
-# The SDK puts names into URLs as they are, where these characters begin a fragment, a query, a folder or a
-# quoted character. U+FFFD is what bytes that are no text are read as.
-MISREAD = frozenset("#?%/\\\N{REPLACEMENT CHARACTER}")
+# The SDK puts names into URLs as they are, where # ? % / and \ mean something else; Orbax puts folders into
+# patterns, where * ? [ and ] do. U+FFFD is what bytes that are no text are read as.
+MISREAD = frozenset("#?%/\\*[]\N{REPLACEMENT CHARACTER}")
 NAMES = (
     "a name holds letters, digits, spaces and other printable characters, as - _ . = + ( ), but none of "
-    "/ \\ # ? %, and has no dot or space at its beginning or end"
+    "/ \\ # ? % * [ ], and has no dot or space at its beginning or end"
 )
 
 

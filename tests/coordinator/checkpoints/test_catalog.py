@@ -219,6 +219,16 @@ def test_a_manifest_that_is_no_text_is_none(tmp_path):
     assert files.read_manifest(tmp_path) is None
 
 
+async def test_a_state_that_was_written_in_parts_only_is_refused(checkpoints):
+    """Orbax took the folder of an earlier version for a pattern, and found no parts to put together."""
+    partial = await checkpoints.begin(PATH, SaveOptions())
+    (partial / "ocdbt.process_0").mkdir(parents=True)
+    (partial / "ocdbt.process_0" / "manifest.ocdbt").write_bytes(b"part")
+    await checkpoints.complete(PATH, partial, ADAPTER, SaveOptions())
+    with pytest.raises(InvalidRequest, match=r"is damaged: .*/manifest\.ocdbt was not written"):
+        await checkpoints.open(PATH)
+
+
 async def test_a_flipped_bit_is_found(checkpoints):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH)

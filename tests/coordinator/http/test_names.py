@@ -271,7 +271,7 @@ def test_a_name_stays_what_it_was(place, site, tmp_path, capsys):
     @given(new_names)
     @example("x" * 200)
     @example("\u6f22" * 66)
-    @example("a+b&c;d=e (1)~'\"<>|*[!a]$HOME`")
+    @example("a+b&c;d=e (1)~'\"<>|{!a}$HOME`")
     def check(name: str) -> None:
         assert place(name, site, tmp_path) == name
 
@@ -309,7 +309,7 @@ def test_each_route_of_a_checkpoint_acts_on_that_one_alone(site):
     @FEWER
     @given(new_names)
     @example("lr=1e-4 (final)")
-    @example("a+b&c;d@e:f,g~h'i!$*")
+    @example("a+b&c;d@e:f,g~h'i!$")
     def check(name: str) -> None:
         neighbours = {f"{name}2", f"x{name}", name.swapcase() + "_"}
         paths = {each: CheckpointPath(site.model_id, "weights", each) for each in (name, *neighbours)}
