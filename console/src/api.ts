@@ -1,5 +1,6 @@
 // The routes under /console/api, and those of the SDK that pages use, with their types. Decides nothing about how things are shown.
 import { signal } from "@preact/signals";
+import { url } from "./router";
 
 export type Value = number | null; // null: not finite
 
@@ -187,12 +188,12 @@ export function getKeys(): Promise<{ keys: Key[]; left_out: number }> {
 }
 
 export function getUse(hours: number): Promise<Use> {
-  return get(`/console/api/usage?hours=${hours}`);
+  return get(url`/console/api/usage?hours=${hours}`);
 }
 
 /** The events of a day, UTC, by the route that the SDK uses. */
 export function getAudit(day: string): Promise<{ entries: AuditEntry[] }> {
-  return get(`/api/v1/audit?day=${day}`);
+  return get(url`/api/v1/audit?day=${day}`);
 }
 
 export interface Checkpoint {
@@ -208,15 +209,15 @@ export interface Checkpoint {
 
 /** Lists checkpoints, newest first, by the route that the SDK uses. */
 export function listCheckpoints(offset: number, limit: number): Promise<{ checkpoints: Checkpoint[]; cursor: { total_count: number } | null }> {
-  return get(`/api/v1/checkpoints?offset=${offset}&limit=${limit}`);
+  return get(url`/api/v1/checkpoints?offset=${offset}&limit=${limit}`);
 }
 
 export function listRuns(cursor: number | null): Promise<{ runs: Run[]; next_cursor: number | null }> {
-  return get(`/console/api/runs?limit=50${cursor === null ? "" : `&cursor=${cursor}`}`);
+  return get(cursor === null ? "/console/api/runs?limit=50" : url`/console/api/runs?limit=50&cursor=${cursor}`);
 }
 
 export function getRun(id: string): Promise<Run> {
-  return get(`/console/api/runs/${encodeURIComponent(id)}`);
+  return get(url`/console/api/runs/${id}`);
 }
 
 export type Cause = "device" | "queue" | "compile" | "client" | "restart" | "server";
@@ -244,7 +245,7 @@ export interface Timing {
 }
 
 export function getTiming(id: string, seconds: number): Promise<Timing> {
-  return get(`/console/api/runs/${encodeURIComponent(id)}/timing?seconds=${seconds}`);
+  return get(url`/console/api/runs/${id}/timing?seconds=${seconds}`);
 }
 
 export interface Excerpt {
@@ -308,19 +309,18 @@ export interface SampleGroup {
 
 export function listSamples(id: string, search: string, before: number | null): Promise<SamplesPage> {
   const query = new URLSearchParams({ limit: "20", ...(search && { search }), ...(before !== null && { before: String(before) }) });
-  return get(`/console/api/runs/${encodeURIComponent(id)}/samples?${query}`);
+  return get(url`/console/api/runs/${id}/samples` + `?${query}`);
 }
 
 export function getSampleGroup(id: string, request: string): Promise<SampleGroup> {
-  return get(`/console/api/runs/${encodeURIComponent(id)}/samples/${encodeURIComponent(request)}`);
+  return get(url`/console/api/runs/${id}/samples/${request}`);
 }
 
 /** Gives the points after `after`, oldest first, page by page. */
 export async function* metricPages(id: string, after: number | null): AsyncGenerator<Point[]> {
   for (let next = after, more = true; more; ) {
-    const query = next === null ? "" : `&after=${next}`;
     const page: { points: Point[]; next_after: number | null } = await get(
-      `/console/api/runs/${encodeURIComponent(id)}/metrics?limit=5000${query}`,
+      url`/console/api/runs/${id}/metrics?limit=5000` + (next === null ? "" : url`&after=${next}`),
     );
     if (page.points.length) yield page.points;
     more = page.next_after !== null && page.next_after !== next;

@@ -47,7 +47,7 @@ export async function* stream(prompt: string | Message[], settings: Settings, si
     ...(isChat ? { messages: prompt, logprobs: true } : { prompt, logprobs: 0 }),
     stream: true,
   };
-  const response = await request("POST", `/oai/api/v1/${isChat ? "chat/" : ""}completions`, body, signal);
+  const response = await request("POST", isChat ? "/oai/api/v1/chat/completions" : "/oai/api/v1/completions", body, signal);
   for await (const event of events(response)) {
     if (event.error) throw new Refused(0, event.error.message);
     for (const choice of event.choices) {

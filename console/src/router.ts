@@ -13,6 +13,11 @@ export function address(path: string): string {
   return ROOT + path;
 }
 
+/** Writes an address as in url`/runs/${id}`: what is filled in is encoded, as a name may hold anything. */
+export function url(fixed: TemplateStringsArray, ...names: (string | number)[]): string {
+  return String.raw({ raw: fixed }, ...names.map(encodeURIComponent));
+}
+
 /** A part of an address as text; one that the console did not make may not be encoded properly, and stays. */
 export function decoded(part: string): string {
   try {

@@ -1,7 +1,7 @@
 // The head of all pages of one run: its name, and links to the pages.
 import { useEffect, useState } from "preact/hooks";
 import { getRun, type Run } from "./api";
-import { address, decoded, place } from "./router";
+import { address, decoded, place, url } from "./router";
 
 const PAGES = [["", "Curves"], ["/timing", "Timing"], ["/samples", "Samples"]] as const;
 
@@ -19,8 +19,8 @@ export function shortId(run: string): string {
 }
 
 export function RunHeader({ id, run }: { id: string; run: Run | null }) {
-  const base = `/runs/${encodeURIComponent(id)}`;
-  const open = decoded(place.value.path).slice(`/runs/${id}`.length);
+  const base = url`/runs/${id}`;
+  const open = decoded(place.value.path).slice("/runs/".length + id.length);
   return (
     <>
       <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>

@@ -95,7 +95,8 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
         store = LocalStore(config.checkpoints_dir)
     try:
         path = parse(adapter)
-        if store.manifest(path) is None:
+        manifest = store.manifest(path)
+        if manifest is None or manifest.run_id != path.run_id:  # folders spell the IDs of runs without colons
             raise StartError(
                 f"there is no checkpoint {adapter} in {place}; name the server's --data-dir, and its "
                 "--checkpoints-base if it has one"

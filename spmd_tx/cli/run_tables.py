@@ -28,7 +28,7 @@ def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
     names = _columns(run["last"] for run in runs)[:LISTED]
     rows = [
         [
-            run["id"],
+            readable(run["id"]),
             readable(run["owner"]),
             datetime.fromtimestamp(run["created_at"]).strftime("%m-%d %H:%M"),
             str(run["steps"]),

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -153,7 +154,7 @@ def serving(
     command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
     command += ["--warm-up", "off"]  # the demo needs few programs, and this computer may have few cores
     command += ["--full-parameters"] if full_parameters else []
-    console.print("$ " + " ".join(command), soft_wrap=True)
+    console.print("$ " + shlex.join(command), soft_wrap=True)
     with log.path.open("w") as file:
         # In its own session, so that Ctrl-C ends the demo, which then stops the server in order.
         server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)

@@ -6,6 +6,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 OWNER_ONLY = 0o077  # the permissions that everybody else loses
@@ -33,7 +34,7 @@ def warning_about(data_dir: Path) -> str | None:
         return None
     return (
         f"{data_dir} has mode {mode:o}, so that other users of this machine may read what is in it; "
-        f"shut them out with: chmod -R go= {data_dir}"
+        f"shut them out with: chmod -R go= {quote(str(data_dir))}"
     )
 
 

@@ -186,6 +186,12 @@ def test_what_cannot_be_exported_is_refused(tmp_path, made, layout, changes, nam
     assert not (tmp_path / "out").exists()
 
 
+def test_a_run_is_named_by_its_id_and_not_by_its_folder(tmp_path, made, layout):
+    path, _ = save(tmp_path, made, layout, "sampler_weights")
+    with pytest.raises(StartError, match="there is no checkpoint tinker://0a1b_train_0/"):
+        export(path.replace(RUN, "0a1b_train_0"), out=tmp_path / "out", data_dir=tmp_path)
+
+
 def test_a_training_checkpoint_of_another_model_is_refused(tmp_path, made, layout):
     path, _ = save(tmp_path, made, layout, "weights")
     other = families.write(tmp_path / "other", "llama")

@@ -38,3 +38,14 @@ def test_the_page_obeys_a_strict_content_security_policy():
 
 def test_the_console_is_small():
     assert sum(file.stat().st_size for file in BUILT) < 300_000
+
+
+def test_what_is_filled_into_an_address_is_encoded():
+    """A template that begins like an address is tagged: router.ts encodes its parts, and nobody else does."""
+    texts = {file.name: file.read_text() for file in SOURCE.glob("src/**/*.ts*")}
+    filled = [
+        (name, *found) for name, text in texts.items() for found in re.findall(r"(\w*)`(/[^`]*\$\{.*)", text)
+    ]
+    assert len(filled) > 10
+    assert [each for each in filled if each[1] != "url"] == []
+    assert [name for name, text in texts.items() if "encodeURIComponent" in text] == ["router.ts"]

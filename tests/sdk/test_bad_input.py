@@ -81,14 +81,19 @@ def refused_at_once(future, *parts: str, error: type[tinker.APIStatusError] = ti
             ["clip_low_threshold 2.0 above clip_high_threshold 1.2"],
         ),
         ([datum([1, 2])], "cross_entropy", None, ["datum 0", "lacks target_tokens"]),
-        ([datum([1, 2], target_tokens=[2, 3])], "cross_entropy", None, ["lacks weights"]),
+        (
+            [datum([1, 2], target_tokens=np.array([[2, 3], [4, 5]]))],
+            "cross_entropy",
+            None,
+            ["lacks weights", "one target per position"],
+        ),
         ([supervised([1, 2, 3])], "importance_sampling", None, ["lacks logprobs"]),
         ([datum([1, 2], target_tokens=[2, 3], logprobs=ONES)], "ppo", None, ["lacks advantages"]),
         (
             [datum([1, 2], target_tokens=[2, 3], weights=ONES, reward=np.ones(2))],
             "cross_entropy",
             None,
-            ["'reward'", "takes target_tokens, weights"],
+            ["'reward'", "takes target_tokens and, if you like, weights"],
         ),
         (
             [DATA[0], datum([1, 2], target_tokens=[2], weights=ONES)],

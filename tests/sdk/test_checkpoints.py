@@ -155,6 +155,38 @@ def test_a_deleted_checkpoint_is_gone(server, service, rest, saved, exported):
         rest.delete_checkpoint_from_tinker_path(saved).result(SECONDS)
 
 
+@pytest.mark.parametrize("odd", ["v1#2", "v1?a=b", "v%31", ".v1", "v1.", "v1/ttl", "v[1]", "v*"])
+def test_a_name_that_the_sdk_could_not_address_is_refused(rest, trained, exported, odd):
+    with pytest.raises(tinker.RequestFailedError, match="cannot be the name of a checkpoint") as caught:
+        trained.save_weights_for_sampler(odd).result(SECONDS)
+    assert caught.value.category == tinker.types.RequestErrorCategory.User
+    listed = rest.list_checkpoints(trained.get_info().model_id).result(SECONDS).checkpoints
+    assert [each.tinker_path for each in listed] == [exported]
+
+
+@pytest.mark.parametrize("name", ["lr=1e-4 (final)", "a+b&c;d@e:f,g~h'i!$", "\u6700\u7d42"])
+def test_every_other_name_is_addressed_exactly(rest, service, trained, name):
+    run_id = trained.get_info().model_id
+    paths = {each: trained.save_weights_for_sampler(each).result(SECONDS).path for each in (name, name + "2")}
+    assert service.create_sampling_client(model_path=paths[name]).result(SECONDS) is not None
+    rest.publish_checkpoint_from_tinker_path(paths[name]).result(SECONDS)
+    rest.set_checkpoint_ttl_from_tinker_path(paths[name], 3600).result(SECONDS)
+    told = {each.tinker_path: each for each in rest.list_checkpoints(run_id).result(SECONDS).checkpoints}
+    assert {path for path, each in told.items() if each.public and each.expires_at} == {paths[name]}
+    rest.unpublish_checkpoint_from_tinker_path(paths[name]).result(SECONDS)
+    rest.delete_checkpoint_from_tinker_path(paths[name]).result(SECONDS)
+    left = rest.list_checkpoints(run_id).result(SECONDS).checkpoints
+    assert [each.tinker_path for each in left] == [paths[name + "2"]]
+
+
+def test_a_name_of_a_sampler_is_freed_by_deleting_it(rest, trained, exported):
+    with pytest.raises(tinker.RequestFailedError, match="delete that one first") as caught:
+        trained.save_weights_for_sampler("v1").result(SECONDS)
+    assert "overwrite" not in str(caught.value)
+    rest.delete_checkpoint_from_tinker_path(exported).result(SECONDS)
+    assert trained.save_weights_for_sampler("v1").result(SECONDS).path == exported
+
+
 def test_an_open_sampler_outlives_its_checkpoint(service, rest, exported):
     sampler = service.create_sampling_client(model_path=exported).result(SECONDS)
     expected = sample(sampler, PROMPT, greedy()).tokens

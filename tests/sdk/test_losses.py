@@ -55,6 +55,17 @@ def random_targets(count: int) -> tuple[np.ndarray, np.ndarray]:
     return targets, random.normal(size=targets.shape) * (random.random(targets.shape) < 0.6)
 
 
+def test_a_datum_without_weights_is_one_with_ones(trainer):
+    targets = TOKENS[1:]
+    sums, norms = [], []
+    for inputs in ({}, {"weights": ONES}):
+        data = [datum(TOKENS[:-1], target_tokens=targets, **inputs)]
+        sums.append(output_of(trainer.forward_backward(data, "cross_entropy")).metrics["loss:sum"])
+        norms.append(gradient_norm(trainer))
+    assert sums[0] == sums[1] > 0
+    assert norms[0] == norms[1] > 0
+
+
 def test_several_targets_are_the_sum_of_datums_with_one(trainer):
     targets, weights = random_targets(6)
     output = output_of(trainer.forward_backward([several(targets, weights)], "cross_entropy"))

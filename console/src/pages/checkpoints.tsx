@@ -4,7 +4,7 @@ import { caller, listCheckpoints, listRuns, request, type Checkpoint } from "../
 import { ago, bytes, dateTime, duration, shortName } from "../format";
 import { poll } from "../live";
 import { Copy, Loading, Wide } from "../parts";
-import { address } from "../router";
+import { address, url } from "../router";
 import { runName, shortId } from "../run_header";
 
 const PAGE = 100;
@@ -80,13 +80,13 @@ function Row({ checkpoint, names, change }: { checkpoint: Checkpoint; names: Rea
           {name} {checkpoint.public && <em class="good">public</em>}
         </th>
         <td>{checkpoint.checkpoint_type}</td>
-        <td><a href={address(`/runs/${encodeURIComponent(run)}`)} title={run}>{names.get(run) ?? shortId(run)}</a></td>
+        <td><a href={address(url`/runs/${run}`)} title={run}>{names.get(run) ?? shortId(run)}</a></td>
         <td class="number">{checkpoint.size_bytes === null ? "–" : bytes(checkpoint.size_bytes)}</td>
         <td title={dateTime(saved)}>{ago(saved)}</td>
         <td title={expires ? dateTime(expires) : undefined}>{expires ? `in ${duration(Math.max(0, expires - Date.now() / 1000))}` : "never"}</td>
         <td class="number">
-          {checkpoint.checkpoint_type === "sampler" && <><a href={`${address("/playground")}?model=${encodeURIComponent(checkpoint.tinker_path)}`}>Sample</a> · </>}
-          <a href={`${route}/archive`} download>Download</a>
+          {checkpoint.checkpoint_type === "sampler" && <><a href={address(url`/playground?model=${checkpoint.tinker_path}`)}>Sample</a> · </>}
+          <a href={route + "/archive"} download>Download</a>
         </td>
       </tr>
       {open && (
@@ -103,9 +103,9 @@ function Row({ checkpoint, names, change }: { checkpoint: Checkpoint; names: Rea
               <p class="bar">
                 <span class="group" role="group" aria-label="Set when it expires">
                   <span class="dim">Expire</span>
-                  {LIFETIMES.map(([label, seconds]) => <button type="button" key={label} onClick={() => change("PUT", `${route}/ttl`, { ttl_seconds: seconds })}>{label}</button>)}
+                  {LIFETIMES.map(([label, seconds]) => <button type="button" key={label} onClick={() => change("PUT", route + "/ttl", { ttl_seconds: seconds })}>{label}</button>)}
                 </span>
-                <button type="button" onClick={() => change(checkpoint.public ? "DELETE" : "POST", `${route}/publish`)}>{checkpoint.public ? "Unpublish" : "Publish"}</button>
+                <button type="button" onClick={() => change(checkpoint.public ? "DELETE" : "POST", route + "/publish")}>{checkpoint.public ? "Unpublish" : "Publish"}</button>
                 <button type="button" class="bad" onClick={remove}>Delete</button>
               </p>
             )}
@@ -120,7 +120,7 @@ function Row({ checkpoint, names, change }: { checkpoint: Checkpoint; names: Rea
 function parts(checkpoint: Checkpoint): { run: string; route: string; name: string } {
   const [run = "", kind = "", ...rest] = checkpoint.tinker_path.replace("tinker://", "").split("/");
   const name = rest.join("/");
-  return { run, name, route: `/api/v1/training_runs/${encodeURIComponent(run)}/checkpoints/${kind}/${encodeURIComponent(name)}` };
+  return { run, name, route: url`/api/v1/training_runs/${run}/checkpoints/${kind}/${name}` };
 }
 
 function described(checkpoint: Checkpoint, names: ReadonlyMap<string, string>): string {

@@ -4,7 +4,7 @@ import { getAudit, getKeys, getUse, request, type AuditEntry, type HourOfUse, ty
 import { ago, dateTime, number } from "../format";
 import { poll } from "../live";
 import { Columns, Loading, Wide } from "../parts";
-import { remember, place } from "../router";
+import { place, remember, url } from "../router";
 
 const POLL_SECONDS = 5;
 const HOUR = 3600;
@@ -37,7 +37,7 @@ function Keys({ failed }: Part) {
   useEffect(() => poll(load, POLL_SECONDS), []);
   const revoke = (key: Key) => {
     const whose = key.is_own ? "the key that you have signed in with" : `key ${key.id} of ${key.owner}`;
-    if (confirm(`Revoke ${whose}? This cannot be undone.`)) void request("DELETE", `/console/api/keys/${key.id}`).then(load, failed);
+    if (confirm(`Revoke ${whose}? This cannot be undone.`)) void request("DELETE", url`/console/api/keys/${key.id}`).then(load, failed);
   };
   if (!found) return <Loading />;
   const shown = found.keys.filter((key) => withOld || !key.problem);

@@ -7,7 +7,7 @@ import { ago, number, shortName } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
 import { Loading } from "../parts";
-import { address, place, remember } from "../router";
+import { address, place, remember, url } from "../router";
 import { runName } from "../run_header";
 import { headline } from "../series";
 
@@ -101,7 +101,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
         <input type="checkbox" checked={color !== null} aria-label={`Show curves of ${runName(run)}`} onChange={() => choose(run.id)} />
         <Swatch color={color} />
       </label>
-      <a href={address(`/runs/${encodeURIComponent(run.id)}`)} title={run.id}>{runName(run)}</a>
+      <a href={address(url`/runs/${run.id}`)} title={run.id}>{runName(run)}</a>
       <span class="value">{best && <><small>{best[0]}</small> {number(best[1])}</>}</span>
       <span class="about">
         {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}{shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps

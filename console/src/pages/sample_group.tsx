@@ -3,7 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { getSampleGroup, type Sample, type SampleGroup as Facts } from "../api";
 import { number } from "../format";
 import { Loading } from "../parts";
-import { address } from "../router";
+import { address, url } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { Legend, nats, Tokens, Unlikeliest } from "../tokens";
 import { weightsName } from "./samples";
@@ -16,7 +16,7 @@ export function SampleGroup({ id, request }: { id: string; request: string }) {
   return (
     <>
       <RunHeader id={id} run={run} />
-      {error && <p class="problem" role="alert">{error} <a href={address(`/runs/${encodeURIComponent(id)}/samples`)}>See all samples.</a></p>}
+      {error && <p class="problem" role="alert">{error} <a href={address(url`/runs/${id}/samples`)}>See all samples.</a></p>}
       {!facts && !error && <Loading />}
       {facts && <Shown facts={facts} />}
     </>

@@ -4,7 +4,7 @@ import { listSamples, type Excerpt, type SampledRequest } from "../api";
 import { ago, dateTime, number } from "../format";
 import { poll } from "../live";
 import { Loading } from "../parts";
-import { address, place, remember } from "../router";
+import { address, place, remember, url } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { level, nats } from "../tokens";
 
@@ -98,7 +98,7 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
         <span title={first.weights ?? undefined}>{weightsName(first)}</span>
         <span class="dim">temperature {first.temperature}</span>
         <span class="dim" title={dateTime(first.at)}>{ago(first.at)}</span>
-        {first.prompt && <a href={address(`/runs/${encodeURIComponent(id)}/samples/${first.id}`)}>{count === 1 ? "Token by token" : `${number(count)} samples side by side`}</a>}
+        {first.prompt && <a href={address(url`/runs/${id}/samples/${first.id}`)}>{count === 1 ? "Token by token" : `${number(count)} samples side by side`}</a>}
       </p>
       {first.prompt ? <pre class="prompt" tabIndex={0}><Cut excerpt={first.prompt} atEnd={false} /></pre> : <p class="empty">This request is too large to show, or no longer kept.</p>}
       {errors.map((each) => <p key={each.id} class="problem">{each.error}</p>)}

@@ -4,7 +4,7 @@ import { getServer, type Server as Facts } from "../api";
 import { ago, bytes, dateTime, number, percent, span } from "../format";
 import { poll } from "../live";
 import { Columns, Loading, Parts, Wide } from "../parts";
-import { address } from "../router";
+import { address, url } from "../router";
 import { shortId } from "../run_header";
 
 const POLL_SECONDS = 3;
@@ -124,7 +124,7 @@ function Queue({ facts }: { facts: Facts }) {
 /** A run as a link; a sampler has no page. */
 function Of({ line }: { line: string }) {
   const short = shortId(line);
-  return line.includes(":train:") ? <a href={address(`/runs/${encodeURIComponent(line)}`)} title={line}>{short}</a> : <span title={line}>{line.includes(":") ? short : line}</span>;
+  return line.includes(":train:") ? <a href={address(url`/runs/${line}`)} title={line}>{short}</a> : <span title={line}>{line.includes(":") ? short : line}</span>;
 }
 
 function Share({ part }: { part: number }) {

@@ -20,7 +20,7 @@ from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, Session
 from spmd_tx.coordinator.wire import checkpoint_paths
-from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -73,14 +73,12 @@ class CheckpointCatalog:
         found it full would be lost.
         """
         self._storage.require_space()
-        checkpoint_paths.check_name("a checkpoint", path.name)
+        checkpoint_paths.check_new_name(path.name)
         check_ttl(options.ttl_seconds)
         present = await self._row(path)
         is_in_the_way = present is not None and not options.overwrite and not _is_expired(present)
         if is_in_the_way and not await self._is_saved_by(path, options.request_id):
-            raise InvalidRequest(
-                f"checkpoint {path} exists; choose another name, or save with overwrite=True"
-            )
+            raise InvalidRequest(f"checkpoint {path} exists; choose another name, or {_way_out(path)}")
         if self._most_bytes:
             await self._check_quota(options.owner or await self._owner(path.run_id), besides=path)
         self._discard_later(self._staged.get(path))
@@ -211,6 +209,22 @@ class CheckpointCatalog:
             )
         return row
 
+    async def check_meant(self, path: CheckpointPath, is_visible: Visible) -> None:
+        """Raise InvalidRequest if a client that quotes no names may mean another checkpoint by this path.
+
+        Such a client sends the address of "final" for "final#2", which earlier versions took as a name.
+        """
+        is_misread = or_(*(Checkpoint.name.contains(sign, autoescape=True) for sign in "#?%"))
+        query = select(Checkpoint).where(Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind)
+        async with self._database.reading() as db:
+            rows = (await db.scalars(query.where(is_misread, Checkpoint.name != path.name))).all()
+        for row in rows:
+            if checkpoint_paths.as_read_in_a_url(row.name) == path.name and is_visible(row):
+                raise InvalidRequest(
+                    f"this asks for {path}, but the SDK, which quotes no names, asks so for {row.name!r}, "
+                    f"too; delete that one first, as {checkpoint_paths.quoted(_path(row))}"
+                )
+
     async def describe(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Manifest:
         """The manifest of a checkpoint, without reading its files. Raises as ``open`` does."""
         await self.find(path, is_visible)
@@ -332,6 +346,12 @@ async def open_checkpoints(
 
 def _path(row: Checkpoint) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
+
+
+def _way_out(path: CheckpointPath) -> str:
+    """Say how the SDK frees a name; of its saves, only that of training states can overwrite."""
+    free = "delete that one first: RestClient().delete_checkpoint_from_tinker_path(path)"
+    return f"call save_state with overwrite=True, or {free}" if path.kind == WEIGHTS else free
 
 
 def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:

@@ -27,6 +27,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 MANIFEST = "checkpoint.json"
 ENCRYPTED = ".age"  # suffix of an encrypted file
+UNMERGED, MERGED = "ocdbt.process_", "manifest.ocdbt"  # what Orbax writes per process, and then of all
 STAGED = "staged"  # suffix of a folder that is being written
 FORMAT = 1  # raise it when older versions cannot read the files; all earlier formats must stay readable
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
@@ -80,9 +81,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(folder: Path) -> Path:
-    """Choose a new path beside ``folder`` where its next content can be written."""
+    """Choose a new path beside ``folder`` where its next content can be written.
+
+    Raises InvalidRequest when the file system takes the name for another one, as some do in another case.
+    """
     make_folder(folder.parent)
+    if not _is_listed(folder) and folder.exists() and not _is_listed(folder):  # twice: it may come and go
+        raise InvalidRequest(
+            f"{folder.name!r} and another checkpoint of this run have names that the server's file system "
+            "cannot tell apart; choose a name that differs in more than its case"
+        )
     return unique_beside(folder, STAGED)
+
+
+def _is_listed(folder: Path) -> bool:
+    return folder.name in os.listdir(folder.parent)
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -180,6 +193,8 @@ def checked(path: CheckpointPath, manifest: Manifest | None) -> Manifest:
 
 
 def _first_problem(folder: Path, manifest: Manifest) -> str | None:
+    if any(name.startswith(UNMERGED) for name in manifest.files) and MERGED not in manifest.files:
+        return f"{folder / MERGED} was not written, as the name was taken for a pattern"
     present = sizes(folder)
     for name, size in manifest.files.items():
         if name not in present:

@@ -84,7 +84,9 @@ class RemoteFiles:
         with self._errors():
             self._system.invalidate_cache()
             found = self._system.find(self._place(folder) if folder else self._root)
-        return sorted(str(place).removeprefix(f"{self._root}/") for place in found)
+        names = (str(place).removeprefix(f"{self._root}/") for place in found)
+        # Of a folder that is not there, some file systems list what begins with its name.
+        return sorted(name for name in names if not folder or name.startswith(f"{folder}/"))
 
     def sizes(self) -> dict[str, int]:
         """The sizes in bytes of all files, by name."""

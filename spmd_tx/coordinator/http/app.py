@@ -69,7 +69,7 @@ def make_app(services: Services) -> Litestar:
         dependencies={
             "services": Provide(provide_services, sync_to_thread=False),
             "access": Provide(provide_access, sync_to_thread=False),
-            "address": Provide(provide_address, sync_to_thread=False),
+            "address": Provide(provide_address),
         },
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),

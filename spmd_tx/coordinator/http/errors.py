@@ -90,7 +90,7 @@ def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorR
     """Let the client try again: a database that was restarted comes back, and so does a full disk."""
     if isinstance(error, SQLAlchemyError) and not is_outage(error):
         return _internal_error(request, error)
-    logger.error("%s %s: the database or the disk failed: %s", request.method, request.url.path, error)
+    logger.error("%s %r: the database or the disk failed: %s", request.method, request.url.path, error)
     return error_response("the server's storage does not answer; try again", HTTP_503_SERVICE_UNAVAILABLE)
 
 

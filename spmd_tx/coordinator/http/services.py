@@ -45,6 +45,7 @@ from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 
+OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
 SAMPLE_READERS = 2  # consoles at a time whose samples are read from the log
 
 
@@ -159,9 +160,17 @@ def provide_access(request: Request, services: Service) -> Access:
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
-def provide_address(run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]) -> CheckpointPath:
-    """Return the checkpoint that the route's path names; it need not exist."""
-    return checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
+async def provide_address(
+    request: Request, access: Accessible, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
+) -> CheckpointPath:
+    """Return the checkpoint that the route's path names; it need not exist.
+
+    Raises InvalidRequest where the SDK, which puts names into URLs as they are, may mean another one.
+    """
+    path = checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
+    if OF_THE_SDK in request.headers:
+        await access.check_meant(path)
+    return path
 
 
 async def accepts_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:

@@ -22,8 +22,9 @@ from spmd_tx.errors import InvalidRequest
 
 KEPT_SECONDS = 24 * 3600.0  # after the last use
 REMEDY = (
-    "sample with record_stability_info=True in the session of the model that is trained, and train within a "
-    "day, or use another loss_fn, as importance_sampling with the logprobs of the samples"
+    "sample with a client of save_weights_and_get_sampling_client or create_sampling_client that was made "
+    "with record_stability_info=True, in the session of the model that is trained, and train within a day, "
+    "or use another loss_fn, as importance_sampling with the logprobs of the samples"
 )
 
 

@@ -3,6 +3,7 @@
 import errno
 import ipaddress
 import socket
+from fnmatch import fnmatchcase
 
 from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
@@ -78,6 +79,16 @@ def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
                 f"--shard-base-weights is yes and --fully-sharded-data-parallel-size is {fsdp}, but {what} "
                 f"{groups} groups of numbers with a scale, which cannot be split {fsdp} ways; set the size "
                 f"to a number that divides {groups}, or {remedy}"
+            )
+
+
+def check_folders(config: ServerConfig) -> None:
+    """Refuse folders where no training state can be saved: Orbax takes their paths for patterns."""
+    for option, folder in (("data-dir", config.data_dir), ("checkpoints-base", config.checkpoints_dir)):
+        if "**" in str(folder) or not all(fnmatchcase(part, part) for part in folder.parts):
+            raise StartError(
+                f"--{option} is {str(folder)!r}, which Orbax takes for a pattern, so that no training state "
+                "could be saved there; name a folder without brackets and asterisks in its path"
             )
 
 

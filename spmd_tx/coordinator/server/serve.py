@@ -24,7 +24,7 @@ from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
 from spmd_tx.coordinator.server.build import Parts, open_parts
 from spmd_tx.coordinator.server.housekeeping import run_housekeeping
-from spmd_tx.coordinator.server.preflight import check_hosts, check_keys, listen
+from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_keys, listen
 from spmd_tx.coordinator.server.served_model import open_model
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
@@ -52,6 +52,7 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     )  # the roster tells the same
     config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
     secret = read_secret(config.secret_file)
+    check_folders(config)
     check_hosts(config, secret)
     networks(config.trusted_proxies)
     secret = secret or secrets.token_hex(32)

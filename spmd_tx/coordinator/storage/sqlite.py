@@ -5,6 +5,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from shlex import quote
 from typing import IO
 
 from sqlalchemy import Engine, create_engine, event
@@ -81,7 +82,8 @@ def is_damage(error: BaseException | None) -> bool:
 def damaged(file: str, problem: str) -> DatabaseDamaged:
     return DatabaseDamaged(
         f"the database {file} is damaged: {problem}. Keep a copy of the data directory, check the disk, and "
-        f"restore the last backup (docs/operations.md); sqlite3 {file} .recover shows what can still be read"
+        "restore the last backup (docs/operations.md); "
+        f"sqlite3 {quote(file)} .recover shows what can still be read"
     )
 
 

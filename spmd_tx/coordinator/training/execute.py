@@ -50,6 +50,7 @@ from spmd_tx.coordinator.training.validation import (
     check_forward_backward,
     check_lora,
     check_optimizer,
+    with_ones,
 )
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import parse_to_train
@@ -335,6 +336,7 @@ class Training:
         shapes: TrainingShapes,
         is_again: bool = False,
     ) -> PackedRequest:
+        request = with_ones(request)
         loss, data = check_forward_backward(request, self.limits), request.data
         if loss.name == "stable_reinforce":
             data = self.stability.resolved(model.session_id, data, is_again=is_again)

@@ -33,12 +33,13 @@ class LossEntry:
     ignored: frozenset[str]
     optional: tuple[str, ...] = ()
     config: Mapping[str, Number | Choice] = field(default_factory=lambda: MappingProxyType({}))
+    else_ones: tuple[str, ...] = ()  # like target_tokens; a datum without one has 1 for its every target
 
     @property
     def inputs(self) -> str:
         """The inputs in words, for error messages."""
-        optional = f" and, if you like, {', '.join(self.optional)}" if self.optional else ""
-        return ", ".join(self.needed) + optional
+        optional = ", ".join((*self.else_ones, *self.optional))
+        return ", ".join(self.needed) + (f" and, if you like, {optional}" if optional else "")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _clips(low: float, high: float) -> dict[str, Number | Choice]:
 
 
 LOSSES: dict[str, LossEntry] = {
-    "cross_entropy": LossEntry(("target_tokens", "weights"), LEFT_OVER),
+    "cross_entropy": LossEntry(("target_tokens",), LEFT_OVER, else_ones=("weights",)),
     "importance_sampling": _reinforced({}),
     "ppo": _reinforced(_clips(0.8, 1.2)),
     "cispo": _reinforced(_clips(0.0, 4.0)),

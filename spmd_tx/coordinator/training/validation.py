@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -75,6 +76,26 @@ def adapter_seed(config: LoraConfig | None, model_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(model_id.encode(), digest_size=8).digest()) >> 1
 
 
+def with_ones(request: ForwardBackwardRequest) -> ForwardBackwardRequest:
+    """Give each datum the inputs that are 1 where it has none, as the weights of cross_entropy.
+
+    Where a position has several targets they stay missing: tensors that were sent sparse also hold cells that
+    are no targets.
+    """
+    entry = LOSSES.get(request.loss_fn)
+    if entry is None or not entry.else_ones:
+        return request
+    return replace(request, data=[_with_ones(datum, entry) for datum in request.data])
+
+
+def _with_ones(datum: Datum, entry: LossEntry) -> Datum:
+    targets, length = datum.loss_inputs.get("target_tokens"), len(datum.tokens)
+    if targets is None or targets.shape not in ((length,), (length, 1)):
+        return datum
+    ones = {key: np.ones(targets.shape, np.float32) for key in entry.else_ones}
+    return replace(datum, loss_inputs=ones | datum.loss_inputs)
+
+
 def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> LossSettings:
     """Return the request's loss if all datums can be used. Raises InvalidRequest, which names the datum."""
     loss = loss_settings(request.loss_fn, request.loss_config)
@@ -105,20 +126,23 @@ def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Lim
             f"model_input has {length} tokens and the context holds {limits.max_context}; "
             "shorten it, or the operator raises --max-context-length"
         )
+    per_token = (*entry.needed, *entry.else_ones)
     for key in inputs:
-        if key not in entry.needed and key not in entry.optional and key not in entry.ignored:
+        if key not in per_token and key not in entry.optional and key not in entry.ignored:
             return f"loss_fn_inputs has the key {key!r}; {loss_fn} takes {entry.inputs}"
-    for key in entry.needed:
+    for key in per_token:
         values = inputs.get(key)
         if values is None:
-            return f"loss_fn_inputs lacks {key}; {loss_fn} takes {entry.inputs}"
+            if key in entry.needed:
+                return f"loss_fn_inputs lacks {key}; {loss_fn} takes {entry.inputs}"
+            return f"loss_fn_inputs lacks {key}; only a datum with one target per position may leave it out"
         if values.shape != (length,):  # the common case is decided by one comparison
             problem = _shape_problem(key, values, length, loss_fn)
             if problem:
                 return problem
     if inputs["target_tokens"].dtype.kind != "i":
         return f"target_tokens has dtype {inputs['target_tokens'].dtype}; token IDs are integers, send int64"
-    if "weights" in entry.needed and inputs["weights"].size != inputs["target_tokens"].size:
+    if "weights" in entry.else_ones and inputs["weights"].size != inputs["target_tokens"].size:
         return (
             f"target_tokens has the shape {list(inputs['target_tokens'].shape)} and weights has "
             f"{list(inputs['weights'].shape)}; every target has its own weight, so send both in one shape"

@@ -94,6 +94,28 @@ async def test_what_is_deleted_or_has_expired_is_gone_everywhere(checkpoints, ba
         await checkpoints.open(PATH)
 
 
+async def test_a_deletion_takes_no_name_that_only_begins_like_its_own(opened, base, tmp_path, monkeypatch):
+    """Some object stores list what begins with the name of a folder when the folder is not there."""
+    files = RemoteFiles(base.as_uri())
+    checkpoints = await opened(store=remote_store.RemoteStore(files, CheckpointCache(tmp_path / "cache", 1)))
+    longer = PATH._replace(name=PATH.name + "0")
+    await save(checkpoints, PATH)
+    await save(checkpoints, longer)
+    whole = stored(base)
+    find = files._system.find
+
+    def find_by_beginning(place, **options):
+        found = find(place.rpartition("/")[0], **options)
+        return find(place, **options) or [each for each in found if each.startswith(place)]
+
+    monkeypatch.setattr(files._system, "find", find_by_beginning)
+    assert files.list("s_train_0/weights/step") == []
+    await checkpoints.delete(PATH)
+    await asyncio.to_thread(checkpoints._store.delete, PATH)  # again, as after a crash between files and rows
+    assert stored(base) == [each for each in whole if not each.startswith("s_train_0/weights/step-1/")]
+    assert await content(checkpoints, longer) == b"weights"
+
+
 async def test_what_is_changed_is_changed_in_both_places(checkpoints, opened, database, tmp_path):
     await save(checkpoints, ttl_seconds=3600)
     await checkpoints.set_ttl(PATH, None)

@@ -1,9 +1,10 @@
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.preflight import check_mesh
+from spmd_tx.coordinator.server.preflight import check_folders, check_mesh
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
@@ -91,3 +92,18 @@ def test_groups_with_a_scale_are_not_cut(packed, options, message):
     refused = nullcontext() if message is None else pytest.raises(StartError, match=message)
     with refused:
         check_mesh(ServerConfig(base_model="packed", expert_weights="packed", **options), packed)
+
+
+@pytest.mark.parametrize(
+    "options, refused",
+    [
+        ({"data_dir": Path("/runs [1]/data")}, "--data-dir is '/runs .1./data'"),
+        ({"data_dir": Path("/runs/**/data")}, "--data-dir is "),
+        ({"data_dir": Path("/runs"), "checkpoints_base": "/shared/[a-c]"}, "--checkpoints-base is "),
+        ({"data_dir": Path("/runs #1 %20 ?{a}/[data"), "checkpoints_base": "s3://bucket/[1]"}, None),
+    ],
+)
+def test_folders_that_are_taken_for_patterns_are_refused(options, refused):
+    expected = nullcontext() if refused is None else pytest.raises(StartError, match=refused)
+    with expected:
+        check_folders(ServerConfig(base_model="m", **options))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.training.losses import LOSSES
-from spmd_tx.coordinator.training.validation import check_forward_backward
+from spmd_tx.coordinator.training.validation import check_forward_backward, with_ones
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
@@ -29,8 +29,11 @@ def datum(loss_fn: str = "cross_entropy", tokens: np.ndarray = TOKENS, drop: str
 
 
 def check(*datums: Datum, loss_fn: str = "cross_entropy", config: dict | None = None):
-    request = ForwardBackwardRequest("s:train:0", 1, list(datums), loss_fn, config or {}, forward_only=False)
-    return check_forward_backward(request, LIMITS)
+    return check_forward_backward(with_ones(asked(*datums, loss_fn=loss_fn, config=config)), LIMITS)
+
+
+def asked(*datums: Datum, loss_fn: str, config: dict | None = None) -> ForwardBackwardRequest:
+    return ForwardBackwardRequest("s:train:0", 1, list(datums), loss_fn, config or {}, forward_only=False)
 
 
 def floats(*values: float) -> np.ndarray:
@@ -100,8 +103,12 @@ def test_a_wrong_loss_or_parameter_is_refused(loss_fn, config, message):
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (datum(drop="target_tokens"), "lacks target_tokens; cross_entropy takes target_tokens, weights"),
-        (datum(drop="weights"), "loss_fn_inputs lacks weights"),
+        (
+            datum(drop="target_tokens"),
+            "lacks target_tokens; cross_entropy takes target_tokens and, if you like, weights",
+        ),
+        (several(3, drop="weights"), "lacks weights; only a datum with one target per position may leave it"),
+        (datum(drop="weights", target_tokens=np.arange(3)), "target_tokens has the shape [3] and"),
         (datum(target_tokens=np.arange(3)), "target_tokens has the shape [3] and model_input has 4 tokens"),
         (datum(weights=floats(1, 1, 1, 1, 1)), "weights has the shape [5] and model_input has 4 tokens"),
         (datum(target_tokens=np.ones((4, 2), int)), "has the shape [4, 2] and weights has [4]; every target"),
@@ -128,6 +135,27 @@ def test_a_wrong_loss_or_parameter_is_refused(loss_fn, config, message):
 def test_a_datum_that_cannot_be_used_is_named_with_its_number(wrong, message):
     with pytest.raises(InvalidRequest, match=r"^datum 1: .*" + re.escape(message)):
         check(datum(), wrong, datum())
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 1)])
+def test_weights_that_are_left_out_are_ones(shape):
+    targets = np.arange(2, 6).reshape(shape)
+    request = with_ones(asked(datum(drop="weights", target_tokens=targets), loss_fn="cross_entropy"))
+    (weights,) = (each.loss_inputs["weights"] for each in request.data)
+    assert (weights.shape, weights.dtype, set(weights.ravel())) == (shape, np.float32, {1.0})
+    check_forward_backward(request, LIMITS)
+
+
+@pytest.mark.parametrize("loss_fn", ["ppo", "custom", "nonsense"])
+def test_other_losses_are_given_no_weights(loss_fn):
+    request = asked(datum("ppo"), loss_fn=loss_fn)
+    assert with_ones(request) is request
+
+
+def test_weights_that_are_there_stay():
+    sent = datum(weights=floats(0, 2, -1, 0))
+    (kept,) = with_ones(asked(sent, loss_fn="cross_entropy")).data
+    np.testing.assert_array_equal(kept.loss_inputs["weights"], floats(0, 2, -1, 0))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from spmd_tx.coordinator.wire.checkpoint_paths import check_new_name
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.storage import checkpoints
@@ -77,6 +78,15 @@ def pad(state, rank):
 
 def assert_equal(actual, expected):
     jax.tree.map(np.testing.assert_array_equal, actual, expected)
+
+
+def test_a_state_is_read_from_every_folder_that_a_name_can_make(tmp_path):
+    state, name = host_state(4), " ".join("!\"$&'()+,-.:;<=>@^_`{|}~é漢")
+    check_new_name(name)
+    save_state(tmp_path / f".{name}.0123.staged", on_mesh(state, (1, 1, 1)), None)
+    (tmp_path / f".{name}.0123.staged").rename(tmp_path / name)
+    restored = restore_state(tmp_path / name, like(4, (1, 1, 1)))
+    jax.tree.map(np.testing.assert_array_equal, restored, state)
 
 
 @pytest.mark.parametrize("saved_on", MESHES)

@@ -28,8 +28,8 @@ ADVICE: dict[Cause, str] = {
     ),
     "client": (
         "No request of the run was at the server. Send the next one before the result of the last one is "
-        "there: forward_backward_async and optim_step_async together, and the next samples while rewards are "
-        "computed."
+        "there: call forward_backward and optim_step before you wait for either, and ask for the next "
+        "samples while rewards are computed."
     ),
     "restart": "The workers were not running. The page of the server tells an admin why.",
     "server": (

@@ -70,6 +70,10 @@ class Access:
         """Return a checkpoint that the caller may change."""
         return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
 
+    async def check_meant(self, path: CheckpointPath) -> None:
+        """Raise InvalidRequest if a client that quotes no names may mean another checkpoint by this path."""
+        await self.checkpoints.check_meant(path, self._may_read)
+
     async def describe_checkpoint(self, path: CheckpointPath) -> Manifest:
         """Return the manifest of a checkpoint that the caller may read, without reading its files."""
         return await self.checkpoints.describe(path, self._may_read)

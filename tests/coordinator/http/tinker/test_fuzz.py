@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.coordinator.training.validation import check_forward_backward
+from spmd_tx.coordinator.training.validation import check_forward_backward, with_ones
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import decode_address, decode_forward_backward
@@ -146,7 +146,7 @@ def take(body: bytes) -> bool:
     """What is done with a body before it reaches the workers; whether it does."""
     try:
         decode_address(body)
-        request = decode_forward_backward(body)
+        request = with_ones(decode_forward_backward(body))
         loss = check_forward_backward(request, LIMITS)
         packed = pack(request.data, loss, request.forward_only, SHAPES, [])
     except RequestError:
