@@ -27,7 +27,7 @@ from spmd_tx.models.adapter_formats.files import (
     config_of,
     write_tensors,
 )
-from spmd_tx.models.adapter_formats.peft_targets import module_of, rows_of, target_of
+from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.layers import HEAD
 
@@ -127,28 +127,39 @@ class _Target:
     experts: int  # 0: it is a matrix
     width_in: int
     width_out: int
+    is_parameter: bool  # whether PEFT finds it by target_parameters
+    padded: int = 0  # ranks of zeros
+    scale: float = 0.0  # what PEFT multiplies the product by; 0.0: that of the parts
 
     @property
     def rank(self) -> int:
-        return sum(part.rank for part in self.parts)
+        return sum(part.rank for part in self.parts) + self.padded
+
+    @property
+    def own_scale(self) -> float:
+        return self.adapter.scale(self.parts[0].modules[0])
 
     @property
     def alpha(self) -> float:
-        return self.adapter.spec.alpha * self.rank / self.parts[0].rank
+        return (self.scale or self.own_scale) * self.rank
 
     def a(self) -> Stored:
         def make() -> np.ndarray:
-            a_XRI = np.concatenate([self._each(part, "a") for part in self.parts], axis=1)
+            zeros = np.zeros((max(1, self.experts), self.padded, self.width_in), np.float32)
+            a_XRI = np.concatenate([*(self._each(part, "a") for part in self.parts), zeros], axis=1)
             return a_XRI.reshape(-1, self.width_in)
 
         return Stored((max(1, self.experts) * self.rank, self.width_in), make)
 
     def b(self) -> Stored:
+        ratio = np.float32(self.own_scale / self.scale if self.scale else 1.0)
+
         def make() -> np.ndarray:
             b_ORX = np.zeros((self.width_out, self.rank, max(1, self.experts)), np.float32)
             first = 0
             for part in self.parts:
-                b_ORX[part.rows, first : first + part.rank] = self._each(part, "b").transpose(1, 2, 0)
+                each = self._each(part, "b").transpose(1, 2, 0)
+                b_ORX[part.rows, first : first + part.rank] = ratio * each
                 first += part.rank
             return b_ORX.reshape(self.width_out, -1)
 
@@ -162,10 +173,11 @@ class _Target:
 
 
 def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
-    targets = _targets(adapter, model)
+    targets = _with_alike_parameters(_targets(adapter, model))
     tensors: dict[str, Stored] = {}
+    has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
     for name, target in targets.items():
-        tensors |= _pair(PREFIX + module_of(name), target.a(), target.b())
+        tensors |= _pair(PREFIX + module_of(name, has_both=has_both), target.a(), target.b())
     return Content(tensors, _config(adapter, model, base_model, targets))
 
 
@@ -183,8 +195,27 @@ def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
             seen = found[name]
             found[name] = replace(seen, parts=[*seen.parts, part], width_out=max(seen.width_out, height))
         else:
-            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
+            # In models with experts, PEFT takes modules with these names for experts of transformers 4; as
+            # parameters they are what they are.
+            is_taken = bool(model.n_experts) and name.endswith((".gate_proj", ".up_proj", ".down_proj"))
+            is_parameter = bool(declared.experts) or is_taken
+            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height, is_parameter)
     return found
+
+
+def _with_alike_parameters(targets: dict[str, _Target]) -> dict[str, _Target]:
+    """Give all parameters the same rank and scale: those that PEFT has for what no pattern names.
+
+    It follows patterns for parameters, but warns that it ignored them.
+    """
+    parameters = {name: target for name, target in targets.items() if target.is_parameter}
+    if not parameters:
+        return targets
+    most = max(parameters.values(), key=lambda target: target.rank)
+    return targets | {
+        name: replace(target, padded=most.rank - target.rank, scale=most.own_scale)
+        for name, target in parameters.items()
+    }
 
 
 def _config(
@@ -192,23 +223,19 @@ def _config(
 ) -> bytes:
     plain = config_of(adapter.spec, replace(model, expert_lora="shared-outer"), base_model)
     config: dict[str, Any] = json.loads(plain)
-    # In models with experts, PEFT takes modules with these names for experts of transformers 4; as parameters
-    # they are what they are.
-    as_parameters = {
-        name
-        for name in targets
-        if model.n_experts and name.endswith((".gate_proj", ".up_proj", ".down_proj"))
-    }
-    parameters = {_end_of(name, 2) + ".weight" for name in as_parameters}
-    parameters |= {_end_of(name, 3) for name, target in targets.items() if target.experts}
-    matrices = {name for name, target in targets.items() if not target.experts} - as_parameters
+    parameters = {name: target for name, target in targets.items() if target.is_parameter}
+    matrices = {name: target for name, target in targets.items() if not target.is_parameter}
     config["target_modules"] = sorted({_end_of(name, 1) for name in matrices})
     if parameters:
-        config["target_parameters"] = sorted(parameters)
+        ends = {_end_of(name, 3) for name, target in parameters.items() if target.experts}
+        ends |= {f"{_end_of(name, 2)}.weight" for name, target in parameters.items() if not target.experts}
+        config["target_parameters"] = sorted(ends)
+        alike = next(iter(parameters.values()))
+        config["r"], config["lora_alpha"] = alike.rank, alike.alpha
     ranks, alphas = config["rank_pattern"], config["alpha_pattern"] = {}, {}
-    for name, target in targets.items():
-        if (target.rank, target.alpha) != (adapter.spec.rank, adapter.spec.alpha):
-            key = re.escape(_end_of(name, 3 if target.experts else 1))
+    for name, target in matrices.items():
+        if (target.rank, target.alpha) != (config["r"], config["lora_alpha"]):
+            key = re.escape(_end_of(name, 1))
             ranks[key], alphas[key] = target.rank, target.alpha
     return (json.dumps(config, indent=2) + "\n").encode()
 

@@ -74,7 +74,7 @@ def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slic
 
 def _changes(adapter: AdapterFolder, model: ModelConfig) -> dict[str, Change]:
     found: dict[str, dict[int, list[Delta]]] = defaultdict(lambda: defaultdict(list))
-    for module in adapter.modules:
+    for module in adapter.present:
         declared = model.declared.adapted[module.map]
         for expert, matrix, name in _matrices(module, declared.map, declared.numbers, model):
             found[name][matrix].append(Delta(module, expert, _source(declared.map, model)))

@@ -1,0 +1,64 @@
+"""Says which modules an adapter_config.json gives factors to, as PEFT selects them. No JAX."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from spmd_tx.models.adapter_formats.patterns import Pattern
+
+ALL = "all-linear"
+# PEFT takes the first number behind a name for that of the layer.
+NUMBERED = re.compile(r"(?:^|.*?\.)(?P<list>[^.]+)\.(?P<number>\d+)\.")
+
+
+class Selection:
+    """Tells whether a module is selected."""
+
+    def __init__(
+        self,
+        targets: Sequence[str] | str | None,
+        excluded: Sequence[str] | str | None,
+        layers: Sequence[int] | int | None,
+        lists: Sequence[str] | str | None,
+    ) -> None:
+        """Raise InvalidRequest for a pattern that is not read."""
+        self._targets = None if targets in (None, ALL) else _matcher(targets)
+        self._excluded = _matcher(excluded) if excluded else None
+        has_layers = layers not in (None, []) and not isinstance(
+            targets, str
+        )  # PEFT lets a pattern say it all
+        self._layers = None if not has_layers else {layers} if isinstance(layers, int) else {*(layers or ())}
+        self._lists = {lists} if isinstance(lists, str) else {*(lists or ())}
+
+    def left_out_by(self, names: Sequence[str], *, is_alike: bool = True) -> str | None:
+        """Return the field that gives a module no factors; None: it is selected. It may have several names.
+
+        Without ``is_alike`` the file stores the module under a name that is none of the base model's, of which
+        the layer alone counts.
+        """
+        if is_alike and self._excluded and any(map(self._excluded, names)):
+            return "exclude_modules"
+        if is_alike and self._targets and not any(map(self._targets, names)):
+            return "target_modules"
+        if self._layers is not None and not any(map(self._is_in_layers, names)):
+            return "layers_to_transform"
+        return None
+
+    def _is_in_layers(self, name: str) -> bool:
+        assert self._layers is not None
+        for found in NUMBERED.finditer(name):
+            if not self._lists or found["list"] in self._lists:
+                return int(found["number"]) in self._layers
+        return False
+
+
+def _matcher(chosen: Sequence[str] | str) -> Callable[[str], bool]:
+    if isinstance(chosen, str):
+        return Pattern(chosen).matches
+    names = {*chosen}
+    return lambda name: any(ending in names for ending in endings(name))
+
+
+def endings(name: str) -> list[str]:
+    """Return a name and what follows each of its dots."""
+    parts = name.split(".")
+    return [".".join(parts[first:]) for first in range(len(parts))]
