@@ -127,39 +127,28 @@ class _Target:
     experts: int  # 0: it is a matrix
     width_in: int
     width_out: int
-    is_parameter: bool  # whether PEFT finds it by target_parameters
-    padded: int = 0  # ranks of zeros
-    scale: float = 0.0  # what PEFT multiplies the product by; 0.0: that of the parts
 
     @property
     def rank(self) -> int:
-        return sum(part.rank for part in self.parts) + self.padded
-
-    @property
-    def own_scale(self) -> float:
-        return self.adapter.scale(self.parts[0].modules[0])
+        return sum(part.rank for part in self.parts)
 
     @property
     def alpha(self) -> float:
-        return (self.scale or self.own_scale) * self.rank
+        return self.adapter.spec.alpha * self.rank / self.parts[0].rank
 
     def a(self) -> Stored:
         def make() -> np.ndarray:
-            zeros = np.zeros((max(1, self.experts), self.padded, self.width_in), np.float32)
-            a_XRI = np.concatenate([*(self._each(part, "a") for part in self.parts), zeros], axis=1)
+            a_XRI = np.concatenate([self._each(part, "a") for part in self.parts], axis=1)
             return a_XRI.reshape(-1, self.width_in)
 
         return Stored((max(1, self.experts) * self.rank, self.width_in), make)
 
     def b(self) -> Stored:
-        ratio = np.float32(self.own_scale / self.scale if self.scale else 1.0)
-
         def make() -> np.ndarray:
             b_ORX = np.zeros((self.width_out, self.rank, max(1, self.experts)), np.float32)
             first = 0
             for part in self.parts:
-                each = self._each(part, "b").transpose(1, 2, 0)
-                b_ORX[part.rows, first : first + part.rank] = ratio * each
+                b_ORX[part.rows, first : first + part.rank] = self._each(part, "b").transpose(1, 2, 0)
                 first += part.rank
             return b_ORX.reshape(self.width_out, -1)
 
@@ -173,7 +162,7 @@ class _Target:
 
 
 def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
-    targets = _with_alike_parameters(_targets(adapter, model))
+    targets = _targets(adapter, model)
     tensors: dict[str, Stored] = {}
     has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
     for name, target in targets.items():
@@ -195,27 +184,8 @@ def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
             seen = found[name]
             found[name] = replace(seen, parts=[*seen.parts, part], width_out=max(seen.width_out, height))
         else:
-            # In models with experts, PEFT takes modules with these names for experts of transformers 4; as
-            # parameters they are what they are.
-            is_taken = bool(model.n_experts) and name.endswith((".gate_proj", ".up_proj", ".down_proj"))
-            is_parameter = bool(declared.experts) or is_taken
-            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height, is_parameter)
+            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
     return found
-
-
-def _with_alike_parameters(targets: dict[str, _Target]) -> dict[str, _Target]:
-    """Give all parameters the same rank and scale: those that PEFT has for what no pattern names.
-
-    It follows patterns for parameters, but warns that it ignored them.
-    """
-    parameters = {name: target for name, target in targets.items() if target.is_parameter}
-    if not parameters:
-        return targets
-    most = max(parameters.values(), key=lambda target: target.rank)
-    return targets | {
-        name: replace(target, padded=most.rank - target.rank, scale=most.own_scale)
-        for name, target in parameters.items()
-    }
 
 
 def _config(
@@ -223,21 +193,44 @@ def _config(
 ) -> bytes:
     plain = config_of(adapter.spec, replace(model, expert_lora="shared-outer"), base_model)
     config: dict[str, Any] = json.loads(plain)
-    parameters = {name: target for name, target in targets.items() if target.is_parameter}
-    matrices = {name: target for name, target in targets.items() if not target.is_parameter}
+    # In models with experts, PEFT takes modules with these names for experts of transformers 4; as parameters
+    # they are what they are.
+    as_parameters = {
+        name
+        for name in targets
+        if model.n_experts and name.endswith((".gate_proj", ".up_proj", ".down_proj"))
+    }
+    parameters = {_end_of(name, 2) + ".weight" for name in as_parameters}
+    parameters |= {_end_of(name, 3) for name, target in targets.items() if target.experts}
+    matrices = {name for name, target in targets.items() if not target.experts} - as_parameters
     config["target_modules"] = sorted({_end_of(name, 1) for name in matrices})
     if parameters:
-        ends = {_end_of(name, 3) for name, target in parameters.items() if target.experts}
-        ends |= {f"{_end_of(name, 2)}.weight" for name, target in parameters.items() if not target.experts}
-        config["target_parameters"] = sorted(ends)
-        alike = next(iter(parameters.values()))
-        config["r"], config["lora_alpha"] = alike.rank, alike.alpha
-    ranks, alphas = config["rank_pattern"], config["alpha_pattern"] = {}, {}
-    for name, target in matrices.items():
-        if (target.rank, target.alpha) != (config["r"], config["lora_alpha"]):
-            key = re.escape(_end_of(name, 1))
-            ranks[key], alphas[key] = target.rank, target.alpha
+        config["target_parameters"] = sorted(parameters)
+    config["rank_pattern"], config["alpha_pattern"] = _patterns(adapter, targets, min(matrices, default=None))
     return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _patterns(
+    adapter: AdapterFolder, targets: dict[str, _Target], matrix: str | None
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the ranks and alphas of targets that have others than the adapter, by what PEFT finds them with.
+
+    PEFT follows patterns of parameters, but warns that it ignored those that match no module. So these match
+    ``matrix`` as well, one of the targets, after a pattern that says what it has.
+    """
+    found: dict[str, _Target] = {}
+    for name, target in targets.items():
+        if (target.rank, target.alpha) != (adapter.spec.rank, adapter.spec.alpha):
+            found[re.escape(_end_of(name, 3 if target.experts else 1))] = target
+    if matrix is not None and any(target.experts for target in found.values()):
+        key = re.escape(_end_of(matrix, 1))
+        found = {key: targets[matrix]} | {
+            f"{each}|{key}" if target.experts else each: target for each, target in found.items()
+        }
+    ranks, alphas = (
+        {key: getattr(each, field) for key, each in found.items()} for field in ("rank", "alpha")
+    )
+    return ranks, alphas
 
 
 def _end_of(name: str, parts: int) -> str:

@@ -231,7 +231,7 @@ def test_the_scale_is_that_of_the_adapters_kind(tmp_path):
     ):
         (folder / "adapter_config.json").write_text(json.dumps(config | change))
         if result == "refused":
-            with pytest.raises(StartError, match=r"use_dora of .* is True, which cannot be exported"):
+            with pytest.raises(StartError, match=r"use_dora of .* is True, .*; merge such an adapter"):
                 export_merged(folder, path, tmp_path / "refused", None)
             continue
         export_merged(folder, path, tmp_path / "merged", None)

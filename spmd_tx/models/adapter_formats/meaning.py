@@ -1,4 +1,4 @@
-"""Reads an adapter_config.json: its ranks, its scales, and which modules have factors, as PEFT means it. No JAX."""
+"""Reads an adapter_config.json as PEFT means it: ranks, scales, and the modules that have factors. No JAX."""
 
 import re
 from collections.abc import Mapping
@@ -58,7 +58,11 @@ class Meaning(msgspec.Struct, dict=True):
     @cached_property
     def selection(self) -> Selection:
         return Selection(
-            self.target_modules, self.exclude_modules, self.layers_to_transform, self.layers_pattern
+            self.target_modules,
+            self.target_parameters,
+            self.exclude_modules,
+            self.layers_to_transform,
+            self.layers_pattern,
         )
 
     @property
@@ -113,6 +117,7 @@ class _Patterns(Generic[Number]):
     def __init__(self, patterns: Mapping[str, Number] | None) -> None:
         self._named: dict[str, tuple[int, Number]] = {}  # by ending: the place among all, and the value
         self._others: list[tuple[int, Pattern, Number]] = []
+        self._found: dict[tuple[str, ...], Number | None] = {}  # by the names of a module
         for place, (pattern, value) in enumerate((patterns or {}).items()):
             if NAMED.fullmatch(pattern) or NUMBERED.fullmatch(pattern):
                 ending = pattern.removesuffix("$").replace("\\.", ".")
@@ -127,15 +132,14 @@ class _Patterns(Generic[Number]):
 
     def first(self, names: tuple[str, ...], default: Number) -> Number:
         """Return the value of the first pattern that matches an end of one of the names."""
-        if not self._named and not self._others:
-            return default
+        if names not in self._found:
+            self._found[names] = self._first(names)
+        found = self._found[names]
+        return default if found is None else found
+
+    def _first(self, names: tuple[str, ...]) -> Number | None:
         ends = [ending for name in names for ending in endings(name)] if self._named else []
-        found = [
-            self._named[end]
-            for end in (*ends, *(NUMBER.sub(r"\\d+", end) for end in ends))
-            if end in self._named
-        ]
-        found += [
-            (place, value) for place, pattern, value in self._others if any(map(pattern.matches_end, names))
-        ]
-        return min(found)[1] if found else default
+        ends += [NUMBER.sub(r"\\d+", ending) for ending in ends]
+        found = [self._named[ending] for ending in ends if ending in self._named]
+        found += [(place, value) for place, each, value in self._others if any(map(each.matches_end, names))]
+        return min(found)[1] if found else None

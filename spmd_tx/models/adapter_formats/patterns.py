@@ -1,7 +1,7 @@
 r"""Matches regular expressions of clients with names of modules, in a time that no expression can blow up.
 
-Python's own matcher may need time exponential in a name's length. This one keeps the set of places that a match
-can have reached. It reads what adapter_config.json has in practice: characters, ``.``, classes, groups,
+Python's own matcher may need time exponential in a name's length. This one keeps the set of places that a
+match can have reached. It reads what adapter_config.json has in practice: characters, ``.``, classes, groups,
 alternatives, repetitions, ``^``, ``$``, ``\d``, ``\w``, ``\s`` and ``\b``.
 """
 

@@ -1,7 +1,7 @@
 """Says which fields of PEFT's adapter_config.json leave the factors plain LoRA, B A times a scale. No JAX.
 
-PEFT adds fields with each release, and most of them give the factors another meaning. So what is understood is
-listed here, and a field that is not is refused, unless its value is none.
+PEFT adds fields with each release, and most of them give the factors another meaning. So what is understood
+is listed here, and a field that is not is refused, unless its value is none.
 """
 
 from collections.abc import Mapping
@@ -49,15 +49,15 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "revision": ("main",),
 }
 REMEDIES = {
-    "init_lora_weights": "they belong to a base model whose weights were changed, too, so save the adapter again "
-    "with path_initial_model_for_weight_conversion of peft's save_pretrained",
+    "init_lora_weights": "they belong to a base model whose weights were changed, too, so save the adapter "
+    "again with path_initial_model_for_weight_conversion of peft's save_pretrained",
     "revision": "if the base model that is served is this revision, set it to null",
 }
 MERGE = "merge such an adapter into its base model with peft, and use the result"
 
 
 def check_fields(config: Mapping[str, Any], file: object) -> None:
-    """Raise InvalidRequest for a value with which the factors mean something else. ``file`` is for messages."""
+    """Raise InvalidRequest for a value with which factors mean something else; ``file`` is for messages."""
     for name, value in config.items():
         if name in READ or name in WITHOUT_EFFECT or not value:
             continue

@@ -16,12 +16,14 @@ class Selection:
     def __init__(
         self,
         targets: Sequence[str] | str | None,
+        parameters: Sequence[str] | None,
         excluded: Sequence[str] | str | None,
         layers: Sequence[int] | int | None,
         lists: Sequence[str] | str | None,
     ) -> None:
         """Raise InvalidRequest for a pattern that is not read."""
         self._targets = None if targets in (None, ALL) else _matcher(targets)
+        self._parameters = _matcher([each.removesuffix(".weight") for each in parameters or ()])
         self._excluded = _matcher(excluded) if excluded else None
         has_layers = layers not in (None, []) and not isinstance(
             targets, str
@@ -32,9 +34,11 @@ class Selection:
     def left_out_by(self, names: Sequence[str], *, is_alike: bool = True) -> str | None:
         """Return the field that gives a module no factors; None: it is selected. It may have several names.
 
-        Without ``is_alike`` the file stores the module under a name that is none of the base model's, of which
-        the layer alone counts.
+        Without ``is_alike`` the file stores the module under a name that is none of the base model's, of
+        which the layer alone counts.
         """
+        if any(map(self._parameters, names)):
+            return None
         if is_alike and self._excluded and any(map(self._excluded, names)):
             return "exclude_modules"
         if is_alike and self._targets and not any(map(self._targets, names)):
