@@ -13,13 +13,12 @@ from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.base_names import is_encoded_copy
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
-    TENSOR,
     WEIGHTS_FILE,
     Module,
-    group_of_module,
+    groups_of,
     modules,
 )
-from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, is_of_other_part, some
+from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import ExpertLora, Factor
@@ -94,8 +93,7 @@ class AdapterFolder:
         self.path = path
         meaning, file = _read_config(path), _opened(path)
         try:
-            names: Iterable[str] = file.keys()
-            self.spec = _spec(meaning, [name for name in names if not is_of_other_part(name, model)])
+            self.spec = _spec(meaning, file.keys())
             self._factors = ForeignFactors(file, meaning, self.spec, model)
             self._check_names(meaning, model)
             self._factors.check()
@@ -156,8 +154,8 @@ class AdapterFolder:
             )
 
 
-def _spec(meaning: Meaning, names: list[str]) -> AdapterSpec:
-    groups = {group_of_module(found["module"]) for name in names if (found := TENSOR.fullmatch(name))}
+def _spec(meaning: Meaning, names: Iterable[str]) -> AdapterSpec:
+    groups = groups_of(names)
     if not groups:
         raise InvalidRequest("it has no factors of an adapter (NAME.lora_A.weight); save the adapter again")
     return AdapterSpec(
