@@ -331,11 +331,15 @@ class Most(NamedTuple):
 def is_of_other_part(tensor: str, model: ModelConfig) -> bool:
     """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
     found = TENSOR.fullmatch(tensor)
-    if found is None or not model.declared.ignored:
+    if found is None:
         return False
     module = found["module"].removeprefix(PREFIX)
     names = module, module.removeprefix("model."), f"model.{module}"
-    return any(re.fullmatch(pattern, name) for pattern in model.declared.ignored for name in names)
+    return any(
+        name.startswith(model.declared.further)
+        or any(re.fullmatch(pattern, name) for pattern in model.declared.ignored)
+        for name in names
+    )
 
 
 def most_of(adapter: AdapterSpec, model: ModelConfig) -> Most:
