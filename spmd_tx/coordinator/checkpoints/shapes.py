@@ -1,0 +1,134 @@
+"""Compares the arrays of a checkpoint with the base model that is served. All functions block.
+
+Its name alone does not tell the base model of a checkpoint: two may have the same one. Workers, which would
+be lost over arrays of other shapes, get what was compared here.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import tensorstore as ts
+from safetensors import SafetensorError, safe_open
+
+from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.errors import InvalidRequest, StartError
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, modules, spelling, stored_names
+from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.declared.layers import FACTORS, HEAD, Array
+from spmd_tx.models.declared.maps import Map
+
+ARRAYS = "manifest.ocdbt"  # in the folder of a training checkpoint
+MODEL_CONFIG = "config.json"  # in the folder of a whole model
+SIZES = "its layers, heads and their width, feed-forward blocks, channels and vocabulary"
+
+Shape = tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """Holds the shape of an array in the base model that is served."""
+
+    shape: Shape
+    rank: int | None = None  # the dimension that may differ, as servers pad it or not
+
+    def is_of(self, stored: Shape | None) -> bool:
+        """Whether an array has the shape, but for its rank."""
+        return stored is not None and self._known(stored) == self._known(self.shape)
+
+    def _known(self, shape: Shape) -> Shape:
+        return shape if self.rank is None or len(shape) < 2 else _without(shape, self.rank % len(shape))
+
+
+def check_shapes(title: str, folder: Path, manifest: Manifest, model: ModelConfig, base_model: str) -> None:
+    """Raise InvalidRequest where the checkpoint is of another base model than the one that is served."""
+    if (folder / CONFIG_FILE).exists():
+        wanted = _of_peft(manifest, model)
+        found = _stored_by_peft(folder / WEIGHTS_FILE, title)
+    elif (folder / ARRAYS).exists():
+        wanted = dict(_of_adapter(manifest, model) if manifest.rank else _of_model(model))
+        found = {name: _stored(folder, name) for name in wanted}
+    elif (folder / MODEL_CONFIG).exists():
+        wanted = {SIZES: Wanted(_sizes(model))}
+        found = {SIZES: _sizes(_model_of(folder, title))}
+    else:
+        return
+    for name, each in wanted.items():
+        stored = found.get(name)
+        if not each.is_of(stored):
+            has = f"in which {name} is {list(stored)}" if stored else f"which has no {name}"
+            raise InvalidRequest(
+                f"{title} was trained on a base model {manifest.base_model!r}, {has}; in {base_model!r}, "
+                f"which this server serves, it is {list(each.shape)}; use a checkpoint of this model"
+            )
+
+
+def _without(shape: Shape, dimension: int) -> Shape:
+    return shape[:dimension] + shape[dimension + 1 :]
+
+
+def _of_peft(manifest: Manifest, model: ModelConfig) -> dict[str, Wanted]:
+    found: dict[str, Wanted] = {}
+    for module in modules(manifest.adapter, model):
+        found[spelling(module.name_a)] = Wanted(module.a, -2)
+        found[spelling(module.name_b)] = Wanted(module.b, -1)
+    return found
+
+
+def _stored_by_peft(path: Path, title: str) -> dict[str, Shape | None]:
+    """Return the shapes of factors by their names in ``spelling``."""
+    try:
+        with safe_open(path, framework="np") as file:
+            stored = stored_names(file.keys())
+            return {name: tuple(file.get_slice(each).get_shape()) for name, each in stored.items()}
+    except (SafetensorError, OSError) as problem:
+        raise InvalidRequest(f"{title} is damaged: {problem}; use another one") from None
+
+
+def _of_adapter(manifest: Manifest, model: ModelConfig) -> Iterator[tuple[str, Wanted]]:
+    """Yield the names and shapes of what a training checkpoint has of each map."""
+    for name, each in model.declared.adapted.items():
+        at = "head" if name == HEAD else f"layers.{name}"
+        for factor, width in zip(FACTORS, (each.map.width_in, each.map.width_out), strict=True):
+            shape = (*each.lead(factor, model.expert_lora), manifest.rank, width)
+            yield f"w.{at}.{factor}", Wanted(shape, -2)
+
+
+def _of_model(model: ModelConfig) -> Iterator[tuple[str, Wanted]]:
+    declared = model.declared
+    table = Wanted((declared.vocab_size, declared.d_model))
+    yield "w.embed", table
+    yield "w.final_norm", Wanted((declared.d_model,))
+    if not declared.is_tied:
+        yield "w.head", table
+    for place in declared.places:
+        for array in declared.arrays(place):
+            shape = (len(place.numbers), *_shape(array))
+            yield f"w.layers.{place.name(array.name)}", Wanted(shape)
+
+
+def _shape(array: Array) -> Shape:
+    if not isinstance(array, Map):
+        return array.shape
+    return (*((array.experts,) if array.experts else ()), array.width_in, array.width_out)
+
+
+def _stored(folder: Path, name: str) -> Shape | None:
+    """Return the shape of an array; None: there is none."""
+    base = {"driver": "file", "path": f"{folder.absolute()}/"}
+    store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
+    try:
+        return ts.open({"driver": "zarr", "kvstore": store}, open=True, read=True).result().shape
+    except ValueError:
+        return None
+
+
+def _model_of(folder: Path, title: str) -> ModelConfig:
+    try:
+        return read_model_config(folder)
+    except StartError as problem:
+        raise InvalidRequest(f"{title} is damaged: {problem}; use another one") from None
+
+
+def _sizes(model: ModelConfig) -> Shape:
+    heads = model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim
+    return (*heads, model.d_ff, model.d_model, model.vocab_size)
