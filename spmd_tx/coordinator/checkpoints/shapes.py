@@ -4,6 +4,7 @@ Its name alone does not tell the base model of a checkpoint: two may have the sa
 be lost over arrays of other shapes, get what was compared here.
 """
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +19,8 @@ from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.layers import FACTORS, HEAD, Array
 from spmd_tx.models.declared.maps import Map
 
-ARRAYS = "manifest.ocdbt"  # in the folder of a training checkpoint
+ARRAYS, METADATA = "manifest.ocdbt", "_METADATA"  # in the folder of a training checkpoint
+WEIGHTS = "w."  # with which the names of weights begin there; those of moments are alike
 MODEL_CONFIG = "config.json"  # in the folder of a whole model
 SIZES = "its layers, heads and their width, feed-forward blocks, channels and vocabulary"
 
@@ -46,20 +48,25 @@ def check_shapes(title: str, folder: Path, manifest: Manifest, model: ModelConfi
         found = _stored_by_peft(folder / WEIGHTS_FILE, title)
     elif (folder / ARRAYS).exists():
         wanted = dict(_of_adapter(manifest, model) if manifest.rank else _of_model(model))
-        found = {name: _stored(folder, name) for name in wanted}
+        found = {name: _stored(folder, name) for name in _names(folder, title)}
     elif (folder / MODEL_CONFIG).exists():
         wanted = {SIZES: Wanted(_sizes(model))}
         found = {SIZES: _sizes(_model_of(folder, title))}
     else:
         return
-    for name, each in wanted.items():
-        stored = found.get(name)
-        if not each.is_of(stored):
-            has = f"in which {name} is {list(stored)}" if stored else f"which has no {name}"
+    others = sorted(name for name, shape in found.items() if shape is not None and name not in wanted)
+    for name in (*wanted, *others):
+        stored, served = found.get(name), wanted.get(name)
+        if stored is None or served is None or not served.is_of(stored):
             raise InvalidRequest(
-                f"{title} was trained on a base model {manifest.base_model!r}, {has}; in {base_model!r}, "
-                f"which this server serves, it is {list(each.shape)}; use a checkpoint of this model"
+                f"{title} was trained on a base model {manifest.base_model!r}, in which {name} is "
+                f"{_shown(stored)}; in {base_model!r}, which this server serves, it is "
+                f"{_shown(served.shape if served else None)}; use a checkpoint of this model"
             )
+
+
+def _shown(shape: Shape | None) -> str:
+    return "not there" if shape is None else str(list(shape))
 
 
 def _without(shape: Shape, dimension: int) -> Shape:
@@ -110,6 +117,16 @@ def _shape(array: Array) -> Shape:
     if not isinstance(array, Map):
         return array.shape
     return (*((array.experts,) if array.experts else ()), array.width_in, array.width_out)
+
+
+def _names(folder: Path, title: str) -> set[str]:
+    """Return the names of the weights in a training checkpoint."""
+    try:
+        described = json.loads((folder / METADATA).read_bytes())["tree_metadata"].values()
+        names = {".".join(key["key"] for key in each["key_metadata"]) for each in described}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+        raise InvalidRequest(f"{title} is damaged: {METADATA} cannot be read: {problem!r}") from None
+    return {name for name in names if name.startswith(WEIGHTS)}
 
 
 def _stored(folder: Path, name: str) -> Shape | None:
