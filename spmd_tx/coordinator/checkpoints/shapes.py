@@ -5,7 +5,7 @@ be lost over arrays of other shapes, get what was compared here.
 """
 
 import json
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,29 +16,26 @@ from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, modules, spelling, stored_names
 from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.models.declared.layers import FACTORS, HEAD, Array
-from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.state_shapes import RANK, Shape, of_adapter, of_model
 
 ARRAYS, METADATA = "manifest.ocdbt", "_METADATA"  # in the folder of a training checkpoint
 WEIGHTS = "w."  # with which the names of weights begin there; those of moments are alike
 MODEL_CONFIG = "config.json"  # in the folder of a whole model
 SIZES = "its layers, heads and their width, feed-forward blocks, channels and vocabulary"
 
-Shape = tuple[int, ...]
-
 
 class Wanted(NamedTuple):
     """Holds the shape of an array in the base model that is served."""
 
     shape: Shape
-    rank: int | None = None  # the dimension that may differ, as servers pad it or not
+    has_any_rank: bool = False  # whether the dimension RANK may differ, as servers pad it or not
 
     def is_of(self, stored: Shape | None) -> bool:
         """Whether an array has the shape, but for its rank."""
         return stored is not None and self._known(stored) == self._known(self.shape)
 
     def _known(self, shape: Shape) -> Shape:
-        return shape if self.rank is None or len(shape) < 2 else _without(shape, self.rank % len(shape))
+        return (*shape[:RANK], *shape[RANK + 1 :]) if self.has_any_rank else shape
 
 
 def check_shapes(title: str, folder: Path, manifest: Manifest, model: ModelConfig, base_model: str) -> None:
@@ -47,7 +44,7 @@ def check_shapes(title: str, folder: Path, manifest: Manifest, model: ModelConfi
         wanted = _of_peft(manifest, model)
         found = _stored_by_peft(folder / WEIGHTS_FILE, title)
     elif (folder / ARRAYS).exists():
-        wanted = dict(_of_adapter(manifest, model) if manifest.rank else _of_model(model))
+        wanted = _of_state(manifest, model)
         found = {name: _stored(folder, name) for name in _names(folder, title)}
     elif (folder / MODEL_CONFIG).exists():
         wanted = {SIZES: Wanted(_sizes(model))}
@@ -69,54 +66,26 @@ def _shown(shape: Shape | None) -> str:
     return "not there" if shape is None else str(list(shape))
 
 
-def _without(shape: Shape, dimension: int) -> Shape:
-    return shape[:dimension] + shape[dimension + 1 :]
-
-
 def _of_peft(manifest: Manifest, model: ModelConfig) -> dict[str, Wanted]:
-    found: dict[str, Wanted] = {}
-    for module in modules(manifest.adapter, model):
-        found[spelling(module.name_a)] = Wanted(module.a, -2)
-        found[spelling(module.name_b)] = Wanted(module.b, -1)
-    return found
+    """Return those of factors by their names in ``spelling``."""
+    each = (module.shapes.items() for module in modules(manifest.adapter, model))
+    return {spelling(name): Wanted(shape) for name, shape in chain.from_iterable(each)}
+
+
+def _of_state(manifest: Manifest, model: ModelConfig) -> dict[str, Wanted]:
+    if manifest.rank:
+        arrays = of_adapter(model.declared, model.expert_lora, manifest.rank)
+        return {name: Wanted(shape, has_any_rank=True) for name, shape in arrays}
+    return {name: Wanted(shape) for name, shape in of_model(model.declared)}
 
 
 def _stored_by_peft(path: Path, title: str) -> dict[str, Shape | None]:
-    """Return the shapes of factors by their names in ``spelling``."""
     try:
         with safe_open(path, framework="np") as file:
             stored = stored_names(file.keys())
             return {name: tuple(file.get_slice(each).get_shape()) for name, each in stored.items()}
-    except (SafetensorError, OSError) as problem:
+    except (SafetensorError, FileNotFoundError) as problem:
         raise InvalidRequest(f"{title} is damaged: {problem}; use another one") from None
-
-
-def _of_adapter(manifest: Manifest, model: ModelConfig) -> Iterator[tuple[str, Wanted]]:
-    """Yield the names and shapes of what a training checkpoint has of each map."""
-    for name, each in model.declared.adapted.items():
-        at = "head" if name == HEAD else f"layers.{name}"
-        for factor, width in zip(FACTORS, (each.map.width_in, each.map.width_out), strict=True):
-            shape = (*each.lead(factor, model.expert_lora), manifest.rank, width)
-            yield f"w.{at}.{factor}", Wanted(shape, -2)
-
-
-def _of_model(model: ModelConfig) -> Iterator[tuple[str, Wanted]]:
-    declared = model.declared
-    table = Wanted((declared.vocab_size, declared.d_model))
-    yield "w.embed", table
-    yield "w.final_norm", Wanted((declared.d_model,))
-    if not declared.is_tied:
-        yield "w.head", table
-    for place in declared.places:
-        for array in declared.arrays(place):
-            shape = (len(place.numbers), *_shape(array))
-            yield f"w.layers.{place.name(array.name)}", Wanted(shape)
-
-
-def _shape(array: Array) -> Shape:
-    if not isinstance(array, Map):
-        return array.shape
-    return (*((array.experts,) if array.experts else ()), array.width_in, array.width_out)
 
 
 def _names(folder: Path, title: str) -> set[str]:
@@ -124,7 +93,7 @@ def _names(folder: Path, title: str) -> set[str]:
     try:
         described = json.loads((folder / METADATA).read_bytes())["tree_metadata"].values()
         names = {".".join(key["key"] for key in each["key_metadata"]) for each in described}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise InvalidRequest(f"{title} is damaged: {METADATA} cannot be read: {problem!r}") from None
     return {name for name in names if name.startswith(WEIGHTS)}
 

@@ -72,40 +72,34 @@ class ForeignFactors:
         Raise InvalidRequest when the file has a factor twice.
         """
         self._file, self._meaning, self._adapter, self._model = file, meaning, adapter, model
-        stored: Iterable[str] = file.keys()
-        names = [name for name in stored if not is_of_other_part(name, model)]
-        self._stored = stored_names(names)
-        if len(self._stored) < len(names):
-            seen = defaultdict[str, list[str]](list)
-            for name in names:
-                seen[spelling(name)].append(name)
-            doubled = next(each for each in seen.values() if len(each) > 1)
-            raise InvalidRequest(
-                f"the file has factors twice, under names that mean the same: {' and '.join(doubled)}; "
-                "save the adapter again"
-            )
+        self._stored = _stored(file, model)
         self._arrays: dict[str, np.ndarray] = {}
         self._ranks: dict[tuple[str, str], np.ndarray] = {}  # by module and rows of a target
         self._places: dict[tuple[str, Shape], Place] = {}  # of present maps, by map and (layer[, expert])
         self.maps: set[str] = set()  # that have factors
-        places: list[Place] = []
         for name, found in self._known_maps().items():
             chosen = self._chosen(found)
             if any(map(self._has, chosen.values())):
                 self.maps.add(name)
                 self._places |= {(name, at): place for at, place in chosen.items()}
-                places += chosen.values()
-        expected = {f"{place.module}.{which}" for place in places for which in "AB"}
-        self.unknown = sorted(self._stored[each] for each in self._stored.keys() - expected)
-        self.missing = sorted(
-            {
-                f"{PREFIX}{place.module}.lora_{which}.weight"
-                for place in places
-                for which in "AB"
-                if f"{place.module}.{which}" not in self._stored
-                and (self._has(place) or self._left_out_by(place) is None)
-            }
-        )
+
+    @property
+    def unknown(self) -> list[str]:
+        """The tensors that are no factor of the adapter."""
+        expected = {f"{place.module}.{which}" for place in self._places.values() for which in "AB"}
+        return sorted(self._stored[each] for each in self._stored.keys() - expected)
+
+    @property
+    def missing(self) -> list[str]:
+        """The factors that maps with factors lack, of a pair or of a selected module."""
+        found = {
+            f"{PREFIX}{place.module}.lora_{which}.weight"
+            for place in self._places.values()
+            for which in "AB"
+            if f"{place.module}.{which}" not in self._stored
+            and (self._has(place) or self._left_out_by(place) is None)
+        }
+        return sorted(found)
 
     def has(self, module: Module) -> bool:
         """Whether the file has factors of a module, or of one of its experts."""
@@ -319,6 +313,22 @@ class ForeignFactors:
                 raise InvalidRequest(
                     f"{stored_name} has the type {stored.get_dtype()}; it must be one of {', '.join(DTYPES)}"
                 )
+
+
+def _stored(file: Any, model: ModelConfig) -> dict[str, str]:
+    """Return the names of a file's factors, by their names in ``spelling``. Raises InvalidRequest."""
+    stored: Iterable[str] = file.keys()
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in stored:
+        if not is_of_other_part(name, model):
+            names[spelling(name)].append(name)
+    for each in names.values():
+        if len(each) > 1:
+            raise InvalidRequest(
+                f"the file has factors twice, under names that mean the same: {' and '.join(each)}; save the "
+                "adapter again"
+            )
+    return stored_names(chain.from_iterable(names.values()))
 
 
 class Most(NamedTuple):

@@ -25,24 +25,34 @@ class Selection:
         self._targets = None if targets in (None, ALL) else _matcher(targets)
         self._parameters = _matcher([each.removesuffix(".weight") for each in parameters or ()])
         self._excluded = _matcher(excluded) if excluded else None
-        has_layers = layers not in (None, []) and not isinstance(
-            targets, str
-        )  # PEFT lets a pattern say it all
+        # A pattern of modules says it all.
+        has_layers = layers not in (None, []) and not isinstance(targets, str)
         self._layers = None if not has_layers else {layers} if isinstance(layers, int) else {*(layers or ())}
+        self._found: dict[tuple[str, ...], str | None] = {}  # for modules of the base model, by their names
         self._lists = {lists} if isinstance(lists, str) else {*(lists or ())}
 
-    def left_out_by(self, names: Sequence[str], *, is_alike: bool = True) -> str | None:
+    def left_out_by(self, names: tuple[str, ...], *, is_alike: bool = True) -> str | None:
         """Return the field that gives a module no factors; None: it is selected. It may have several names.
 
         Without ``is_alike`` the file stores the module under a name that is none of the base model's, of
         which the layer alone counts.
         """
+        if not is_alike:
+            return self._layer_left_out_by(names)
+        if names not in self._found:
+            self._found[names] = self._left_out_by(names)
+        return self._found[names]
+
+    def _left_out_by(self, names: tuple[str, ...]) -> str | None:
         if any(map(self._parameters, names)):
             return None
-        if is_alike and self._excluded and any(map(self._excluded, names)):
+        if self._excluded and any(map(self._excluded, names)):
             return "exclude_modules"
-        if is_alike and self._targets and not any(map(self._targets, names)):
+        if self._targets and not any(map(self._targets, names)):
             return "target_modules"
+        return self._layer_left_out_by(names)
+
+    def _layer_left_out_by(self, names: tuple[str, ...]) -> str | None:
         if self._layers is not None and not any(map(self._is_in_layers, names)):
             return "layers_to_transform"
         return None
