@@ -95,8 +95,8 @@ class AdapterFolder:
         try:
             self.spec = _spec(meaning, file.keys())
             self._factors = ForeignFactors(file, meaning, self.spec, model)
+            self._factors.check()  # first, as shapes tell most of another base model
             self._check_names(meaning, model)
-            self._factors.check()
             wider = max((_adapter_rank(*each, meaning.r, model) for each in self._factors.ranks()), default=0)
             if wider > meaning.r:
                 alpha = meaning.alpha * wider / meaning.r
@@ -145,7 +145,7 @@ class AdapterFolder:
             raise InvalidRequest(
                 f"it has {some(factors.unknown)}, and the base model, {model.declared.architecture} with "
                 f"{model.n_layers} layers and {model.d_model} channels, has no such map, only "
-                f"{', '.join(has)}; is it an adapter of another one? It names {named!r}"
+                f"{', '.join(has)}; it names {named!r}; {factors.remedy}"
             )
         if factors.missing:
             raise InvalidRequest(

@@ -191,13 +191,17 @@ def test_factors_of_64_bits_are_taken(tmp_path):
     check_delta(folder, path, merged(tmp_path, folder, path, "merged"), {"": 2.0})
 
 
-def test_an_adapter_of_another_base_model_is_refused_with_what_both_have(tmp_path):
+@pytest.mark.parametrize(
+    "width, message",
+    [
+        (96, r"q_proj.lora_A.weight has the shape \[6, 96\]; it must be \[6, 32\] .*32 channels"),
+        (32, r"has .*, and the base model, LlamaForCausalLM .*32 channels, .*q_proj.*'zai-org/GLM-4\.5'"),
+    ],
+)
+def test_an_adapter_of_another_base_model_is_refused_with_what_both_have(tmp_path, width, message):
     path, _ = write(tmp_path)
-    other = families.write(tmp_path / "other", "glm4_moe", hidden_size=96)
+    other = families.write(tmp_path / "other", "glm4_moe", hidden_size=width)
     folder = write_folder(tmp_path / "foreign", ADAPTER, read_model_config(other), "zai-org/GLM-4.5")
-    message = (
-        "and the base model, LlamaForCausalLM with .* layers and 32 channels, .*q_proj.*'zai-org/GLM-4.5'"
-    )
     with pytest.raises(StartError, match=message):
         export_adapter(folder, path, tmp_path / "out", "peft")
 

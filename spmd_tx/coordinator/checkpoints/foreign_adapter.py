@@ -62,8 +62,8 @@ def convert(
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as tensors:
             factors = ForeignFactors(tensors, config, adapter, model)
+            factors.check()  # first, as shapes tell most of another base model
             _check_names(factors, wanted, adapter, model)
-            factors.check()
             shapes = {name: shape for module in wanted for name, shape in module.shapes.items()}
             places: dict[str, tuple[Module, Factor]] = {}
             for module in wanted:
@@ -116,6 +116,7 @@ def _check_names(
             f"{WEIGHTS_FILE} has {some(factors.unknown)}; adapters of this model with {flags} have factors "
             f"of {', '.join(targets)} alone"
             + (f", {model.expert_lora} ones of experts" if model.n_experts else "")
+            + f"; {factors.remedy}"
         )
     for flag, maps in _maps_by_flag(adapter, model).items():
         if not factors.maps & maps:

@@ -37,6 +37,12 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 DTYPES = ("F64", "F32", "BF16", "F16")
 SHOWN, SHOWN_CHARACTERS = 3, 200  # names in a message, and characters of a value
+COPIED = (
+    "lm_head.base_layer.weight",
+    "lm_head.weight",
+    "embed_tokens.weight",
+    "embed_tokens.base_layer.weight",
+)
 KEPT = 4  # arrays of targets that are held at once: those of a layer's experts
 # What a file may have for parts of a model that are not served: far more than vision towers have.
 OTHER_TENSORS, OTHER_NUMBERS_PER_RANK = 4096, 1 << 21
@@ -90,6 +96,16 @@ class ForeignFactors:
         return sorted(self._stored[each] for each in self._stored.keys() - expected)
 
     @property
+    def remedy(self) -> str:
+        """What helps against unknown tensors."""
+        if any(name.endswith(COPIED) for name in self.unknown):
+            return (
+                "PEFT saves the embedding and the head beside factors of the head; if they are the base "
+                "model's, save the adapter again with save_embedding_layers=False"
+            )
+        return "is it an adapter of another base model?"
+
+    @property
     def missing(self) -> list[str]:
         """The factors that maps with factors lack, of a pair or of a selected module."""
         found = {
@@ -119,7 +135,7 @@ class ForeignFactors:
         """Compare shapes, types and what is selected, from the header alone. Raises InvalidRequest."""
         seen: set[str] = set()
         for (name, _), place in self._places.items():
-            if place.module not in seen and self._has(place):
+            if place.module not in seen and all(f"{place.module}.{each}" in self._stored for each in "AB"):
                 seen.add(place.module)
                 self._check(name, place)
                 field = self._left_out_by(place)

@@ -64,10 +64,10 @@ def check_fields(config: Mapping[str, Any], file: object) -> None:
         plain = PLAIN.get(name, ())
         if any(type(value) is type(each) and _folded(value) == _folded(each) for each in plain):
             continue
-        served = f", which has {' or '.join(map(repr, plain))}" if plain else ""
+        unlike = f", unlike {' or '.join(map(repr, plain))}," if plain else ""
         raise InvalidRequest(
-            f"{name} of {file} is {_shown(value)}, with which factors mean something else than plain LoRA"
-            f"{served}; {REMEDIES.get(name, MERGE)}"
+            f"{name} of {file} is {_shown(value)}, with which{unlike} factors mean something else than plain "
+            f"LoRA; {REMEDIES.get(name, MERGE)}"
         )
 
 

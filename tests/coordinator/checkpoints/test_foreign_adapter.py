@@ -186,7 +186,7 @@ def test_a_map_without_factors_gets_zeros(tmp_path, folder):
             "'Qwen/Qwen3-4B', and the upload is for 'Qwen/Qwen3-0.6B'",
         ),
         ({"r": 8}, "r of adapter_config.json is 8, and lora_config.rank is 4"),
-        ({"bias": "all"}, "bias .* is 'all', .*plain LoRA, which has 'none'; merge"),
+        ({"bias": "all"}, "bias .* is 'all', with which, unlike 'none', .*plain LoRA; merge"),
         ({"use_dora": True}, "use_dora .* is True, .*plain LoRA; merge such an adapter"),
         ({"alpha_pattern": {"q_proj": -1}}, "alpha_pattern of q_proj is -1"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern of q_proj is 0"),
@@ -229,8 +229,12 @@ def test_a_base_model_may_be_called_by_its_directory_or_not_at_all(tmp_path, fol
             "has .*embed_tokens",
         ),
         (lambda t: {k: v for k, v in t.items() if "lm_head" not in k}, "train_unembed is true"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.base_layer.weight": t[K]}),
+            "lm_head.base_layer.weight.*save_embedding_layers=False",
+        ),
     ],
-    ids=["missing", "shape", "type", "nan", "twice", "target", "flag"],
+    ids=["missing", "shape", "type", "nan", "twice", "target", "flag", "head"],
 )
 def test_factors_that_the_adapter_cannot_have_are_refused(tmp_path, folder, change, message):
     rewrite(folder, change)
