@@ -22,11 +22,12 @@ class Selection:
         lists: Sequence[str] | str | None,
     ) -> None:
         """Raise InvalidRequest for a pattern that is not read."""
-        self._targets = None if targets in (None, ALL) else _matcher(targets)
+        has_all = targets is None or ALL in ([targets] if isinstance(targets, str) else targets)
+        self._targets = None if has_all or targets is None else _matcher(targets)
         self._parameters = _matcher([each.removesuffix(".weight") for each in parameters or ()])
         self._excluded = _matcher(excluded) if excluded else None
-        # A pattern of modules says it all.
-        has_layers = layers not in (None, []) and not isinstance(targets, str)
+        is_pattern = isinstance(targets, str) and not has_all  # which says it all
+        has_layers = layers not in (None, []) and not is_pattern
         self._layers = None if not has_layers else {layers} if isinstance(layers, int) else {*(layers or ())}
         self._found: dict[tuple[str, ...], str | None] = {}  # for modules of the base model, by their names
         self._lists = {lists} if isinstance(lists, str) else {*(lists or ())}
