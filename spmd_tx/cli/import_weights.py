@@ -65,20 +65,25 @@ def _served(server: Server) -> str:
 
 def lora_config(directory: Path) -> dict[str, object]:
     """Read what an upload announces: the rank, and what is trained. Raises StartError."""
-    from spmd_tx.models.adapter_formats.files import CONFIG_FILE, TENSOR, WEIGHTS_FILE, group_of_module
+    from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, groups_of
 
     try:
         rank = json.loads((directory / CONFIG_FILE).read_bytes())["r"]
         with (directory / WEIGHTS_FILE).open("rb") as file:
-            names = list(json.loads(file.read(int.from_bytes(file.read(8), "little"))))
+            size, content = int.from_bytes(file.read(8), "little"), (directory / WEIGHTS_FILE).stat().st_size
+            if size > content - 8:
+                raise StartError(
+                    f"{directory / WEIGHTS_FILE} is damaged, or no safetensors file: its header has {size} "
+                    f"bytes, and the whole file has {content}; save the adapter again"
+                )
+            names = list(map(str, json.loads(file.read(size))))
     except OSError as error:
         raise StartError(f"{directory} is not a PEFT folder: cannot read {error.filename}") from None
-    except (ValueError, LookupError, TypeError, MemoryError, OverflowError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise StartError(f"{directory} is not a PEFT folder, or is damaged: {error!r}") from None
     if type(rank) is not int:
         raise StartError(f"r of {directory / CONFIG_FILE} is {rank!r}; it must be a whole number")
-    modules = [found["module"] for name in names if (found := TENSOR.fullmatch(str(name))) is not None]
-    groups = {group_of_module(module) for module in modules}
+    groups = groups_of(names)
     if not groups:
         raise StartError(f"{directory / WEIGHTS_FILE} has no factors of an adapter (NAME.lora_A.weight)")
     return {

@@ -131,7 +131,7 @@ def stored_shapes(model: Model) -> dict[str, tuple[int, ...]]:
     """Return the tensors of a checkpoint by its declaration, as they are stored."""
     table = (model.vocab_size, model.d_model)
     shapes: dict[str, tuple[int, ...]] = {model.embed.name: table, model.final_norm.name: (model.d_model,)}
-    if model.head is not None:
+    if not model.is_tied:
         shapes[model.head.name] = table
     for place in model.places:
         for array in model.arrays(place):

@@ -1,6 +1,7 @@
 """Reads the factors of an adapter from a PEFT folder, ours or another's. No JAX."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,66 +10,39 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import InvalidRequest, StartError
+from spmd_tx.models.adapter_formats.base_names import is_encoded_copy
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
-    TENSOR,
     WEIGHTS_FILE,
     Module,
-    alpha_of,
-    group_of_module,
+    groups_of,
     modules,
-    spelling,
-    stored_names,
 )
-from spmd_tx.models.adapter_formats.meaning import Meaning
+from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
+from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import ExpertLora
-from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.models.declared.layers import ExpertLora, Factor
+from spmd_tx.protocol.commands import AdapterSpec, expert_rank
 
-OF_AN_EXPERT = re.compile(r"\.experts\.\d+\.")
-DTYPES = ("F64", "F32", "BF16", "F16")  # of factors
-# Of fields that change what the factors mean, the values with which an adapter can be exported, beside none.
-PLAIN = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "alpha_pattern": {},
-    "modules_to_save": [],
-}
+# Of modules that hold factors of each expert: in a module for each, or in one for a parameter of all.
+OF_AN_EXPERT = re.compile(r"\.experts\.(\d+|base_layer|lora_[AB])\.")
+OF_EXPERTS = re.compile(r"\.experts\.w[123]\.lora_[AB]\.")
 
 
-class _Config(Meaning):
-    """Reads the other fields, too, that change what an adapter means."""
-
-    base_model_name_or_path: str | None = None
-    peft_type: str | None = None
-    bias: str | None = None
-    use_dora: Any = None
-    fan_in_fan_out: Any = None
-    modules_to_save: Any = None
-
-
-def _read_config(folder: Path) -> _Config:
+def _read_config(folder: Path) -> Meaning:
     """Raises StartError unless it is the configuration of an adapter that can be exported."""
     path = folder / CONFIG_FILE
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-        config.check()
+        return read_meaning(path.read_bytes(), path)
     except (FileNotFoundError, NotADirectoryError):
         raise StartError(
             f"{folder} has no {CONFIG_FILE}; name the folder of an adapter, or the tinker:// path of a "
             "checkpoint"
         ) from None
-    except (OSError, ValueError, RecursionError, InvalidRequest) as problem:
-        raise StartError(f"{path} cannot be read, or is damaged: {problem}") from None
-    for key, plain in PLAIN.items():
-        value = getattr(config, key)
-        if value and value != plain:
-            raise StartError(
-                f"{key} of {path} is {value!r}, which cannot be exported; merge such an adapter with peft"
-            )
-    return config
+    except InvalidRequest as problem:
+        raise StartError(f"this adapter cannot be exported: {problem}") from None
+    except OSError as problem:
+        raise StartError(f"{path} cannot be read: {problem}") from None
 
 
 def base_model_of(folder: Path) -> str:
@@ -76,17 +50,32 @@ def base_model_of(folder: Path) -> str:
     named = _read_config(folder).base_model_name_or_path
     if not named:
         raise StartError(f"{folder / CONFIG_FILE} names no base model; name it with --base-model")
+    if is_encoded_copy(named):
+        raise StartError(
+            f"{folder / CONFIG_FILE} names the base model {named!r}, a copy whose encoding is not read; name "
+            "the model that it was made from with --base-model"
+        )
     return named
 
 
 def layout_of(folder: Path) -> ExpertLora:
     """Return the layout of factors of experts in an adapter's file. Raises StartError."""
+    file = _opened(folder)
+    names = list(file.keys())
+    if any(OF_AN_EXPERT.search(name) for name in names):
+        return "per-expert"
+    stacks: dict[str, list[int]] = {}
+    for name in filter(OF_EXPERTS.search, names):
+        stacks.setdefault(name.partition(".lora_")[0], []).append(file.get_slice(name).get_shape()[0])
+    shares = [1 in counts for counts in stacks.values()]
+    return "shared-outer" if all(shares) else "per-expert"
+
+
+def _opened(folder: Path) -> Any:
     try:
-        with safe_open(folder / WEIGHTS_FILE, framework="np") as file:
-            is_own = any(OF_AN_EXPERT.search(name) for name in file.keys())  # noqa: SIM118 - no mapping
+        return safe_open(folder / WEIGHTS_FILE, framework="np")
     except (OSError, SafetensorError) as problem:
         raise StartError(f"{folder} is not a PEFT folder, or is damaged: {problem!r}") from None
-    return "per-expert" if is_own else "shared-outer"
 
 
 class Factors(NamedTuple):
@@ -102,68 +91,83 @@ class AdapterFolder:
     def __init__(self, path: Path, model: ModelConfig) -> None:
         """Raise StartError unless the folder holds an adapter of the model."""
         self.path = path
-        config = _read_config(path)
+        meaning, file = _read_config(path), _opened(path)
         try:
-            self._file = safe_open(path / WEIGHTS_FILE, framework="np")
-        except (OSError, SafetensorError) as problem:
-            raise StartError(f"{path} is not a PEFT folder, or is damaged: {problem!r}") from None
-        stored = list(self._file.keys())
-        groups = {group_of_module(found["module"]) for name in stored if (found := TENSOR.fullmatch(name))}
-        self.spec = AdapterSpec(
-            rank=config.r,
-            alpha=alpha_of(config.lora_alpha, config.r, bool(config.use_rslora)),
-            train_attn="attn" in groups,
-            train_mlp="mlp" in groups,
-            train_unembed="unembed" in groups,
-        )
-        self._stored = stored_names(stored)
-        if not groups or len(self._stored) < len(stored):
-            what = "has factors twice, under names that mean the same" if groups else "has no factors"
-            raise StartError(f"{path / WEIGHTS_FILE} {what}; save the adapter again")
-        self.modules = list(modules(self.spec, model))
-        self._check(model)
+            self.spec = _spec(meaning, file.keys())
+            self._factors = ForeignFactors(file, meaning, self.spec, model)
+            self._factors.check()  # first, as shapes tell most of another base model
+            self._check_names(meaning, model)
+            wider = max((_adapter_rank(*each, meaning.r, model) for each in self._factors.ranks()), default=0)
+            if wider > meaning.r:
+                alpha = meaning.alpha * wider / meaning.r
+                self.spec = msgspec.structs.replace(self.spec, rank=wider, alpha=alpha)
+                self._factors = ForeignFactors(file, meaning, self.spec, model)
+        except InvalidRequest as problem:
+            raise StartError(f"{path / WEIGHTS_FILE}: {problem}") from None
+        # Of maps that have factors in some layers; those without are zeros.
+        self.modules = [module for module in modules(self.spec, model) if module.map in self._factors.maps]
+        self._last: tuple[Module, Factors] | None = None
+
+    @property
+    def present(self) -> list[Module]:
+        """The modules that have factors."""
+        return [module for module in self.modules if self._factors.has(module)]
 
     def factors(self, module: Module, expert: int | None = None) -> Factors:
         """Read the factors of a module, or of one of its experts, which may share one of the two."""
-        a, b = (self._tensor(name, expert) for name in (module.name_a, module.name_b))
-        return Factors(a, b)
+        if self._last is None or self._last[0] is not module:
+            self._last = module, Factors(self._tensor(module, "a"), self._tensor(module, "b"))
+        a, b = self._last[1]
+        return (
+            Factors(a, b)
+            if expert is None
+            else Factors(*(each[min(expert, len(each) - 1)] for each in (a, b)))
+        )
 
     def scale(self, module: Module) -> float:
         """What the product of the factors is multiplied by."""
         return self.spec.alpha / module.a[-2]
 
-    def _tensor(self, name: str, expert: int | None) -> np.ndarray:
-        stored = self._file.get_slice(self._stored[spelling(name)])
-        index = None if expert is None else min(expert, stored.get_shape()[0] - 1)
-        part = stored[:] if index is None else stored[index : index + 1][0]
-        factor = part.astype(np.float32)
-        if not np.isfinite(factor).all():
+    def _tensor(self, module: Module, which: Factor) -> np.ndarray:
+        try:
+            return self._factors.tensor(module, which)
+        except InvalidRequest as problem:
             raise StartError(
-                f"{self._stored[spelling(name)]} in {self.path / WEIGHTS_FILE} has numbers that are not "
-                "finite; export an earlier checkpoint"
-            )
-        return factor
+                f"{self.path / WEIGHTS_FILE}: {problem}; save the adapter again, or export an earlier one"
+            ) from None
 
-    def _check(self, model: ModelConfig) -> None:
-        wanted = {spelling(name): shape for module in self.modules for name, shape in module.shapes.items()}
-        for spelt, name in self._stored.items():
-            if spelt not in wanted:
-                raise StartError(
-                    f"{self.path / WEIGHTS_FILE} has {name}, and {model.declared.architecture} has no such "
-                    "map; is it an adapter of another base model?"
-                )
-        for spelt, shape in wanted.items():
-            if spelt not in self._stored:
-                raise StartError(f"{self.path / WEIGHTS_FILE} lacks factors of {spelt.rpartition('.')[0]}")
-            stored = self._file.get_slice(self._stored[spelt])
-            found = tuple(stored.get_shape())
-            if stored.get_dtype() not in DTYPES:
-                raise StartError(
-                    f"{self._stored[spelt]} in {self.path / WEIGHTS_FILE} has the type {stored.get_dtype()}; "
-                    f"factors have {', '.join(DTYPES)}"
-                )
-            if found != shape:
-                raise StartError(
-                    f"{self._stored[spelt]} in {self.path / WEIGHTS_FILE} has the shape {list(found)}, and "
-                    f"for this base model it must be {list(shape)}; is it an adapter of another one?"
-                )
+    def _check_names(self, meaning: Meaning, model: ModelConfig) -> None:
+        factors, named = self._factors, meaning.base_model_name_or_path
+        if factors.unknown:
+            has = sorted(
+                {each.map.adapter_module.rpartition(".")[2] for each in model.declared.adapted.values()}
+            )
+            raise InvalidRequest(
+                f"it has {some(factors.unknown)}, and the base model, {model.declared.architecture} with "
+                f"{model.n_layers} layers and {model.d_model} channels, has no such map, only "
+                f"{', '.join(has)}; it names {named!r}; {factors.remedy}"
+            )
+        if factors.missing:
+            raise InvalidRequest(
+                f"it lacks {some(factors.missing)}; a map has factors in all layers that {CONFIG_FILE} "
+                "selects, or in none"
+            )
+
+
+def _spec(meaning: Meaning, names: Iterable[str]) -> AdapterSpec:
+    groups = groups_of(names)
+    if not groups:
+        raise InvalidRequest("it has no factors of an adapter (NAME.lora_A.weight); save the adapter again")
+    return AdapterSpec(
+        rank=meaning.r,
+        alpha=meaning.alpha,
+        train_attn="attn" in groups,
+        train_mlp="mlp" in groups,
+        train_unembed="unembed" in groups,
+    )
+
+
+def _adapter_rank(name: str, rank: int, least: int, model: ModelConfig) -> int:
+    """Return the rank of an adapter in which a map can have a rank, at least ``least``."""
+    divisor = model.expert_rank_divisor if model.declared.adapted[name].map.experts else 1
+    return least if expert_rank(least, divisor) >= rank else rank * divisor

@@ -27,7 +27,7 @@ from spmd_tx.models.adapter_formats.files import (
     config_of,
     write_tensors,
 )
-from spmd_tx.models.adapter_formats.peft_targets import module_of, rows_of, target_of
+from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
 from spmd_tx.models.config import ModelConfig, read_model_config
 from spmd_tx.models.declared.layers import HEAD
 
@@ -164,8 +164,9 @@ class _Target:
 def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
     targets = _targets(adapter, model)
     tensors: dict[str, Stored] = {}
+    has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
     for name, target in targets.items():
-        tensors |= _pair(PREFIX + module_of(name), target.a(), target.b())
+        tensors |= _pair(PREFIX + module_of(name, has_both=has_both), target.a(), target.b())
     return Content(tensors, _config(adapter, model, base_model, targets))
 
 
@@ -205,12 +206,31 @@ def _config(
     config["target_modules"] = sorted({_end_of(name, 1) for name in matrices})
     if parameters:
         config["target_parameters"] = sorted(parameters)
-    ranks, alphas = config["rank_pattern"], config["alpha_pattern"] = {}, {}
+    config["rank_pattern"], config["alpha_pattern"] = _patterns(adapter, targets, min(matrices, default=None))
+    return (json.dumps(config, indent=2) + "\n").encode()
+
+
+def _patterns(
+    adapter: AdapterFolder, targets: dict[str, _Target], matrix: str | None
+) -> tuple[dict[str, int], dict[str, float]]:
+    """Return the ranks and alphas of targets that have others than the adapter, by what PEFT finds them with.
+
+    PEFT follows patterns of parameters, but warns that it ignored those that match no module. So these match
+    ``matrix`` as well, one of the targets, after a pattern that says what it has.
+    """
+    found: dict[str, _Target] = {}
     for name, target in targets.items():
         if (target.rank, target.alpha) != (adapter.spec.rank, adapter.spec.alpha):
-            key = re.escape(_end_of(name, 3 if target.experts else 1))
-            ranks[key], alphas[key] = target.rank, target.alpha
-    return (json.dumps(config, indent=2) + "\n").encode()
+            found[re.escape(_end_of(name, 3 if target.experts else 1))] = target
+    if matrix is not None and any(target.experts for target in found.values()):
+        key = re.escape(_end_of(matrix, 1))
+        found = {key: targets[matrix]} | {
+            f"{each}|{key}" if target.experts else each: target for each, target in found.items()
+        }
+    ranks, alphas = (
+        {key: getattr(each, field) for key, each in found.items()} for field in ("rank", "alpha")
+    )
+    return ranks, alphas
 
 
 def _end_of(name: str, parts: int) -> str:

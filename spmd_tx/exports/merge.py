@@ -12,7 +12,7 @@ import numpy as np
 from spmd_tx.exports.adapter import AdapterFolder, Factors
 from spmd_tx.models.adapter_formats.files import Module
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import HEAD, LM_HEAD
+from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.models.declared.maps import Map, Source, linear
 
 
@@ -74,19 +74,17 @@ def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slic
 
 def _changes(adapter: AdapterFolder, model: ModelConfig) -> dict[str, Change]:
     found: dict[str, dict[int, list[Delta]]] = defaultdict(lambda: defaultdict(list))
-    for module in adapter.modules:
+    for module in adapter.present:
         declared = model.declared.adapted[module.map]
         for expert, matrix, name in _matrices(module, declared.map, declared.numbers, model):
             found[name][matrix].append(Delta(module, expert, _source(declared.map, model)))
-    tied = model.declared.embed.name if model.declared.head is None else None
-    return {
-        name: Change(dict(deltas), tied if name == LM_HEAD.name else None) for name, deltas in found.items()
-    }
+    tied = {model.declared.head.name: model.declared.embed.name} if model.declared.is_tied else {}
+    return {name: Change(dict(deltas), tied.get(name)) for name, deltas in found.items()}
 
 
 def _source(declared: Map, model: ModelConfig) -> Source:
     if declared.name == HEAD:
-        return linear((model.declared.head or LM_HEAD).module)
+        return linear(model.declared.head.module)
     return declared.source
 
 

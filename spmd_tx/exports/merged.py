@@ -9,6 +9,7 @@ from spmd_tx.exports.checkpoint import Progress, write_checkpoint
 from spmd_tx.exports.merge import Merge
 from spmd_tx.exports.staging import identity, staged
 from spmd_tx.exports.tensors import Tensors
+from spmd_tx.models.checkpoint.copies import check_copies
 from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
 
@@ -26,6 +27,7 @@ def export_merged(
     """
     model = read_model_config(model_dir, layout_of(adapter))
     files = Files(model_dir)
+    check_copies(files, model.declared.unread)
     merge = Merge(AdapterFolder(adapter, model), model)
     _check(merge, files)
     exported = identity(adapter, base_model=str(model_dir.resolve()), dtype=str(dtype))

@@ -5,6 +5,7 @@ An export that was interrupted goes on in the folder that it had begun.
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import file_digest
@@ -39,7 +40,11 @@ def staged(place: Path, exported: Identity) -> Iterator[Path]:
     folder = place.with_name(place.name + STAGED)
     try:
         _open(folder, json.dumps(exported, indent=2).encode())
-        yield folder
+        try:
+            yield folder
+        except StartError:
+            shutil.rmtree(folder, ignore_errors=True)  # what is refused would be refused again
+            raise
         sync_tree(folder)
         put_in_place(folder, place)
         (place / IDENTITY).unlink()  # until here an export that is killed goes on

@@ -13,6 +13,7 @@ from spmd_tx.models.checkpoint.encodings import decode
 from spmd_tx.models.checkpoint.files import DTYPES, Files
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks
+from spmd_tx.models.declared.unread import is_head
 
 AT_ONCE = 1 << 24  # numbers of a matrix that are computed with together
 FLOATS = {"bfloat16": "BF16", "float32": "F32", "float16": "F16"}
@@ -59,7 +60,7 @@ class Tensors:
     def made_of(self, names: Iterable[str]) -> list[Tensor]:
         """Return what becomes of some tensors of the base model."""
         untied = {c.copied_from: n for n, c in self._changes.items() if c.copied_from is not None}
-        own = (name for name in names if name not in untied.values())  # tied heads may be stored, too
+        own = (name for name in names if not (untied and is_head(name)))  # tied heads may be stored, too
         found = [tensor for name in own for tensor in self._of(name)]
         return found + [replace(each, name=untied[each.base]) for each in found if each.base in untied]
 

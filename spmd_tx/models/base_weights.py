@@ -57,7 +57,7 @@ def weights(
         embed=_weight(table, vocabulary, dtype, declared.embed),
         layers=Named(layers),
         final_norm=_weight((declared.d_model,), P(), dtype, declared.final_norm),
-        head=None if declared.head is None else _weight(table, vocabulary, dtype, declared.head),
+        head=None if declared.is_tied else _weight(table, vocabulary, dtype, declared.head),
     )
 
 

@@ -155,7 +155,7 @@ def _config(model: Model, expert_lora: ExpertLora) -> ModelConfig:
         head_dim=mixer.width,
         rope_theta=mixer.rope.theta if mixer.rope else 0.0,
         rms_norm_eps=model.norm.eps,
-        tied_embeddings=model.head is None,
+        tied_embeddings=model.is_tied,
         max_positions=model.max_positions,
         n_experts=experts.experts if experts else 0,
         experts_per_token=experts.chosen if experts else 0,

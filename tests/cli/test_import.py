@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from spmd_tx.cli.import_weights import lora_config, upload
 from spmd_tx.cli.server import Server
@@ -54,6 +56,22 @@ def test_a_damaged_header_is_refused(folder, header, message):
     (folder / WEIGHTS_FILE).write_bytes(len(header).to_bytes(8, "little") + header.encode())
     with pytest.raises(StartError, match=message):
         lora_config(folder)
+
+
+def test_a_header_of_impossible_length_is_told_with_both_lengths(folder):
+    (folder / WEIGHTS_FILE).write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    with pytest.raises(StartError, match=f"its header has {1 << 60} bytes, and the whole file has 10"):
+        lora_config(folder)
+
+
+def test_what_text_does_not_use_is_not_announced(folder):
+    names = ["model.visual.blocks.0.mlp.up_proj", "vision_tower.layers.0.fc1", "mtp.layers.0.mlp.up_proj"]
+    save_file(
+        load_file(folder / WEIGHTS_FILE)
+        | {f"base_model.model.{name}.lora_A.weight": np.zeros((2, 2)) for name in names},
+        folder / WEIGHTS_FILE,
+    )
+    assert not lora_config(folder)["train_mlp"]
 
 
 def test_an_address_that_is_none_is_refused():

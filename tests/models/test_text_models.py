@@ -94,7 +94,7 @@ def test_a_tensor_that_is_neither_text_nor_vision_is_refused(tmp_path, family):
 def test_embeddings_are_tied_as_the_outer_model_says_if_it_does(outer):
     text = CONFIGS["ministral3"] | {"tie_word_embeddings": True}
     said = {} if outer is None else {"tie_word_embeddings": outer}
-    assert (declare(nested(text, "ministral3") | said).head is None) == (outer in (None, True))
+    assert declare(nested(text, "ministral3") | said).is_tied == (outer in (None, True))
 
 
 def test_experts_alone_are_encoded_by_the_text_models_own_quantization():

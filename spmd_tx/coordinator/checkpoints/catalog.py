@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, upd
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.shapes import check_shapes
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -22,6 +23,7 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, S
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
+from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,12 @@ class CheckpointCatalog:
         base_model: str,
         storage: DiskGuard,
         most_bytes: int = 0,
-        expert_lora: str | None = None,
+        model: ModelConfig | None = None,
     ) -> None:
-        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``expert_lora`` as in Manifest."""
+        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``model`` is the base model."""
         self._most_bytes = most_bytes
-        self._expert_lora = expert_lora
+        self._model = model
+        self._expert_lora = model.expert_lora if model is not None and model.n_experts else None
         self._database = database
         self._storage = storage
         self._store = store
@@ -258,6 +261,9 @@ class CheckpointCatalog:
                 f"checkpoint {path} has {layout} factors for experts, and this server has "
                 f"{self._expert_lora} ones; use another checkpoint, or a server with --expert-lora {layout}"
             )
+        if self._model is not None and not manifest.is_encrypted:
+            title = f"checkpoint {path}"
+            await self._do(check_shapes, title, found.folder, manifest, self._model, self._base_model)
         return found
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
@@ -332,11 +338,11 @@ async def open_checkpoints(
     storage: DiskGuard | None = None,
     store: CheckpointStore | None = None,
     most_bytes: int = 0,
-    expert_lora: str | None = None,
+    model: ModelConfig | None = None,
 ) -> CheckpointCatalog:
     """Open the catalog of a local directory, or of another ``store``."""
     store, storage = store or LocalStore(directory), storage or DiskGuard(directory)
-    checkpoints = CheckpointCatalog(database, store, base_model, storage, most_bytes, expert_lora)
+    checkpoints = CheckpointCatalog(database, store, base_model, storage, most_bytes, model)
     try:
         await checkpoints.reconcile()
     except ConnectionError as error:

@@ -11,19 +11,19 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import make_folder
-from spmd_tx.errors import UNREADABLE, InvalidRequest
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.models.adapter_formats.base_names import are_same
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     Module,
-    alpha_of,
     config_of,
     modules,
     trained_maps,
     write_tensors,
 )
 from spmd_tx.models.adapter_formats.foreign_factors import Factor, ForeignFactors, most_of, some
-from spmd_tx.models.adapter_formats.meaning import Meaning
+from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -35,21 +35,10 @@ BUFFER_BYTES = 1 << 20
 FLAGS = ("train_attn", "train_mlp", "train_unembed")
 
 
-class _Config(Meaning):
-    """Reads the other fields, too, that change what an adapter means."""
-
-    base_model_name_or_path: str | None = None
-    peft_type: str | None = "LORA"
-    bias: str | None = "none"
-    fan_in_fan_out: bool | None = False
-    use_dora: bool | None = False
-    modules_to_save: list[str] | None = None
-
-
 def most_bytes(adapter: AdapterSpec, model: ModelConfig) -> dict[str, int]:
     """Return how many bytes each file of an adapter can have, in the form that takes most."""
     most = most_of(adapter, model)
-    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(most.tensors) + 4 * most.numbers}
+    return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(most.tensors) + 8 * most.numbers}
 
 
 def _most_of_header(tensors: int) -> int:
@@ -61,21 +50,20 @@ def convert(
 ) -> AdapterSpec:
     """Read FILES in ``folder``, and write them in fp32 under our names into a new folder ``place``.
 
-    ``base_models`` are the names of the base model; the first one is written. Maps without factors get zeros,
-    which mean the same and stay untrained. Raises InvalidRequest, perhaps after a part was written, unless
-    the files fit what was announced, whose alpha does not count.
+    ``base_models`` are the names of the base model; the first one is written. Modules without factors get
+    zeros, which mean the same and stay untrained. Raises InvalidRequest, perhaps after a part was written,
+    unless the files fit what was announced, whose alpha does not count.
     """
     config = _read_config(folder / CONFIG_FILE, announced, model, base_models)
     # An adapter of a higher rank than the file's has the file's scale.
-    alpha = alpha_of(config.lora_alpha, config.r, bool(config.use_rslora)) * (announced.rank / config.r)
-    adapter = msgspec.structs.replace(announced, alpha=alpha)
+    adapter = msgspec.structs.replace(announced, alpha=config.alpha * (announced.rank / config.r))
     wanted = list(modules(adapter, model))
     _check_header_size(folder / WEIGHTS_FILE, _most_of_header(most_of(adapter, model).tensors))
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as tensors:
             factors = ForeignFactors(tensors, config, adapter, model)
+            factors.check()  # first, as shapes tell most of another base model
             _check_names(factors, wanted, adapter, model)
-            factors.check()
             shapes = {name: shape for module in wanted for name, shape in module.shapes.items()}
             places: dict[str, tuple[Module, Factor]] = {}
             for module in wanted:
@@ -91,14 +79,11 @@ def convert(
 
 def _read_config(
     path: Path, announced: AdapterSpec, model: ModelConfig, base_models: Sequence[str]
-) -> _Config:
+) -> Meaning:
     """Read and check the configuration, whose ``r`` is the announced rank unless modules may have others."""
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except (*UNREADABLE, RecursionError) as problem:
-        raise InvalidRequest(f"{CONFIG_FILE} cannot be read: {problem}") from None
+    config = read_meaning(path.read_bytes(), CONFIG_FILE)
     named = config.base_model_name_or_path
-    if named and _last_part(named) not in map(_last_part, base_models):
+    if named and not any(are_same(named, each) for each in base_models):
         raise InvalidRequest(
             f"{CONFIG_FILE} names the base model {named!r}, and the upload is for {base_models[-1]!r}; "
             "if they are the same, correct base_model_name_or_path"
@@ -106,26 +91,7 @@ def _read_config(
     may_be_lower = bool(config.rank_pattern) or model.expert_lora == "per-expert"
     if config.r > announced.rank or (config.r < announced.rank and not may_be_lower):
         raise InvalidRequest(f"r of {CONFIG_FILE} is {config.r}, and lora_config.rank is {announced.rank}")
-    if config.use_dora:
-        raise InvalidRequest(
-            f"use_dora of {CONFIG_FILE} is True, and this server trains plain LoRA, which has no magnitudes; "
-            "merge the adapter into its base model with peft, and serve the result"
-        )
-    different = {
-        "peft_type": (config.peft_type or "LORA", "LORA"),
-        "bias": (config.bias or "none", "none"),
-        "fan_in_fan_out": (bool(config.fan_in_fan_out), False),
-        "modules_to_save": (config.modules_to_save or [], []),
-    }
-    for name, (value, served) in different.items():
-        if value != served:
-            raise InvalidRequest(f"{name} of {CONFIG_FILE} is {value!r}; this server has {served!r} only")
-    config.check()
     return config
-
-
-def _last_part(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].partition(":")[0].casefold()
 
 
 def _check_header_size(path: Path, most: int) -> None:
@@ -150,13 +116,15 @@ def _check_names(
             f"{WEIGHTS_FILE} has {some(factors.unknown)}; adapters of this model with {flags} have factors "
             f"of {', '.join(targets)} alone"
             + (f", {model.expert_lora} ones of experts" if model.n_experts else "")
+            + f"; {factors.remedy}"
         )
     for flag, maps in _maps_by_flag(adapter, model).items():
         if not factors.maps & maps:
             raise InvalidRequest(f"{flag} is true, and {WEIGHTS_FILE} has no factor that it trains")
     if factors.missing:
         raise InvalidRequest(
-            f"{WEIGHTS_FILE} lacks {some(factors.missing)}; a map has factors in all layers, or in none"
+            f"{WEIGHTS_FILE} lacks {some(factors.missing)}; a map has factors in all layers that "
+            f"{CONFIG_FILE} selects, or in none"
         )
 
 

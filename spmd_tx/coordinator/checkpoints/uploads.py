@@ -171,6 +171,11 @@ def expired(data_dir: Path, now: float) -> list[Path]:
     return found
 
 
+def folders(data_dir: Path) -> dict[str, Path]:
+    """Return the folders of all uploads, by their ids."""
+    return {folder.name: folder for folder in _folders(data_dir / FOLDER) if _is_uuid(folder.name)}
+
+
 def _folders(directory: Path) -> list[Path]:
     return sorted(directory.iterdir()) if directory.exists() else []
 

@@ -154,6 +154,8 @@ class CheckpointUploads:
         async with self._locks.setdefault(id, asyncio.Lock()):
             with suppress(NotFound):
                 await own.checkpoint(target)
+                with suppress(NotFound):  # else the server ended before it could forget the upload
+                    await asyncio.to_thread(lambda: self._uploads.forget(self._uploads.find(id)))
                 return target
             upload = await asyncio.to_thread(self._uploads.find, id)
             if not own.caller.sees(upload.owner):

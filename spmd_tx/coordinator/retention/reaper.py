@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size, show_size
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.catalog.catalog import model_id
 from spmd_tx.coordinator.checkpoints import uploads
 from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
@@ -127,6 +128,7 @@ class Reaper:
                 await self._notes(db, ROUTING, at_rest, now),
                 await self._notes(db, STABILITY, at_rest, now),
                 await self._old_stability(db, ages.now),
+                await self._finished_uploads(db),
             ]
             superseded = await rules.superseded_versions(db, ages)
             if dry_run:
@@ -212,6 +214,13 @@ class Reaper:
             f"{kind} of samples of ended sessions",
             await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest, now),
         )
+
+    async def _finished_uploads(self, db: AsyncSession) -> _Doomed:
+        """Find uploads that have become checkpoints, which a server that was killed has not forgotten."""
+        folders = await asyncio.to_thread(uploads.folders, self._data_dir)
+        runs = {model_id(id, 0): folder for id, folder in folders.items()}
+        saved = await rules.saved_runs(db, runs)
+        return _Doomed("uploads that were finished", [runs[run] for run in sorted(saved)])
 
     async def _old_stability(self, db: AsyncSession, now: float) -> _Doomed:
         """Find notes that were unused for long and that no gradient to be replayed needs."""

@@ -5,6 +5,7 @@ replayed to restore a model in use: as long as it lies behind the older of the t
 are fewer than two. All unfinished requests are needed.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +28,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.checkpoints.snapshots import KEPT, counts
-from spmd_tx.coordinator.storage.tables import Model, PastRequest, RequestRow, Sampler, Session, SnapshotRow
+from spmd_tx.coordinator.storage.tables import (
+    Checkpoint,
+    Model,
+    PastRequest,
+    RequestRow,
+    Sampler,
+    Session,
+    SnapshotRow,
+)
 
 TRACES_KEPT_SECONDS = 30 * 24 * 3600.0  # a short row of each request, for traces
 SAMPLERS_KEPT_SECONDS = 30 * 24 * 3600.0  # rows for listings, after the end of their session
@@ -211,3 +220,10 @@ async def _measure(db: AsyncSession, size: ColumnElement[int], which: ColumnElem
     query = select(func.count(), func.sum(size)).select_from(RequestRow).where(which)
     count, total = (await db.execute(query)).one()
     return Rows(count, int(total or 0))
+
+
+async def saved_runs(db: AsyncSession, runs: Collection[str]) -> set[str]:
+    """Return those of some training runs that have a checkpoint."""
+    if not runs:
+        return set()
+    return set(await db.scalars(select(Checkpoint.run_id).where(Checkpoint.run_id.in_(runs))))

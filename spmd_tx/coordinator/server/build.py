@@ -170,7 +170,7 @@ async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExit
         disk,
         await asyncio.to_thread(open_store, config),
         config.bounds.checkpoint_bytes,
-        model.expert_lora if model.n_experts else None,
+        model,
     )
     return Stores(database, disk, queue, reaper, catalog, checkpoints, telemetry)
 

@@ -33,6 +33,10 @@ SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer f
 
 TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
 HEADS = ("lm_head", "unembed_tokens")  # the second is hosted Tinker's
+# Of modules that are no part of a text model, or predict further tokens: their factors change no text here.
+OTHER_PARTS = re.compile(
+    r"(.*\.)?(visual|vision_tower|vision_model|multi_modal_projector|mm_projector|mtp)\..*"
+)
 # The last two hold the factors of all experts in PEFT (peft_targets.py).
 MLP_MODULES = {
     "gate_proj",
@@ -129,6 +133,13 @@ def group_of_module(module: str) -> Group:
     if last in HEADS:
         return "unembed"
     return "mlp" if last in MLP_MODULES else "attn"
+
+
+def groups_of(tensors: Iterable[str]) -> set[Group]:
+    """Return the flags that the factors in a file follow, by the names of its tensors."""
+    found = (TENSOR.fullmatch(name) for name in tensors)
+    modules = {each["module"] for each in found if each is not None}
+    return {group_of_module(module) for module in modules if not OTHER_PARTS.fullmatch(module)}
 
 
 def alpha_of(lora_alpha: float, rank: int, use_rslora: bool) -> float:

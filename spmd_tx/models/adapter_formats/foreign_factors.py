@@ -3,12 +3,14 @@
 A map of experts is stored as one module for each of them, as hosted Tinker's stack of all of them, or as
 PEFT's pair for a parameter of transformers; other maps have a pair of their own, or are part of PEFT's pair
 for a matrix that holds several maps. Ranks and scales may differ between modules (``rank_pattern``,
-``alpha_pattern``): lower ranks are padded with zeros, and B takes up what the scale differs.
+``alpha_pattern``): lower ranks are padded with zeros, and B takes up what the scale differs. Modules that the
+configuration does not select have none. Those of parts that are not served, as a vision tower, are left out.
 
 Dimension key: X expert, R rank, I input width, O output width.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,16 +20,32 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.models.adapter_formats.files import PREFIX, Module, Shape, modules, spelling, stored_names
-from spmd_tx.models.adapter_formats.meaning import Meaning, Scales
+from spmd_tx.models.adapter_formats.files import (
+    PREFIX,
+    TENSOR,
+    Module,
+    Shape,
+    modules,
+    spelling,
+    stored_names,
+)
+from spmd_tx.models.adapter_formats.meaning import Meaning
 from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import EXPERT_LORA, FACTORS, Factor
 from spmd_tx.protocol.commands import AdapterSpec
 
-DTYPES = ("F32", "BF16", "F16")
-SHOWN = 3  # names in a message
+DTYPES = ("F64", "F32", "BF16", "F16")
+SHOWN, SHOWN_CHARACTERS = 3, 200  # names in a message, and characters of a value
+COPIED = (
+    "lm_head.base_layer.weight",
+    "lm_head.weight",
+    "embed_tokens.weight",
+    "embed_tokens.base_layer.weight",
+)
 KEPT = 4  # arrays of targets that are held at once: those of a layer's experts
+# What a file may have for parts of a model that are not served: far more than vision towers have.
+OTHER_TENSORS, OTHER_NUMBERS_PER_RANK = 4096, 1 << 21
 
 Form = Literal["modules", "stack", "target"]
 
@@ -60,33 +78,73 @@ class ForeignFactors:
         Raise InvalidRequest when the file has a factor twice.
         """
         self._file, self._meaning, self._adapter, self._model = file, meaning, adapter, model
-        self._scales = Scales(meaning)
-        names = list(file.keys())
-        self._stored = stored_names(names)
-        if len(self._stored) < len(names):
-            raise InvalidRequest("the file has factors twice, under names that mean the same")
+        self._stored = _stored(file, model)
         self._arrays: dict[str, np.ndarray] = {}
         self._ranks: dict[tuple[str, str], np.ndarray] = {}  # by module and rows of a target
         self._places: dict[tuple[str, Shape], Place] = {}  # of present maps, by map and (layer[, expert])
         self.maps: set[str] = set()  # that have factors
-        expected: set[str] = set()  # the spelt names of their factors
         for name, found in self._known_maps().items():
-            factors = self._place(name, found)
-            if not factors.isdisjoint(self._stored):
+            chosen = self._chosen(found)
+            if any(map(self._has, chosen.values())):
                 self.maps.add(name)
-                expected |= factors
-        self.unknown = sorted(self._stored[each] for each in self._stored.keys() - expected)
-        self.missing = sorted(
-            f"{PREFIX}{each[:-2]}.lora_{each[-1]}.weight" for each in expected - self._stored.keys()
-        )
+                self._places |= {(name, at): place for at, place in chosen.items()}
+
+    @property
+    def unknown(self) -> list[str]:
+        """The tensors that are no factor of the adapter."""
+        expected = {f"{place.module}.{which}" for place in self._places.values() for which in "AB"}
+        return sorted(self._stored[each] for each in self._stored.keys() - expected)
+
+    @property
+    def remedy(self) -> str:
+        """What helps against unknown tensors."""
+        if any(name.endswith(COPIED) for name in self.unknown):
+            return (
+                "PEFT saves the embedding and the head beside factors of the head; if they are the base "
+                "model's, save the adapter again with save_embedding_layers=False"
+            )
+        return "is it an adapter of another base model?"
+
+    @property
+    def missing(self) -> list[str]:
+        """The factors that maps with factors lack, of a pair or of a selected module."""
+        found = {
+            f"{PREFIX}{place.module}.lora_{which}.weight"
+            for place in self._places.values()
+            for which in "AB"
+            if f"{place.module}.{which}" not in self._stored
+            and (self._has(place) or self._left_out_by(place) is None)
+        }
+        return sorted(found)
+
+    def has(self, module: Module) -> bool:
+        """Whether the file has factors of a module, or of one of its experts."""
+        if module.map not in self.maps:
+            return False
+        count = self._model.declared.adapted[module.map].map.experts if len(module.a) == 3 else 0
+        ats = [(*module.at, expert) for expert in range(count)] or [module.at]
+        return any(self._has(self._places[module.map, at]) for at in ats)
+
+    def ranks(self) -> Iterator[tuple[str, int]]:
+        """Yield the map and the rank of each module that has factors."""
+        for (name, _), place in self._places.items():
+            if self._has(place):
+                yield name, self._rank(place)
 
     def check(self) -> None:
-        """Compare shapes and types, from the header alone. Raises InvalidRequest."""
+        """Compare shapes, types and what is selected, from the header alone. Raises InvalidRequest."""
         seen: set[str] = set()
         for (name, _), place in self._places.items():
-            if name in self.maps and place.module not in seen:
+            if place.module not in seen and all(f"{place.module}.{each}" in self._stored for each in "AB"):
                 seen.add(place.module)
                 self._check(name, place)
+                field = self._left_out_by(place)
+                if field is not None:
+                    value = repr(getattr(self._meaning, field))[:SHOWN_CHARACTERS]
+                    raise InvalidRequest(
+                        f"the file has {self._stored[f'{place.module}.A']}, and {field} is {value}, by which "
+                        "peft leaves it out; correct one of them"
+                    )
 
     def tensor(self, module: Module, which: Factor) -> np.ndarray:
         """Return a factor in fp32, in the module's shape and for the adapter's scale; zeros if it is absent.
@@ -116,6 +174,8 @@ class ForeignFactors:
 
     def _fill(self, part: np.ndarray, module: Module, at: Shape, which: Factor) -> None:
         place, most = self._places[module.map, at], module.a[-2]
+        if not self._has(place):
+            return
         factor = self._factor(place, at[-1] if place.experts else 0, which, most)
         rank = factor.shape[0 if which == "a" else 1]
         if rank > most:
@@ -127,7 +187,7 @@ class ForeignFactors:
         if which == "a":
             part[:rank] = factor
             return
-        ratio = self._scales.scale(place.named) / (self._adapter.alpha / most)
+        ratio = self._meaning.scales.scale(*self._names(place)) / (self._adapter.alpha / most)
         with np.errstate(over="ignore"):
             part[:, :rank] = factor * np.float32(ratio)
         if not np.isfinite(part).all():
@@ -158,6 +218,8 @@ class ForeignFactors:
 
     def _is_shared(self, module: Module, which: Factor) -> bool:
         place = self._places[module.map, (*module.at, 0)]
+        if not self._has(place):
+            return False
         stored = self._file.get_slice(self._stored[f"{place.module}.{which.upper()}"])
         return place.form == "stack" and stored.get_shape()[0] == 1
 
@@ -185,12 +247,32 @@ class ForeignFactors:
         self._heights = _heights(chain.from_iterable(each.values()), self._model)
         return {name: _Map(each[name], stacks[name]) for name in each}
 
-    def _place(self, name: str, found: _Map) -> set[str]:
-        """Choose the form in which the file has a map. Return the names of its factors, which it may lack."""
+    def _chosen(self, found: _Map) -> dict[Shape, Place]:
+        """Return the places of a map in the form in which the file has it; the first one if it has none."""
         forms = [dict(self._modules(found.each)), dict(self._stacks(found.stacks)), self._targets(found)]
-        chosen = next((form for form in forms if any(map(self._has, form.values()))), forms[0])
-        self._places |= {(name, at): place for at, place in chosen.items()}
-        return {f"{place.module}.{which}" for place in chosen.values() for which in "AB"}
+        return next((form for form in forms if any(map(self._has, form.values()))), forms[0])
+
+    def _names(self, place: Place) -> tuple[str, ...]:
+        """Return the names by which patterns find a module: our spelling, and that of the file."""
+        stored = self._stored.get(f"{place.module}.A")
+        found = TENSOR.fullmatch(stored) if stored and place.form == "modules" else None
+        return (place.named, found["module"].removeprefix(PREFIX)) if found else (place.named,)
+
+    def _rank(self, place: Place) -> int:
+        if self._shares_nothing(place):
+            return self._file.get_slice(self._stored[f"{place.module}.A"]).get_shape()[1]
+        return self._meaning.scales.rank(*self._names(place))
+
+    def _shares_nothing(self, place: Place) -> bool:
+        """Whether it is the stack of a server whose experts have factors and a rank of their own."""
+        if place.form != "stack" or place.experts < 2:
+            return False
+        a, b = (self._file.get_slice(self._stored[f"{place.module}.{which}"]).get_shape() for which in "AB")
+        return len(a) == 3 and a[0] == b[0] == place.experts
+
+    def _left_out_by(self, place: Place) -> str | None:
+        is_alike = place.form == "modules"
+        return self._meaning.selection.left_out_by(self._names(place), is_alike=is_alike)
 
     def _has(self, place: Place) -> bool:
         return f"{place.module}.A" in self._stored or f"{place.module}.B" in self._stored
@@ -224,15 +306,12 @@ class ForeignFactors:
     def _check(self, name: str, place: Place) -> None:
         declared = self._model.declared.adapted[name].map
         a, b = (self._file.get_slice(self._stored[f"{place.module}.{which}"]) for which in "AB")
-        rank, count = self._scales.rank(place.named), max(1, place.experts)
+        rank, count = self._rank(place), max(1, place.experts)
         if place.form == "stack":
-            many_a, many_b = (1 if declared.outer_factor == factor else count for factor in FACTORS)
-            if len(a.get_shape()) == 3 and a.get_shape()[0] == b.get_shape()[0] == count > 1:
-                many_a, many_b, rank = (
-                    count,
-                    count,
-                    a.get_shape()[1],
-                )  # of a server whose experts share nothing
+            is_own = self._shares_nothing(place)
+            many_a, many_b = (
+                1 if declared.outer_factor == each and not is_own else count for each in FACTORS
+            )
             shapes = (many_a, rank, declared.width_in), (many_b, declared.width_out, rank)
         elif place.form == "target":
             shapes = (count * rank, declared.width_in), (place.height, rank * count)
@@ -242,7 +321,9 @@ class ForeignFactors:
             stored_name = self._stored[f"{place.module}.{which}"]
             if tuple(stored.get_shape()) != shape:
                 raise InvalidRequest(
-                    f"{stored_name} has the shape {stored.get_shape()}; it must be {list(shape)}"
+                    f"{stored_name} has the shape {stored.get_shape()}; it must be {list(shape)} "
+                    f"for {self._model.architecture} with {self._model.d_model} channels, and rank {rank}; "
+                    "is it an adapter of another base model?"
                 )
             if stored.get_dtype() not in DTYPES:
                 raise InvalidRequest(
@@ -250,11 +331,41 @@ class ForeignFactors:
                 )
 
 
+def _stored(file: Any, model: ModelConfig) -> dict[str, str]:
+    """Return the names of a file's factors, by their names in ``spelling``. Raises InvalidRequest."""
+    stored: Iterable[str] = file.keys()
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in stored:
+        if not is_of_other_part(name, model):
+            names[spelling(name)].append(name)
+    for each in names.values():
+        if len(each) > 1:
+            raise InvalidRequest(
+                f"the file has factors twice, under names that mean the same: {' and '.join(each)}; save the "
+                "adapter again"
+            )
+    return stored_names(chain.from_iterable(names.values()))
+
+
 class Most(NamedTuple):
     """Says how large a file can be."""
 
     tensors: int
     numbers: int
+
+
+def is_of_other_part(tensor: str, model: ModelConfig) -> bool:
+    """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
+    found = TENSOR.fullmatch(tensor)
+    if found is None:
+        return False
+    module = found["module"].removeprefix(PREFIX)
+    names = module, module.removeprefix("model."), f"model.{module}"
+    return any(
+        name.startswith(model.declared.further)
+        or any(re.fullmatch(pattern, name) for pattern in model.declared.ignored)
+        for name in names
+    )
 
 
 def most_of(adapter: AdapterSpec, model: ModelConfig) -> Most:
@@ -268,7 +379,10 @@ def most_of(adapter: AdapterSpec, model: ModelConfig) -> Most:
         declared = model.declared.adapted[module.map].map
         ranks = module.a[-2] * (declared.experts if len(module.a) == 3 else 1)
         in_targets += ranks * (declared.width_in + heights[target_of(module, model)])
-    return Most(2 * each, max(in_own_form, in_targets))
+    most = Most(2 * each, max(in_own_form, in_targets))
+    if not model.declared.ignored:
+        return most
+    return Most(most.tensors + OTHER_TENSORS, most.numbers + adapter.rank * OTHER_NUMBERS_PER_RANK)
 
 
 def _heights(own: Iterable[Module], model: ModelConfig) -> dict[str, int]:

@@ -22,6 +22,7 @@ from spmd_tx.models.checkpoint.encoders import encode_groups
 from spmd_tx.models.checkpoint.encodings import decoded_part, piece_of
 from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.checkpoint.tensors import check, parts, stacked, stored_slices, tensor_name
+from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.weight import Weight
 
 READERS = 8  # tensors read and transposed at once
@@ -36,11 +37,11 @@ def load(
     declared: Any,
     mesh: Mesh,
     progress: Callable[[str], None],
-    unread: Sequence[str] | None = None,
+    unread: Unread | None = None,
 ) -> Any:
     """Return the tree of arrays for a tree of Weights; None stays None.
 
-    ``unread`` are regular expressions: the tensors that need not be declared; None: any. Raises StartError
+    ``unread`` says which tensors need not be declared; None: any. Raises StartError
     when the directory is not a checkpoint of the declared model, before anything is read.
     """
     weights = jax.tree.leaves(declared)

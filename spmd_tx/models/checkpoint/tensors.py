@@ -1,7 +1,6 @@
 """Says which tensors of a Hugging Face checkpoint declared weights are, and checks that all fit together."""
 
-import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,8 +8,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint.copies import check_copies
 from spmd_tx.models.checkpoint.files import ENCODED
 from spmd_tx.models.declared.encoding import Part
+from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.weight import Weight
 
 Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
@@ -64,10 +65,10 @@ def stored_slices(weight: Weight, bounds: Bounds) -> tuple[slice, ...]:
     return _stored(tuple(slices)) if weight.transposed else tuple(slices)
 
 
-def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None) -> None:
+def check(tensors: Tensors, weights: list[Weight], unread: Unread | None) -> None:
     """Raise StartError unless the checkpoint has the weights in their declared shapes, and nothing else.
 
-    ``unread`` are regular expressions: the tensors that need not be declared; None: any.
+    ``unread`` says which tensors need not be declared; None: any.
     """
     ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
     for weight in weights:
@@ -93,6 +94,7 @@ def check(tensors: Tensors, weights: list[Weight], unread: Sequence[str] | None)
                 f"{encoded or 'of 16 bits or more'}; {SAME_MODEL}"
             )
     if unread is not None:
+        check_copies(tensors, unread)
         _check_others([name for name in tensors.names if name not in ends], unread, tensors.model_dir)
 
 
@@ -113,9 +115,8 @@ def _check_scales(tensors: Tensors, weight: Weight, name: str) -> None:
         )
 
 
-def _check_others(names: list[str], unread: Sequence[str], model_dir: Path) -> None:
-    is_unread = re.compile("|".join(f"(?:{each})" for each in unread) or r"(?!)")
-    unknown = sorted(name for name in names if not is_unread.fullmatch(name))
+def _check_others(names: list[str], unread: Unread, model_dir: Path) -> None:
+    unknown = unread.unknown(names)
     if unknown:
         some = ", ".join(map(repr, unknown[:FEW])) + (", ..." if len(unknown) > FEW else "")
         raise StartError(

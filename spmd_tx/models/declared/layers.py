@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from spmd_tx.models.declared.maps import Group, Map, Parameter, Source, bias_of, linear
+from spmd_tx.models.declared.unread import Unread
 
 Array = Map | Parameter
 Factor = Literal["a", "b"]  # of an adapter: the one that takes the input, and the one that gives the output
@@ -169,21 +170,23 @@ class Model:
     max_positions: int  # tokens
     embed: Source = EMBED
     final_norm: Source = FINAL_NORM
-    head: Source | None = LM_HEAD  # None: tied to embed
+    head: Source = LM_HEAD  # where it is tied, a checkpoint may have a copy of embed there
+    is_tied: bool = False  # whether embed is the head, too
     layer_prefix: str = LAYER
     encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
+    # How the names of layers begin that a checkpoint may have to predict further tokens, which are not read.
+    further: tuple[str, ...] = ()
     packs_experts: bool = False  # whether experts that a checkpoint encodes stay encoded on devices
     # One of encoding.py: in which devices keep adapted maps, or in as few bits as a checkpoint encodes them;
     # None: as floating-point numbers.
     base_encoding: Any = None
 
     @property
-    def unread(self) -> tuple[str, ...]:
-        """The tensors that a checkpoint may have beside those declared, as regular expressions."""
-        tied = (r"lm_head\.weight",) if self.head is None else ()
-        return (*self.ignored, *tied, r".*\.rotary_emb\.inv_freq")
+    def unread(self) -> Unread:
+        """The tensors that a checkpoint may have beside those declared."""
+        return Unread(self.ignored, self.further, self.embed.name if self.is_tied else None)
 
     @cached_property
     def n_layers(self) -> int:

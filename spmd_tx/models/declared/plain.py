@@ -1,7 +1,7 @@
 """The plain model: a stack of equal layers, as Qwen3 has them. Its sizes declare it."""
 
 from spmd_tx.models.declared.channels import Glu, Mixture
-from spmd_tx.models.declared.layers import LM_HEAD, Channel, Cycle, Layer, Model, Norm
+from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Model, Norm
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
@@ -39,5 +39,5 @@ def plain_model(
         stack=(Cycle((Layer(mixer, channel, norm),), n_layers),),
         norm=norm,
         max_positions=max_positions,
-        head=None if tied_embeddings else LM_HEAD,
+        is_tied=tied_embeddings,
     )

@@ -1,10 +1,8 @@
 """DeepSeek-V3 (DeepSeek-AI 2024), and what later families have of it: router, shared expert, dense layers."""
 
-import re
-
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import LAYER, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
+from spmd_tx.models.declared.layers import LAYER, LM_HEAD, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import MOST_LAYERS, Keys, Refusal
@@ -41,9 +39,11 @@ def latent(keys: Keys) -> Model:
         max_positions=rope.most_positions(keys.count("max_position_embeddings")),
         embed=Source(f"{prefix}model.embed_tokens.weight"),
         final_norm=Source(f"{prefix}model.norm.weight"),
-        head=None if keys.flag("tie_word_embeddings") else Source(f"{prefix}lm_head.weight"),
+        head=Source(f"{prefix}{LM_HEAD.name}"),
+        is_tied=keys.flag("tie_word_embeddings"),
         layer_prefix=f"{prefix}{LAYER}",
-        ignored=(*unread(keys, prefix), *(VISION if prefix else ())),
+        ignored=VISION if prefix else (),
+        further=further(keys, prefix),
     )
 
 
@@ -92,9 +92,7 @@ def _dense_layers(keys: Keys) -> int:
     return dense
 
 
-def unread(keys: Keys, prefix: str = "") -> tuple[str, ...]:
-    """Return patterns of the tensors that predict further tokens, which stand behind the last layer."""
-    return tuple(
-        rf"{re.escape(prefix)}model\.layers\.{keys.layers() + number}\..*"
-        for number in range(max(1, *(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER)))
-    )
+def further(keys: Keys, prefix: str = "") -> tuple[str, ...]:
+    """Return the places behind the last layer where those that predict further tokens may be."""
+    count = max(1, *(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER))
+    return tuple(f"{prefix}{LAYER.format(layer=keys.layers() + number)}" for number in range(count))

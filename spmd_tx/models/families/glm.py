@@ -1,8 +1,8 @@
 """GLM-4.5 and 4.6 (GLM-4.5 Team 2025): attention with grouped queries, and DeepSeek-V3's mixture."""
 
-from spmd_tx.models.declared.layers import LM_HEAD, Model, Norm
+from spmd_tx.models.declared.layers import Model, Norm
 from spmd_tx.models.declared.mixers import Softmax
-from spmd_tx.models.families.deepseek import stack, unread
+from spmd_tx.models.families.deepseek import further, stack
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope
 
@@ -29,6 +29,6 @@ def mixture(keys: Keys) -> Model:
         stack=stack(keys, mixer, Norm(eps)),
         norm=Norm(eps),
         max_positions=rope.most_positions(sizes["max_positions"]),
-        head=None if sizes["tied_embeddings"] else LM_HEAD,
-        ignored=unread(keys),
+        is_tied=sizes["tied_embeddings"],
+        further=further(keys),
     )

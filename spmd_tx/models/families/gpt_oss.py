@@ -2,7 +2,7 @@
 
 from spmd_tx.models.declared.channels import ExpertSources, Mixture
 from spmd_tx.models.declared.encoding import Mxfp4
-from spmd_tx.models.declared.layers import LAYER, LM_HEAD, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.layers import LAYER, Layer, Model, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.route import Route
@@ -56,7 +56,7 @@ def mixture(keys: Keys) -> Model:
         stack=in_cycles(tuple(layer(kind) for kind in _kinds(keys))),
         norm=norm,
         max_positions=rope.most_positions(sizes["max_positions"]),
-        head=None if sizes["tied_embeddings"] else LM_HEAD,
+        is_tied=sizes["tied_embeddings"],
     )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from spmd_tx.models.declared.channels import Glu
-from spmd_tx.models.declared.layers import LM_HEAD, Cycle, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.layers import Cycle, Layer, Model, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.families.keys import Keys, Refusal
@@ -35,7 +35,7 @@ def mistral(keys: Keys) -> Model:
         model,
         embed=embed,
         final_norm=final_norm,
-        head=model.head and Source(f"{INNER}{model.head.name}"),
+        head=Source(f"{INNER}{model.head.name}"),
         layer_prefix=f"{INNER}{model.layer_prefix}",
         ignored=VISION,
     )
@@ -82,5 +82,5 @@ def _model(keys: Keys, biases: tuple[str, ...] = (), *, has_mlp_bias: bool = Fal
         stack=(Cycle((Layer(mixer, channel, norm),), sizes["n_layers"]),),
         norm=norm,
         max_positions=min(positions, window) if window else positions,
-        head=None if sizes["tied_embeddings"] else LM_HEAD,
+        is_tied=sizes["tied_embeddings"],
     )

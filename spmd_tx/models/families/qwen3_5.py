@@ -52,7 +52,7 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
         max_positions=rope.most_positions(sizes["max_positions"]),
         embed=Source(f"{prefix}embed_tokens.weight"),
         final_norm=Source(f"{prefix}norm.weight"),
-        head=None if sizes["tied_embeddings"] else Source("lm_head.weight"),
+        is_tied=sizes["tied_embeddings"],
         layer_prefix=at,
         ignored=IGNORED,
     )

@@ -73,7 +73,7 @@ def groups_of(model: ModelConfig) -> Weights[Group]:
         for array in model.declared.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
             found[place.name(array.name)] = "attn" if is_mixers else "mlp"
-    head: Group | None = None if model.declared.head is None else "unembed"
+    head: Group | None = None if model.declared.is_tied else "unembed"
     return Weights("unembed", Named(found), "unembed", head)
 
 

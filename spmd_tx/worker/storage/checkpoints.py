@@ -138,6 +138,7 @@ def stored_arrays(path: Path) -> dict[str, Any]:
 
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
+    _check_shapes(path, wanted)
     with _checkpointer() as checkpointer:
         return checkpointer.restore(
             path.absolute(),
@@ -152,6 +153,28 @@ def fresh_state(
     return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
 
 
+def _check_shapes(path: Path, wanted: SlotState[Any]) -> None:
+    """Raise ValueError unless the checkpoint has the arrays in their shapes, but for the rank of factors."""
+    stored = _by_name(stored_arrays(path))
+    for name, leaf in _by_name(wanted).items():
+        if leaf is ocp.PLACEHOLDER or name not in stored:  # Orbax refuses the latter
+            continue
+        shapes = tuple(stored[name].shape), tuple(leaf.shape)
+        if isinstance(wanted.w, Adapters) and len(leaf.shape) > 1:
+            known = [(*shape[:-2], *shape[-1:]) for shape in shapes]
+        else:
+            known = list(shapes)
+        if known[0] != known[1]:
+            raise ValueError(
+                f"{name} of {path} has the shape {list(shapes[0])}, and in this base model {list(shapes[1])}"
+            )
+
+
+def _by_name(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
 def _checkpointer() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
@@ -159,7 +182,7 @@ def _checkpointer() -> ocp.Checkpointer:
 def _how(leaf: Any) -> ocp.RestoreArgs:
     if leaf is ocp.PLACEHOLDER:
         return ocp.RestoreArgs()
-    # Not strict: a stored array of another shape is padded with zeros or cut at its end.
+    # Not strict: a stored array of another rank is padded with zeros or cut at its end.
     return ocp.ArrayRestoreArgs(
         sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype, strict=False
     )

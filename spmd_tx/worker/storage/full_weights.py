@@ -15,7 +15,7 @@ from spmd_tx.exports.tensors import NAMES, Tensor
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.checkpoint.files import DTYPES, Files
 from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import LM_HEAD
+from spmd_tx.models.declared.unread import is_head
 from spmd_tx.sharding.weight import Weight
 from spmd_tx.worker.storage.stored_array import StoredArray
 
@@ -55,8 +55,8 @@ class TrainedTensors:
                 self._parts[weight.hf_name].append((weight, array, None))
             for index, number in enumerate(weight.numbers or ()):
                 self._parts[weight.hf_name.format(layer=number)].append((weight, array, index))
-        if model.declared.head is None:
-            self._parts[LM_HEAD.name] = self._parts[model.declared.embed.name]
+        if model.declared.is_tied:
+            self._parts |= dict.fromkeys(filter(is_head, files.names), self._parts[model.declared.embed.name])
 
     def made_of(self, names: Iterable[str]) -> list[Tensor]:
         """Return the tensors of some names."""

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.checkpoints.foreign_adapter import FILES, convert, most
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.exports.adapter_formats import export_adapter
-from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, groups_of
 from spmd_tx.models.adapter_formats.meaning import Meaning, Scales
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
@@ -57,6 +57,97 @@ def test_what_a_server_has_exported_comes_in_byte_for_byte(tmp_path, model, adap
         assert (folder / name).stat().st_size <= limits[name]
 
 
+def only(*parts):
+    """Leave the factors whose names have one of the parts."""
+    return lambda tensors: {k: v for k, v in tensors.items() if any(part in k for part in parts)}
+
+
+PATTERN = r"(?:.*layers\.0\..*q_proj)|(?:model\.layers\.1\.self_attn\.(?:v_proj|o_proj))"
+
+
+@pytest.mark.parametrize(
+    "fields, kept",
+    [
+        ({"target_modules": ["q_proj", "v_proj"]}, ["q_proj", "v_proj"]),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [1]}, ["layers.1.self_attn.q_proj"]),
+        ({"layers_to_transform": 0, "layers_pattern": "layers"}, ["layers.0."]),
+        ({"target_modules": PATTERN}, ["0.self_attn.q_proj", "1.self_attn.v_proj", "1.self_attn.o_proj"]),
+        (
+            {"target_modules": ["model.layers.1.mlp.up_proj", "0.self_attn.k_proj"]},
+            ["1.mlp.up", "0.self_attn.k"],
+        ),
+        ({"exclude_modules": r".*\.0\.mlp\..*"}, ["layers.0.self_attn", "layers.1.", "lm_head"]),
+        (
+            {"exclude_modules": ["layers.1.mlp.gate_proj"]},
+            ["self_attn", "layers.0.mlp", "up_proj", "down_proj", "lm_head"],
+        ),
+    ],
+)
+def test_modules_that_are_not_selected_have_no_factors(tmp_path, folder, fields, kept):
+    change_config(folder, **fields)
+    rewrite(folder, only(*kept))
+    sent = load_file(folder / WEIGHTS_FILE)
+    flags = {f"train_{group}": group in groups_of(sent) for group in ("attn", "mlp", "unembed")}
+    convert(folder, tmp_path / "place", msgspec.structs.replace(ANNOUNCED, **flags), TINY, [BASE])
+    stored = load_file(tmp_path / "place" / WEIGHTS_FILE)
+    assert sent.keys() < stored.keys()
+    for name, tensor in stored.items():
+        np.testing.assert_array_equal(tensor, sent.get(name, np.zeros_like(tensor)), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "fields, field",
+    [
+        ({"target_modules": ["q_proj", "k_proj"]}, "target_modules"),
+        ({"target_modules": r".*layers\.0\..*"}, "target_modules"),
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"exclude_modules": ["v_proj"]}, "exclude_modules"),
+    ],
+)
+def test_factors_that_peft_would_leave_out_are_refused(tmp_path, folder, fields, field):
+    change_config(folder, **fields)
+    with pytest.raises(InvalidRequest, match=f"and {field} is .*, by which peft leaves it out"):
+        convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
+
+
+def test_a_selected_module_that_lacks_factors_is_refused(tmp_path, folder):
+    change_config(folder, target_modules=r".*\.(q|k|v|o|up|gate|down)_proj|lm_head")
+    module = "layers.1.self_attn.k_proj"
+    rewrite(folder, lambda tensors: {k: v for k, v in tensors.items() if module not in k})
+    with pytest.raises(InvalidRequest, match=r"lacks .*layers\.1\.self_attn\.k_proj\.lora_A"):
+        convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
+
+
+@pytest.mark.parametrize(
+    "family, module",
+    [
+        ("mistral3", "model.vision_tower.transformer.layers.0.attention.q_proj"),
+        ("mistral3", "multi_modal_projector.linear_1"),
+        ("qwen3_5", "model.visual.blocks.0.attn.qkv"),
+        ("qwen3_5", "mtp.layers.0.mlp.up_proj"),
+    ],
+)
+def test_factors_of_what_is_not_served_are_left_out(tmp_path, family, module):
+    text = families.CONFIGS["ministral3" if family == "mistral3" else family]
+    path = families.write(tmp_path / "model", "ministral3" if family == "mistral3" else family)
+    if family == "mistral3":
+        config = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": family}
+        (path / "config.json").write_text(json.dumps(config | {"text_config": text, "vision_config": {}}))
+    model = read_model_config(path)
+    folder = write_folder(tmp_path / "sent", WHOLE, model, BASE)
+    change_config(folder, target_modules=r".*")
+    was = load_file(folder / WEIGHTS_FILE)
+    others = {f"base_model.model.{module}.lora_{which}.weight": np.full((99, 7), np.nan) for which in "AB"}
+    rewrite(folder, lambda tensors: tensors | others)
+    convert(folder, tmp_path / "place", ANNOUNCED, model, [BASE])
+    now = load_file(tmp_path / "place" / WEIGHTS_FILE)
+    assert now.keys() == was.keys()
+    assert groups_of(others) == set()
+    rewrite(folder, lambda _: random_tensors(WHOLE, TINY) | others)
+    with pytest.raises(InvalidRequest, match=f"has .*{module}"):
+        convert(folder, tmp_path / "other", ANNOUNCED, TINY, [BASE])
+
+
 def test_other_spellings_and_types_come_in_as_ours(tmp_path, folder):
     def respell(tensors):
         for name in list(tensors):
@@ -95,11 +186,11 @@ def test_a_map_without_factors_gets_zeros(tmp_path, folder):
             "'Qwen/Qwen3-4B', and the upload is for 'Qwen/Qwen3-0.6B'",
         ),
         ({"r": 8}, "r of adapter_config.json is 8, and lora_config.rank is 4"),
-        ({"bias": "all"}, "bias .* is 'all'; this server has 'none' only"),
-        ({"use_dora": True}, "use_dora .* is True, .*plain LoRA.*merge the adapter"),
+        ({"bias": "all"}, "bias .* is 'all', with which, unlike 'none', .*plain LoRA; merge"),
+        ({"use_dora": True}, "use_dora .* is True, .*plain LoRA; merge such an adapter"),
         ({"alpha_pattern": {"q_proj": -1}}, "alpha_pattern of q_proj is -1"),
         ({"rank_pattern": {"q_proj": 0}}, "rank_pattern of q_proj is 0"),
-        ({"rank_pattern": {"(a+)+q_proj": 2}}, r"the pattern '\(a\+\)\+q_proj' is not read"),
+        ({"rank_pattern": {"(?=a)q_proj": 2}}, r"the pattern '\(\?=a\)q_proj' is not read"),
         ({"rank_pattern": {"q_proj": 2}}, r"q_proj.*has the shape \[4, 64\]; it must be \[2, 64\]"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
         ({"peft_type": "IA3"}, "peft_type .* is 'IA3'"),
@@ -114,7 +205,9 @@ def test_a_configuration_that_means_something_else_is_refused(tmp_path, folder, 
         convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
 
 
-@pytest.mark.parametrize("name", ["/home/me/models/qwen3-0.6b", "Qwen/Qwen3-0.6B:peft:32768", None])
+@pytest.mark.parametrize(
+    "name", ["/home/me/models/qwen3-0.6b", "unsloth/Qwen3-0.6B-bnb-4bit", "Qwen/Qwen3-0.6B:peft:32768", None]
+)
 def test_a_base_model_may_be_called_by_its_directory_or_not_at_all(tmp_path, folder, name):
     change_config(folder, base_model_name_or_path=name)
     convert(folder, tmp_path / "place", ANNOUNCED, TINY, [BASE])
@@ -125,10 +218,10 @@ def test_a_base_model_may_be_called_by_its_directory_or_not_at_all(tmp_path, fol
     [
         (
             lambda t: {k: v for k, v in t.items() if k != K},
-            r"lacks .*k_proj.lora_A.*all layers, or in none",
+            r"lacks .*k_proj.lora_A.*all layers that .* selects, or in none",
         ),
         (lambda t: t.update({K: t[K][:2]}), r"has the shape \[2, 64\]; it must be \[4, 64\]"),
-        (lambda t: t.update({K: t[K].astype(np.float64)}), "has the type F64"),
+        (lambda t: t.update({K: t[K].astype(np.int8)}), "has the type I8"),
         (lambda t: t[K].fill(np.nan), "not finite"),
         (lambda t: t.update({K.removeprefix("base_model.model."): t[K]}), "twice"),
         (
@@ -136,8 +229,12 @@ def test_a_base_model_may_be_called_by_its_directory_or_not_at_all(tmp_path, fol
             "has .*embed_tokens",
         ),
         (lambda t: {k: v for k, v in t.items() if "lm_head" not in k}, "train_unembed is true"),
+        (
+            lambda t: t.update({"base_model.model.lm_head.base_layer.weight": t[K]}),
+            "lm_head.base_layer.weight.*save_embedding_layers=False",
+        ),
     ],
-    ids=["missing", "shape", "type", "nan", "twice", "target", "flag"],
+    ids=["missing", "shape", "type", "nan", "twice", "target", "flag", "head"],
 )
 def test_factors_that_the_adapter_cannot_have_are_refused(tmp_path, folder, change, message):
     rewrite(folder, change)

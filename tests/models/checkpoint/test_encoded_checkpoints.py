@@ -9,6 +9,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.checkpoint.encodings import decode
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
+from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.mesh import EP, FSDP, TP, make_mesh
 from spmd_tx.sharding.weight import Weight
 from tests.support.encoded_models import write_tensors
@@ -58,7 +59,7 @@ def decoded(encoding, numbers, scales, shape):
 
 def test_every_part_is_decoded(tmp_path):
     write_tensors(tmp_path, STORED)
-    found = huggingface.load(tmp_path, declared(), make_mesh(2, 2, 2), lambda _: None, ())
+    found = huggingface.load(tmp_path, declared(), make_mesh(2, 2, 2), lambda _: None, Unread())
     fp8 = decoded(FP8, "mixed.weight", "mixed.weight_scale_inv", (OUT, IN))
     int4 = decoded(INT4, "packed.weight_packed", "packed.weight_scale", (OUT, IN))
     experts = decoded(Mxfp4(), "experts.gate_up_blocks", "experts.gate_up_scales", (EXPERTS, 2 * OUT, IN))

@@ -15,6 +15,7 @@ from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.checkpoint.index import INDEX_FILE, read_index
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
 
@@ -267,4 +268,4 @@ def test_a_tensor_without_use_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(StartError, match=r"1 tensors for which config.json has no use \('model\.layers\.7\."):
         huggingface.load(path, declared, mesh, read.append, model.declared.unread)
     assert not read
-    huggingface.load(path, declared, mesh, read.append, (r"model\.layers\.7\..*",))
+    huggingface.load(path, declared, mesh, read.append, Unread((r"model\.layers\.7\..*",)))

@@ -274,6 +274,25 @@ async def test_a_checkpoint_whose_making_was_interrupted_is_made_by_the_next_fin
     assert len((await api.get("training_runs")).json()["training_runs"]) == 1
 
 
+@pytest.mark.parametrize("by", ["finish", "reaper"])
+async def test_an_upload_that_a_killed_server_did_not_forget_is_forgotten(
+    api, upload, folder, services, monkeypatch, by
+):
+    forget = services.uploads._uploads.forget
+    monkeypatch.setattr(services.uploads._uploads, "forget", lambda _: None)
+    path = await uploaded(api, upload, folder)
+    assert left_of(services, upload).exists()
+    monkeypatch.setattr(services.uploads._uploads, "forget", forget)
+    unfinished = (await start(api)).raise_for_status().json()
+    if by == "finish":
+        assert (await finish(api, upload)).json()["tinker_path"] == path
+    else:
+        await services.reaper.reap()
+    assert not left_of(services, upload).exists()
+    assert left_of(services, unfinished).exists()
+    assert [each["tinker_path"] for each in (await api.get("checkpoints")).json()["checkpoints"]] == [path]
+
+
 async def test_an_encrypted_checkpoint_is_not_loaded(api, upload, folder, session_id, services):
     path = await uploaded(api, upload, folder)
     address = path.removeprefix("tinker://").split("/")
