@@ -5,6 +5,7 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 
 import asyncio
 import logging
+import os
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -34,6 +35,7 @@ from spmd_tx.config import LogFormat, ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
+from spmd_tx.processes.environments import past_proxies
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -272,6 +274,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line. Errors that the operator can fix are printed in one line, without a traceback."""
+    os.environ.update(past_proxies(os.environ))
     private.hide_password()
     private.keep_files()
     try:

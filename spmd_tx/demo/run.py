@@ -19,6 +19,8 @@ from rich.console import Console
 from spmd_tx.demo import tiny_model
 from spmd_tx.demo.display import Display, draw_curve, save_plot
 from spmd_tx.errors import StartError
+from spmd_tx.processes.environments import proxies
+from spmd_tx.processes.parent import tied
 
 USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
@@ -42,6 +44,9 @@ def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parame
             )
     import tinker
 
+    environment = dict(os.environ)
+    for name in proxies(environment):
+        del os.environ[name]  # all that the demo connects to is its own server
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
@@ -54,7 +59,7 @@ def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parame
     log = ServerLog(out / "server.log")
     try:
         with (
-            serving(str(model), log, console, full_parameters=full_parameters) as url,
+            serving(str(model), log, console, environment, full_parameters=full_parameters) as url,
             Display(console, log.status) as display,
         ):
             answer = drive(url, str(model), learning_rate, steps, display, 0 if full_parameters else RANK)
@@ -156,7 +161,9 @@ def serving(
     console.print("$ " + " ".join(command), soft_wrap=True)
     with log.path.open("w") as file:
         # In its own session, so that Ctrl-C ends the demo, which then stops the server in order.
-        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+        server = subprocess.Popen(
+            tied(command), stdout=file, stderr=file, env=environment, start_new_session=True
+        )
     try:
         wait_until_ready(server, log, console)
         with needing(server):

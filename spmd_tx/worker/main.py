@@ -143,6 +143,8 @@ def _join(setup: Setup, options: argparse.Namespace) -> None:
     service = setup.jax_coordinator
     if mesh_address.is_local(service):
         mesh_address.keep_nccl_local()
+    mesh_address.keep_direct(service)
+    jax.config.update("jax_check_proxy_envs", False)  # they do not count
     jax.distributed.initialize(
         service,
         coordinator_bind_address=mesh_address.bind_address(service) if options.process_id == 0 else None,

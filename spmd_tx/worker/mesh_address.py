@@ -11,6 +11,7 @@ from ipaddress import ip_address
 logger = logging.getLogger(__name__)
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
+NO_PROXY_OF_GRPC = "no_grpc_proxy"  # counts more than no_proxy, and only for gRPC
 
 
 def free_port() -> int:
@@ -45,6 +46,11 @@ def is_local(service: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def keep_direct(service: str) -> None:
+    """Let JAX connect to its service itself, whatever proxies this host's environment names."""
+    os.environ[NO_PROXY_OF_GRPC] = service.rpartition(":")[0].strip("[]")
 
 
 def keep_nccl_local() -> None:
