@@ -5,13 +5,13 @@ import json
 import socket
 import urllib.error
 import urllib.request
-from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
 
 from spmd_tx.errors import StartError
+from spmd_tx.protocol import addresses
 
 TIMEOUT_SECONDS = 600.0
 LOCAL = "http://127.0.0.1:8000"
@@ -81,12 +81,7 @@ class Server:
 
 def is_this_machine(host: str) -> bool:
     """Whether a host in an address is the machine that this process runs on. Asks no name server."""
-    try:
-        address = ip_address(host)
-    except ValueError:
-        name = host.lower().rstrip(".")
-        return name in ("localhost", socket.gethostname().lower()) or name.endswith(".localhost")
-    return address.is_loopback or address.is_unspecified
+    return addresses.is_loopback(host) or host.lower() in ("0.0.0.0", "::", socket.gethostname().lower())
 
 
 def _detail(body: bytes) -> str:

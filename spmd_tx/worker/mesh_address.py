@@ -8,6 +8,8 @@ import os
 import socket
 from ipaddress import ip_address
 
+from spmd_tx.protocol import addresses
+
 logger = logging.getLogger(__name__)
 
 NCCL_INTERFACE = "NCCL_SOCKET_IFNAME"
@@ -24,7 +26,7 @@ def bind_address(service: str) -> str:
 
     That is all addresses of this host if ``service`` is none that it knows as its own.
     """
-    host, _, port = service.rpartition(":")
+    host, port = addresses.split(service)
     try:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         own = str(address[0])
@@ -36,21 +38,17 @@ def bind_address(service: str) -> str:
     if ip_address(own).is_loopback and not is_local(service):
         logger.warning("JAX listens on all addresses of this host: %s is a loopback one to itself", host)
         return f"[::]:{port}"
-    return f"[{own}]:{port}" if ":" in own else f"{own}:{port}"
+    return addresses.joined(own, port)
 
 
 def is_local(service: str) -> bool:
     """Say whether the service has a loopback address, so that all processes are on one host."""
-    host = service.rpartition(":")[0].strip("[]")
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return addresses.is_loopback(addresses.split(service)[0])
 
 
 def keep_direct(service: str) -> None:
     """Let JAX connect to its service itself, whatever proxies this host's environment names."""
-    os.environ[NO_PROXY_OF_GRPC] = service.rpartition(":")[0].strip("[]")
+    os.environ[NO_PROXY_OF_GRPC] = addresses.split(service)[0]
 
 
 def keep_nccl_local() -> None:

@@ -8,9 +8,9 @@ from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol.addresses import is_loopback
 from spmd_tx.protocol.secret import REMEDY
 
-LOOPBACK = ("127.0.0.1", "localhost")
 MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"
 GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
@@ -95,7 +95,7 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
             f"--local-processes is {config.agents_here} of {config.num_processes}, so workers join from "
             f"elsewhere, without a shared secret; {GIVE_SECRET}"
         )
-    if config.worker_host not in LOOPBACK:
+    if not is_loopback(config.worker_host):
         raise StartError(
             f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "
             + GIVE_SECRET

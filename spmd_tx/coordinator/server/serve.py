@@ -29,6 +29,7 @@ from spmd_tx.coordinator.server.served_model import open_model
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
 from spmd_tx.protocol import memory_plan
+from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.reports import Ready
 from spmd_tx.protocol.secret import Keys, read_secret
 
@@ -50,7 +51,12 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(
         logging.WARNING
     )  # the roster tells the same
-    config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
+    config = msgspec.structs.replace(
+        config,
+        data_dir=config.data_dir.absolute(),
+        host=config.host.strip("[]"),
+        worker_host=config.worker_host.strip("[]"),
+    )
     secret = read_secret(config.secret_file)
     check_hosts(config, secret)
     networks(config.trusted_proxies)
@@ -149,7 +155,7 @@ class _Server:
         metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
-            url = f"http://{self._config.host}:{self._http.port}"
+            url = f"http://{joined(self._config.host, self._http.port)}"
             print(f"ready: {url}\nconsole: {url}/console", flush=True)
             self._has_been_ready = True
         try:
