@@ -31,7 +31,7 @@ from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
-from spmd_tx.config import LogFormat, ServerConfig
+from spmd_tx.config import MANY, LogFormat, ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
@@ -82,6 +82,7 @@ def worker(
         int,
         typer.Option(
             min=0,
+            max=MANY,
             envvar="SPMD_TX_PROCESS_ID",
             help="Number of this process among the server's --num-processes, from 0.",
         ),
@@ -109,7 +110,7 @@ def worker(
     ] = None,
     coordinator_timeout: Annotated[
         float,
-        typer.Option(min=1, help="Seconds without the coordinator until this process exits."),
+        typer.Option(min=1, max=MANY, help="Seconds without the coordinator until this process exits."),
     ] = 600,
     log_format: Annotated[
         LogFormat,
@@ -150,6 +151,7 @@ def demo(
         float | None,
         typer.Option(
             min=0,
+            max=1,
             help="Adam's learning rate; with 0 the reward must stay flat. Default: 0.006, or 0.01 for all "
             "weights.",
         ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -130,7 +131,7 @@ class AgentLink:
                 except TimeoutError:
                     problems.append(f"{address} has not answered for {CONNECT_SECONDS:g} s")
                 except OSError as error:
-                    problems.append(f"{address}: {error.strerror or error}")
+                    problems.append(f"{address}: {os.strerror(error.errno) if error.errno else error}")
         except OSError as error:
             problems.append(f"{self._host}: {error.strerror or error}")
         self.problem = "; ".join(problems)

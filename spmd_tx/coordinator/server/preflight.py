@@ -14,6 +14,7 @@ from spmd_tx.protocol.secret import REMEDY
 MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"
 GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
+MOST_PROCESSES = 128  # workers on this host: each takes an agent here, with its connection
 BACKLOG = 2048  # connections; a client opens hundreds at once
 
 
@@ -87,6 +88,11 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
         raise StartError(
             f"--local-processes is {config.agents_here}, but --num-processes is {config.num_processes}; "
             "lower the first or raise the second"
+        )
+    if config.agents_here > MOST_PROCESSES:
+        raise StartError(
+            f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most can; "
+            "lower --num-processes, or give --local-processes, so that others join from other hosts"
         )
     if secret is not None:
         return
