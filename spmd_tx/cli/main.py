@@ -6,6 +6,7 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 import asyncio
 import logging
 import os
+import signal
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -36,6 +37,7 @@ from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
 from spmd_tx.processes.environments import past_proxies
+from spmd_tx.processes.interrupts import ended_by_interrupts
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -43,6 +45,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of a shell
 
 
 def serve(**options: Any) -> None:
@@ -55,8 +59,9 @@ def serve(**options: Any) -> None:
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
-    from spmd_tx.coordinator.runtime import event_loop
-    from spmd_tx.coordinator.server import serve as server
+    with ended_by_interrupts():
+        from spmd_tx.coordinator.runtime import event_loop
+        from spmd_tx.coordinator.server import serve as server
 
     raise typer.Exit(event_loop.run(server.serve(config)))
 
@@ -125,8 +130,9 @@ def worker(
     crash, and waits while the server restarts. Exits with code 0 when the
     server has shut down.
     """
-    from spmd_tx.coordinator.agent import main as remote_agent
-    from spmd_tx.coordinator.agent.agent import AgentOptions
+    with ended_by_interrupts():
+        from spmd_tx.coordinator.agent import main as remote_agent
+        from spmd_tx.coordinator.agent.agent import AgentOptions
 
     options = AgentOptions(
         coordinator=coordinator,
@@ -292,3 +298,5 @@ def main() -> None:
         else:
             typer.echo(f"spmd-tx: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
