@@ -64,7 +64,7 @@ def show(
     console = consoles.console()
     console.print(run_tables.of_steps(run, points, metric, console))
     if state := run_tables.state(server.ask(f"/console/api/runs/{quote(run, safe='')}")):
-        console.print(f"open, with {state} of its client")
+        console.print(f"its session is open, but there is {state}")
 
 
 @runs.command()

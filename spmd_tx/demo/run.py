@@ -17,7 +17,7 @@ from types import ModuleType
 from rich.console import Console
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.demo.display import Display, draw_curve, save_plot
+from spmd_tx.demo.display import Display, Told, draw_curve, save_plot
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import proxies
 from spmd_tx.processes.parent import tied
@@ -26,6 +26,7 @@ USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
 RANK = 16
 START_TIMEOUT = 180.0  # seconds
+STARTING = "starting the server"
 STOP_TIMEOUT = 20.0  # seconds
 
 # Thresholds for the mean rewards of the first and the last five steps.
@@ -206,7 +207,8 @@ def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:
     deadline = time.monotonic() + START_TIMEOUT
-    with console.status("starting the server") as status:
+    tell = Told(console)
+    with console.status(STARTING) as status:
         while not log.is_ready():
             if server.poll() is not None:
                 tail = "\n".join(log.lines()[-5:])
@@ -215,7 +217,8 @@ def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: C
                 )
             if time.monotonic() > deadline:
                 raise StartError(f"the server was not ready after {START_TIMEOUT:.0f} s; see {log.path}")
-            status.update(log.status() or "starting the server")
+            tell.news(phase := log.status() or STARTING)
+            status.update(phase)
             time.sleep(0.2)
 
 

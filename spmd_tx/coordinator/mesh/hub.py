@@ -130,6 +130,7 @@ class Hub:
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
         self.loss = self.busy = None
+        logger.info("workers: running")
         self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
         self.kernels = ready.kernels
         self.record.ready(ready.device, ready.plan)
