@@ -132,8 +132,8 @@ class AgentLink:
                     problems.append(f"{address} has not answered for {CONNECT_SECONDS:g} s")
                 except OSError as error:
                     problems.append(f"{address}: {os.strerror(error.errno) if error.errno else error}")
-        except OSError as error:
-            problems.append(f"{self._host}: {error.strerror or error}")
+        except (OSError, UnicodeError) as error:  # there is no such name, or no name can be such
+            problems.append(f"{self._host}: {getattr(error, 'strerror', None) or error}")
         self.problem = "; ".join(problems)
         self._tell()
         return None

@@ -158,20 +158,29 @@ def listen(host: str, port: int, open_files: int) -> socket.socket:
     The backlog may be accepted at once, before connections are counted; it must leave files for others.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server(
-            (host, port), family=family, backlog=min(BACKLOG, max(1, open_files // 8))
-        )
+        listening = _first_listening(host, port, backlog=min(BACKLOG, max(1, open_files // 8)))
         # asyncio does this only for sockets made with an explicit protocol. Without it the second packet
         # of an answer waits for the client's delayed acknowledgement: 40 ms for every request.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # of names that cannot be, too
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise StartError(
                 f"port {port} of {host} is in use; end that program, or set another --port"
             ) from None
         raise StartError(f"cannot listen on {host}, port {port}: {error}; check --host and --port") from None
+
+
+def _first_listening(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen on the first address that a host stands for and this machine has. Raises OSError."""
+    *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, place in others:
+        try:
+            return socket.create_server(place, family=family, backlog=backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return socket.create_server(last[4], family=last[0], backlog=backlog)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
