@@ -164,7 +164,7 @@ end_all() {
     kill -TERM "${running[@]}" 2>/dev/null || true
     sleep 0.2
     kill -TERM "${running[@]}" 2>/dev/null || true
-    wait
+    wait "${running[@]}" || true # but not for what waits for the end of this script
 }
 trap end_all EXIT
 

@@ -53,7 +53,9 @@ def test_a_server_elsewhere_is_asked_through_the_proxy(monkeypatch):
         Server("http://nobody.invalid", "").ask("/there")
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.1.2.3", "localhost", "LocalHost", socket.gethostname()])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "127.1.2.3", "localhost", "LocalHost", socket.gethostname()]
+)
 def test_this_machine_is_known_by_its_names(host):
     assert is_this_machine(host)
 

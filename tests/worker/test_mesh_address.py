@@ -86,7 +86,9 @@ def test_a_process_0_that_cannot_be_reached_is_named_with_the_remedy(monkeypatch
     monkeypatch.setattr(mesh_address, "TELL_SECONDS", 0.01)
     monkeypatch.setattr(mesh_address, "RETRY_SECONDS", 0.02)
     service = f"127.0.0.1:{mesh_address.free_port()}"
-    with pytest.raises(MeshError, match=f"cannot reach worker 0 at {service} .*Connection refused.*--jax-port"):
+    with pytest.raises(
+        MeshError, match=f"cannot reach worker 0 at {service} .*Connection refused.*--jax-port"
+    ):
         mesh_address.await_service(service)
     assert f"cannot reach worker 0 at {service} yet: Connection refused" in caplog.text
 
