@@ -25,7 +25,7 @@ trap pass_on TERM INT HUP
 exec {life}> >(
     trap '' TERM INT HUP
     while read -r line; do server=$line; done
-    [[ $server ]] && kill -TERM $server && sleep 1 && kill -TERM $server 2>/dev/null
+    [[ $server ]] && kill -TERM $server 2>/dev/null && sleep 1 && kill -TERM $server 2>/dev/null
 )
 set -m # the server has a process group of its own: a Ctrl-C reaches it through this script, once
 
