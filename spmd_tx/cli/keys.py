@@ -64,7 +64,9 @@ def create(
     from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
     limits = KeyLimits(adapters, queued_requests, queued_tokens, requests_per_second)
-    options = rows.NewKeyOptions(owner, role, None if expires_days is None else expires_days * rows.DAY, limits)
+    options = rows.NewKeyOptions(
+        owner, role, None if expires_days is None else expires_days * rows.DAY, limits
+    )
 
     async def work(db: Any) -> rows.NewKey | None:
         return None if if_none and await rows.listed(db) else await rows.create(db, options)

@@ -76,7 +76,9 @@ class AgentLink:
         self._socket.connect_timeout = round(1000 * CONNECT_SECONDS)
         self._socket.reconnect_ivl = -1  # never: _connect does
         self._monitor = self._socket.get_monitor_socket()
-        self._tasks = [asyncio.create_task(each) for each in (self._connect(), self._watch(), self._receive())]
+        self._tasks = [
+            asyncio.create_task(each) for each in (self._connect(), self._watch(), self._receive())
+        ]
 
     async def next(self) -> LinkEvent:
         """The coordinator's next order, or the next change of the connection."""

@@ -1,9 +1,10 @@
+import socket
 from contextlib import nullcontext
 
 import pytest
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.preflight import check_mesh
+from spmd_tx.coordinator.server.preflight import check_hosts, check_mesh, listen
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
@@ -91,3 +92,22 @@ def test_groups_with_a_scale_are_not_cut(packed, options, message):
     refused = nullcontext() if message is None else pytest.raises(StartError, match=message)
     with refused:
         check_mesh(ServerConfig(base_model="packed", expert_weights="packed", **options), packed)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_workers_at_loopback_need_no_shared_secret(host):
+    check_hosts(ServerConfig(base_model="m", worker_host=host), secret=None)
+
+
+def test_a_name_is_listened_on_at_its_first_address_that_is_of_this_machine(monkeypatch):
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, port, **options):
+        hosts = ["203.0.113.1", "127.0.0.2"] if host == "head" else [host]
+        return [found for each in hosts for found in real(each, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with listen("head", 0, 100) as listening:
+        assert listening.getsockname()[0] == "127.0.0.2"
+        with pytest.raises(StartError, match=r"port \d+ of head is in use"):
+            listen("head", listening.getsockname()[1], 100)
