@@ -331,7 +331,7 @@ def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path)
 
 
 def test_addresses_of_ipv6_are_served_and_printed_in_brackets(model_dir, tmp_path):
-    with serving(model_dir, tmp_path, host="[::1]", worker_host="::1") as server:
+    with serving(model_dir, tmp_path, host="[::1]") as server:
         line = server.process.stdout.readline()
         assert re.fullmatch(r"ready: http://\[::1\]:\d+\n", line), server.end()
         url = line.removeprefix("ready: ").strip()
