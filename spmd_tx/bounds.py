@@ -16,10 +16,8 @@ from msgspec.inspect import FloatType, IntType, Metadata, StructType, type_info
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
 
-MOST_WHOLE, MOST = (
-    2**63 - 1,
-    2**31 - 1,
-)  # what databases and clocks can work with, where a bound has no maximum
+# The maximum of bounds that have none of their own: what databases and clocks can work with.
+MOST_WHOLE, MOST = 2**63 - 1, 2**31 - 1
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""The command ``spmd-tx``, also as ``python -m spmd_tx.cli``: imports it so that Ctrl-C ends it at any time."""
+"""The command ``spmd-tx``, also as ``python -m spmd_tx.cli``: Ctrl-C ends it even while it is imported."""
 
 from spmd_tx.processes.interrupts import ended_by_interrupts, leave_to_kernel
 

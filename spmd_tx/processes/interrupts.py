@@ -7,11 +7,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def ended_by_interrupts() -> Iterator[None]:
-    """Leave Ctrl-C to the kernel. A KeyboardInterrupt within an import can end anywhere, even in a callback."""
+    """Leave Ctrl-C to the kernel: a KeyboardInterrupt within an import may come up in any callback."""
     before = signal.getsignal(signal.SIGINT)
     leave_to_kernel()
-    yield
-    signal.signal(signal.SIGINT, before)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def leave_to_kernel() -> None:

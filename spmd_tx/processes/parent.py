@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 
-# Runs first in a new process, and then becomes the command. Where there is no memory left, the kernel kills it
-# rather than the process that has started it.
+# Runs first in a new process, and then becomes the command. It asks the kernel to kill it when the process
+# that has started it is gone, however that happened, and before that one when there is no memory left.
 DIE_WITH_PARENT = """\
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1

@@ -86,8 +86,8 @@ def await_service(service: str) -> None:
         now = time.monotonic()
         if now - began >= JOIN_SECONDS:
             raise MeshError(
-                f"{socket.gethostname()} cannot reach worker 0 at {service} ({problem}) for {JOIN_SECONDS:g} s; "
-                "let a firewall pass connections between the hosts of workers (--jax-port fixes this port)"
+                f"{socket.gethostname()} cannot reach worker 0 at {service} ({problem}) for {JOIN_SECONDS:g} "
+                "s; let a firewall pass connections between the hosts of workers (--jax-port fixes this port)"
             )
         if now - told >= TELL_SECONDS:
             told = now

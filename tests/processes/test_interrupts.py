@@ -1,4 +1,4 @@
-"""Ctrl-C at moments of the command line: while it imports, while it starts a server, while it waits for one."""
+"""Ctrl-C while the command line imports, while it starts a server, and while it waits for one."""
 
 import os
 import signal

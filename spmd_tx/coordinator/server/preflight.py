@@ -91,8 +91,8 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
         )
     if config.agents_here > MOST_PROCESSES:
         raise StartError(
-            f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most can; "
-            "lower --num-processes, or give --local-processes, so that others join from other hosts"
+            f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most "
+            "can; lower --num-processes, or give --local-processes, so that others join from other hosts"
         )
     if secret is not None:
         return
