@@ -31,37 +31,71 @@ Example: launch/multinode.sh node-a node-b -- --base-model Qwen/Qwen3-32B --data
 END
 }
 
+refuse() {
+    echo "multinode.sh: $1; see --help" >&2
+    exit 2
+}
+
+# check_number OPTION VALUE LEAST MOST
+check_number() {
+    [[ $2 =~ ^[0-9]{1,9}$ ]] && ((10#$2 >= $3 && 10#$2 <= $4)) || refuse "$1 is '$2'; it must be a number from $3 to $4"
+}
+
 gpus=8 per=node port=8470 again=5 directory=. program=${SPMD_TX:-spmd-tx}
 hosts=()
 while (($#)); do
+    [[ $1 == --*=* ]] && set -- "${1%%=*}" "${1#*=}" "${@:2}"
     case $1 in
-        --gpus-per-node) gpus=$2; shift 2 ;;
+        --gpus-per-node | --process-per | --worker-port | --restart-after | --directory)
+            [[ ${2:---} != -* ]] || refuse "$1 has no value" ;;&
+        --gpus-per-node) check_number "$1" "$2" 1 1024; gpus=$2; shift 2 ;;
         --process-per) per=$2; shift 2 ;;
-        --worker-port) port=$2; shift 2 ;;
-        --restart-after) again=$2; shift 2 ;;
+        --worker-port) check_number "$1" "$2" 1 65535; port=$2; shift 2 ;;
+        --restart-after)
+            [[ $2 =~ ^[0-9]{1,6}(\.[0-9]+)?$ ]] || refuse "$1 is '$2'; it must be a number of seconds"
+            again=$2; shift 2 ;;
         --directory) directory=$2; shift 2 ;;
         --help | -h) usage; exit 0 ;;
         --) shift; break ;;
-        -*) echo "multinode.sh: no option $1; see --help" >&2; exit 2 ;;
+        -*) refuse "there is no option $1" ;;
+        '') refuse "the name of a HOST is empty" ;;
         *) hosts+=("$1"); shift ;;
     esac
 done
-if ((${#hosts[@]} == 0)) || (($# == 0)); then
-    usage >&2
-    exit 2
-fi
+((${#hosts[@]})) || refuse "no HOST is named"
+(($#)) || refuse "no options of spmd-tx serve stand behind HOST... --"
 case $per in
     node) local_processes=1 ;;
-    gpu) local_processes=$gpus ;;
-    *) echo "multinode.sh: --process-per is $per; it must be node or gpu" >&2; exit 2 ;;
+    gpu) local_processes=$((10#$gpus)) ;;
+    *) refuse "--process-per is '$per'; it must be node or gpu" ;;
 esac
 
-serve=("$program" serve "$@" --worker-host 0.0.0.0 --worker-port "$port"
+# A server on all addresses of the first host, of both IPv4 and IPv6: a name may stand for either.
+serve=("$program" serve "$@" --worker-host :: --worker-port "$port"
     --num-processes $((local_processes * ${#hosts[@]})) --local-processes "$local_processes")
 secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 head=${hosts[0]##*@}
+[[ $head == *:* && $head != \[* ]] && head="[$head]" # an IPv6 address
+ssh_options=(-T -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3)
 running=() # the keepers below, by process id
 attempts=12 # to start it again that may fail at once, because what was there before is not gone yet
+
+# A host that cannot be reached now is a mistake; one that is lost later is waited for.
+echo "multinode.sh: looking for ${hosts[*]}" >&2
+looks=()
+for host in "${hosts[@]}"; do
+    ssh "${ssh_options[@]}" "$host" true </dev/null >/dev/null &
+    looks+=($!)
+done
+for ((i = 0; i < ${#hosts[@]}; i++)); do
+    code=0
+    wait "${looks[i]}" || code=$?
+    if ((code)); then
+        echo "multinode.sh: ssh cannot run anything on ${hosts[i]} (code $code); check the name. This must work, and" \
+            "ask for no password: ssh ${hosts[i]} true" >&2
+        exit 2
+    fi
+done
 
 # Runs on a host. The first line of its input is the secret, every other one a signal to end; so is the end of
 # the input, which comes when this script or the connection is gone, however that happened.
@@ -87,7 +121,7 @@ exit $code'
 on_host() {
     local host=$1 input ssh code was_signal
     shift
-    exec {input}> >(exec ssh -T -o BatchMode=yes -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "$host" \
+    exec {input}> >(exec ssh "${ssh_options[@]}" "$host" \
         "bash -c $(printf %q "$there") spmd-tx $(printf '%q ' "$directory" "$@")")
     ssh=$!
     trap 'is_ending=yes was_signal=yes; echo end >&"$input" || true' TERM
@@ -130,18 +164,31 @@ end_all() {
     kill -TERM "${running[@]}" 2>/dev/null || true
     sleep 0.2
     kill -TERM "${running[@]}" 2>/dev/null || true
-    wait
+    wait "${running[@]}" || true # but not for what waits for the end of this script
 }
 trap end_all EXIT
 
-keep "${hosts[0]}" "${serve[@]}" &
+# Kills the keepers when this script is gone, however that happened: then nobody holds ssh's input open.
+exec {life}> >(
+    trap '' TERM INT HUP
+    keepers=()
+    while read -r keeper; do keepers+=("$keeper"); done
+    kill -KILL "${keepers[@]}" 2>/dev/null
+)
+
+# start HOST COMMAND...: keep it, as $! in the background.
+start() {
+    keep "$@" {life}>&- &
+    running+=($!)
+    echo $! >&"$life"
+}
+
+start "${hosts[0]}" "${serve[@]}"
 server=$!
-running+=($server)
 for ((i = 1; i < ${#hosts[@]}; i++)); do
     for ((j = 0; j < local_processes; j++)); do
         process=$((i * local_processes + j))
-        keep "${hosts[i]}" "$program" worker --coordinator "$head:$port" --process-id $process &
-        running+=($!)
+        start "${hosts[i]}" "$program" worker --coordinator "$head:$port" --process-id $process
     done
 done
 

@@ -16,6 +16,9 @@ from msgspec.inspect import FloatType, IntType, Metadata, StructType, type_info
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
 
+# The maximum of bounds that have none of their own: what databases and clocks can work with.
+MOST_WHOLE, MOST = 2**63 - 1, 2**31 - 1
+
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds the bounds, which ``--limit NAME=VALUE`` or the table ``[limits]`` of a TOML file can change."""
@@ -178,13 +181,14 @@ class Reach(NamedTuple):
     """Holds the range of values that a bound can have."""
 
     least: float
-    most: float
+    most: float  # inf: as much as there can be
     is_whole: bool
     is_open: bool  # whether ``least`` itself is excluded
 
     def __contains__(self, value: object) -> bool:
         return isinstance(value, int | float) and (
-            (self.least < value if self.is_open else self.least <= value) and value <= self.most
+            (self.least < value if self.is_open else self.least <= value)
+            and value <= min(self.most, MOST_WHOLE if self.is_whole else MOST)
         )
 
     def __str__(self) -> str:
@@ -233,5 +237,6 @@ def _number(name: str, text: str) -> float:
     if number not in reach:
         kind = "a whole number" if is_whole else "a number"
         size = ", or a size as 64MiB" if is_size else ""
-        raise StartError(f"--limit {name}={text} is not possible; it must be {kind}{size}, {reach}")
+        most = "" if reach.most < math.inf else f", at most {MOST_WHOLE if is_whole else MOST}"
+        raise StartError(f"--limit {name}={text} is not possible; it must be {kind}{size}, {reach}{most}")
     return number

@@ -9,7 +9,10 @@ import msgspec
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
+from spmd_tx.protocol.addresses import HIGHEST_PORT
 
+MANY = 2**31 - 1  # the most that a number can be; of seconds these are 68 years
+MOST = {"port": HIGHEST_PORT, "worker_port": HIGHEST_PORT, "jax_port": HIGHEST_PORT}  # of others, MANY
 MAY_BE_ZERO = (
     "kv_cache_tokens",
     "train_tokens",
@@ -121,13 +124,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            least = 0 if name in MAY_BE_ZERO else 1
+            least, most = 0 if name in MAY_BE_ZERO else 1, MOST.get(name, MANY)
             if name in PARALLEL_SIZES and isinstance(value, str) and value != AUTO:
                 option = "--" + name.replace("_", "-")
                 raise StartError(f"{option} is {value!r}; it must be a number, or {AUTO}")
-            if isinstance(value, int | float) and not isinstance(value, bool) and value < least:
+            if isinstance(value, int | float) and not isinstance(value, bool):
                 option = "--" + name.replace("_", "-")
-                raise StartError(f"{option} is {value}; it must be at least {least}")
+                check_number(option, value, least, most)
             if name in SIZES and isinstance(value, str) and (name, value) != ("state_cache", AUTO):
                 _check_size(name, value)
 
@@ -215,6 +218,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.checkpoints_base is None or "://" in self.checkpoints_base:
             return self.data_dir / "checkpoints"
         return Path(self.checkpoints_base).absolute()
+
+
+def check_number(option: str, value: float, least: float, most: float = MANY) -> None:
+    """Raise StartError unless an option's value is a number in this range."""
+    if value < least:
+        raise StartError(f"{option} is {value}; it must be at least {least}")
+    if not value <= most:  # true of what is no number, too
+        raise StartError(f"{option} is {value}; it must be from {least} to {most}")
 
 
 def _check_size(name: str, text: str) -> None:

@@ -39,6 +39,8 @@ def test_numbers_and_sizes_are_taken():
         ("stop_string_bytes", "9" * 400, "or a size as 64MiB"),
         ("body_seconds", "0", "must be a number, more than 0"),
         ("stop_string_bytes", "nan", "or a size as 64MiB"),
+        ("body_seconds", "inf", "more than 0, at most 2147483647"),
+        ("open_sessions", str(10**30), "at least 1, at most 9223372036854775807"),
         ("stop_strigns", "1", "did you mean stop_strings?"),
         ("speed", "1", "docs/limits.md lists them"),
     ],

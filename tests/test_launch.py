@@ -31,6 +31,11 @@ done
 echo "$1 $2" >> "$(dirname "$0")/ssh.log"
 host=$1
 shift
+if [[ $host == lost* ]]; then
+    echo "ssh: Could not resolve hostname $host" >&2
+    exit 255
+fi
+echo "Welcome to $host, says a login shell"
 exec bash -c "$*"
 """
 
@@ -124,11 +129,99 @@ def test_the_script_says_how_it_is_used():
     assert "Usage: launch/multinode.sh [OPTIONS] HOST... -- OPTIONS OF spmd-tx serve" in told
 
 
+OPTIONS = ("--gpus-per-node", "--process-per", "--worker-port", "--restart-after", "--directory")
+
+
 @pytest.mark.parametrize(
-    "arguments", [[], ["node-a"], ["--no-such"], ["--process-per", "rack", "a", "--", "b"]]
+    "arguments, complaint",
+    [
+        ("", "no HOST is named"),
+        ("node-a", "no options of spmd-tx serve stand behind HOST... --"),
+        ("node-a --", "no options of spmd-tx serve stand behind HOST... --"),
+        ("-- --base-model m", "no HOST is named"),
+        ("--no-such a -- b", "there is no option --no-such"),
+        *((option, f"{option} has no value") for option in OPTIONS),
+        *((f"{option} -- b", f"{option} has no value") for option in OPTIONS),
+        *((f"{option}= a -- b", f"{option} ") for option in OPTIONS if option != "--directory"),
+        ("--process-per rack a -- b", "--process-per is 'rack'; it must be node or gpu"),
+        ("--process-per=rack a -- b", "--process-per is 'rack'; it must be node or gpu"),
+        ("--gpus-per-node 0 a -- b", "--gpus-per-node is '0'; it must be a number from 1 to"),
+        ("--gpus-per-node many a -- b", "--gpus-per-node is 'many'"),
+        ("--worker-port 99999 a -- b", "--worker-port is '99999'; it must be a number from 1 to 65535"),
+        ("--worker-port 08 --restart-after soon a -- b", "--restart-after is 'soon'"),
+    ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments):
-    assert subprocess.run([MULTINODE, *arguments], capture_output=True).returncode == 2
+def test_arguments_that_make_no_sense_are_refused_by_name(arguments, complaint):
+    done = subprocess.run([MULTINODE, *arguments.split()], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr
+    assert "line " not in done.stderr  # no words of bash
+
+
+def test_a_host_that_ssh_does_not_reach_is_refused_at_once(programs):
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = [MULTINODE, "node-a", "lost-host", "--", "--base-model", "m"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert "Could not resolve hostname lost-host" in done.stderr
+    assert "ssh cannot run anything on lost-host (code 255); check the name" in done.stderr
+    assert "spmd-tx" not in (programs / "ssh.log").read_text()
+
+
+# Notes its id and its arguments, and runs until it is told to end.
+LASTING = """#!/usr/bin/env bash
+echo "$$ $*" >> "$(dirname "$0")/starts.log"
+trap 'exit 0' TERM
+while true; do sleep 0.05; done
+"""
+
+
+@contextmanager
+def lasting(programs, command, count):
+    """Run a script with programs that only last; yield it and all processes, when so many have started."""
+    (programs / "spmd-tx").write_text(LASTING)
+    environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    log = programs / "starts.log"
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as script:
+        everything = []
+        try:
+            while not (log.exists() and len(log.read_text().splitlines()) == count):
+                assert script.poll() is None
+                time.sleep(0.02)
+            everything = psutil.Process(script.pid).children(recursive=True)
+            yield script, everything
+        finally:
+            for each in [psutil.Process(script.pid), *everything]:
+                if each.is_running():
+                    each.kill()
+
+
+@pytest.mark.parametrize(
+    "command, count",
+    [([MULTINODE, "node-a", "node-b", "--", "--base-model", "m"], 2), ([LAUNCH / "single_node.sh", "m"], 1)],
+    ids=["multinode", "single_node"],
+)
+def test_nothing_outlives_a_script_that_is_killed(programs, command, count):
+    with lasting(programs, command, count) as (script, everything):
+        script.kill()
+        _, living = psutil.wait_procs(everything, timeout=60)
+        assert [each.cmdline() for each in living] == []
+    assert len((programs / "starts.log").read_text().splitlines()) == count  # none was started again
+
+
+def test_the_first_host_may_be_an_ipv6_address(programs):
+    command = [MULTINODE, "--worker-port=7000", "user@fd00::1", "node-b", "--", "--base-model", "m"]
+    with lasting(programs, command, 2):
+        assert "worker --coordinator [fd00::1]:7000 " in (programs / "starts.log").read_text()
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "''"])
+def test_one_host_waits_a_number_of_seconds(seconds):
+    environment = os.environ | {"RESTART_AFTER": seconds}
+    command = [LAUNCH / "single_node.sh", "m"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert done.returncode == 2
+    assert f"RESTART_AFTER is '{seconds}'; it must be a number of seconds" in done.stderr
 
 
 def test_hosts_serve_together_and_end_in_order(programs, tmp_path):

@@ -12,6 +12,7 @@ export interface Run {
   owner: string;
   created_at: number; // seconds since the epoch
   is_open: boolean;
+  silent_seconds: number | null; // since the last heartbeat of its client; null: it is not late
   metadata: Record<string, unknown> | null; // as the client sent it
   display_name: string | null; // of its session
   steps: number;

@@ -1,6 +1,7 @@
 // The head of all pages of one run: its name, and links to the pages.
 import { useEffect, useState } from "preact/hooks";
 import { getRun, type Run } from "./api";
+import { duration } from "./format";
 import { address, decoded, place, url } from "./router";
 
 const PAGES = [["", "Curves"], ["/timing", "Timing"], ["/samples", "Samples"]] as const;
@@ -11,6 +12,12 @@ export function runName(run: Run): string {
   if (typeof name === "string" && name) return name;
   const number = run.id.split(":")[2] ?? "0"; // of the run in its session
   return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : run.id;
+}
+
+/** Whether the run's session is open, and its client there. */
+export function state(run: Run): string {
+  if (!run.is_open) return "ended";
+  return run.silent_seconds == null ? "open" : `open, no heartbeat for ${duration(run.silent_seconds)}`;
 }
 
 /** An ID that fits into a table: the beginning, and what tells the runs of a session apart. */

@@ -16,8 +16,6 @@ from spmd_tx.errors import StartError
 if TYPE_CHECKING:
     from spmd_tx.coordinator.storage.tables import ApiKey
 
-DAY, HOUR = 24 * 3600.0, 3600.0  # seconds
-
 keys = typer.Typer(
     name="keys",
     no_args_is_help=True,
@@ -66,7 +64,9 @@ def create(
     from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
     limits = KeyLimits(adapters, queued_requests, queued_tokens, requests_per_second)
-    options = rows.NewKeyOptions(owner, role, None if expires_days is None else expires_days * DAY, limits)
+    options = rows.NewKeyOptions(
+        owner, role, None if expires_days is None else expires_days * rows.DAY, limits
+    )
 
     async def work(db: Any) -> rows.NewKey | None:
         return None if if_none and await rows.listed(db) else await rows.create(db, options)
@@ -115,7 +115,7 @@ def rotate(
     """Replace a key by a new one with the same owner, role and limits, and print it."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
-    new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * HOUR))
+    new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * rows.HOUR))
     show([new.row], is_error=True)
     typer.echo(new.token)
 

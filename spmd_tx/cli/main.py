@@ -5,6 +5,8 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 from dataclasses import replace
 from importlib import metadata
@@ -30,10 +32,12 @@ from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
-from spmd_tx.config import LogFormat, ServerConfig
+from spmd_tx.config import MANY, LogFormat, ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
 from spmd_tx.processes import private
+from spmd_tx.processes.environments import past_proxies
+from spmd_tx.processes.interrupts import ended_by_interrupts
 
 app = typer.Typer(
     help="Post-train language models through the Tinker API on your own accelerators.",
@@ -41,6 +45,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of a shell
 
 
 def serve(**options: Any) -> None:
@@ -53,8 +59,9 @@ def serve(**options: Any) -> None:
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
-    from spmd_tx.coordinator.runtime import event_loop
-    from spmd_tx.coordinator.server import serve as server
+    with ended_by_interrupts():
+        from spmd_tx.coordinator.runtime import event_loop
+        from spmd_tx.coordinator.server import serve as server
 
     raise typer.Exit(event_loop.run(server.serve(config)))
 
@@ -80,6 +87,7 @@ def worker(
         int,
         typer.Option(
             min=0,
+            max=MANY,
             envvar="SPMD_TX_PROCESS_ID",
             help="Number of this process among the server's --num-processes, from 0.",
         ),
@@ -107,7 +115,7 @@ def worker(
     ] = None,
     coordinator_timeout: Annotated[
         float,
-        typer.Option(min=1, help="Seconds without the coordinator until this process exits."),
+        typer.Option(min=1, max=MANY, help="Seconds without the coordinator until this process exits."),
     ] = 600,
     log_format: Annotated[
         LogFormat,
@@ -122,8 +130,9 @@ def worker(
     crash, and waits while the server restarts. Exits with code 0 when the
     server has shut down.
     """
-    from spmd_tx.coordinator.agent import main as remote_agent
-    from spmd_tx.coordinator.agent.agent import AgentOptions
+    with ended_by_interrupts():
+        from spmd_tx.coordinator.agent import main as remote_agent
+        from spmd_tx.coordinator.agent.agent import AgentOptions
 
     options = AgentOptions(
         coordinator=coordinator,
@@ -148,6 +157,7 @@ def demo(
         float | None,
         typer.Option(
             min=0,
+            max=1,
             help="Adam's learning rate; with 0 the reward must stay flat. Default: 0.006, or 0.01 for all "
             "weights.",
         ),
@@ -272,6 +282,7 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line. Errors that the operator can fix are printed in one line, without a traceback."""
+    os.environ.update(past_proxies(os.environ))
     private.hide_password()
     private.keep_files()
     try:
@@ -287,3 +298,5 @@ def main() -> None:
         else:
             typer.echo(f"spmd-tx: {error}", err=True)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

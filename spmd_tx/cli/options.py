@@ -54,7 +54,7 @@ HELP = {
         "per token. auto is what the data directory has, otherwise shared-outer.",
     },
     "Server": {
-        "host": "Address to listen on; 0.0.0.0 is every address of this machine.",
+        "host": "Address to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every IPv6 address.",
         "port": "TCP port to listen on; 0 picks a free one.",
         "log_format": "Format of the log on standard error: text, or json with one object per line for log "
         "collectors.",
@@ -73,7 +73,8 @@ HELP = {
         "drain_seconds": "Seconds to finish work after SIGTERM; the rest continues at the next start.",
     },
     "Hosts": {
-        "worker_host": "Address to listen on for workers; other hosts need one that they reach, or 0.0.0.0.",
+        "worker_host": "Address to listen on for workers; other hosts need one that they reach, or :: for "
+        "all of IPv4 and IPv6, or 0.0.0.0 for all of IPv4.",
         "worker_port": "TCP port to listen on for workers; 0 picks a free one.",
         "jax_port": "TCP port on the host of worker 0 for JAX's coordination service, which has no "
         "authentication; 0 picks a free one.",

@@ -26,17 +26,25 @@ Rows = Sequence[Sequence[str]]
 def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
     """Make a table of runs, with as many metrics as fit."""
     names = _columns(run["last"] for run in runs)[:LISTED]
+    states = ["state"] if any(map(state, runs)) else []
     rows = [
         [
             readable(run["id"]),
             readable(run["owner"]),
             datetime.fromtimestamp(run["created_at"]).strftime("%m-%d %H:%M"),
+            *(state(run) for _ in states),
             str(run["steps"]),
             *_values(run["last"], names),
         ]
         for run in runs
     ]
-    return _fitting(["run", "owner", "created", "steps", *map(readable, names)], rows, console)
+    return _fitting(["run", "owner", "created", *states, "steps", *map(readable, names)], rows, console)
+
+
+def state(run: Mapping[str, Any]) -> str:
+    """Say for how long the client of an open run has been silent; "" where that is nothing unusual."""
+    seconds = run.get("silent_seconds")  # an older server does not tell it
+    return "" if seconds is None else f"no heartbeat for {seconds:.0f} s"
 
 
 def of_steps(run: str, points: Points, metric: str | None, console: Console, most: int = LAST_STEPS) -> Group:

@@ -13,10 +13,12 @@ from rich.text import Text
 from spmd_tx.cli import consoles, run_tables
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKey, Server, Unreachable, Url
+from spmd_tx.errors import StartError
 
 EVERY_SECONDS = 2.0
+INFIX = ":train:"  # between the session and the number in the ID of a run
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, as in spmd-tx runs list.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, or the beginning of it.")]
 Metric = Annotated[str | None, typer.Option(help="Metric to draw. Default: the reward, or else the loss.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -53,12 +55,16 @@ def show(
     run: Run, metric: Metric = None, as_json: Json = False, url: Url = LOCAL, api_key: ApiKey = ""
 ) -> None:
     """Show the last steps of a run, and the curve of a metric."""
-    points = _points(Server(url, api_key), run, -1)
+    server = Server(url, api_key)
+    run = _whole(server, run)
+    points = _points(server, run, -1)
     if as_json:
         typer.echo(json.dumps(points, indent=2))
         return
     console = consoles.console()
     console.print(run_tables.of_steps(run, points, metric, console))
+    if state := run_tables.state(server.ask(f"/console/api/runs/{quote(run, safe='')}")):
+        console.print(f"its session is open, but there is {state}")
 
 
 @runs.command()
@@ -68,6 +74,7 @@ def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = ""
     Where the output is no terminal, it prints a line per step.
     """
     server, console = Server(url, api_key), consoles.console()
+    run = _whole(server, run)
     points = _points(server, run, -1)
     try:
         if console.is_terminal:
@@ -118,6 +125,19 @@ def _newer(server: Server, run: str, points: Points) -> Points:
     """Return the points with those that are new, and with the last ones as they are now."""
     again = points[-LAST_STEPS - 1]["seq"] if len(points) > LAST_STEPS else -1
     return points[: max(0, len(points) - LAST_STEPS)] + _points(server, run, again)
+
+
+def _whole(server: Server, beginning: str) -> str:
+    """Return the ID of the run that begins so. Raises StartError when there is none, or more than one."""
+    if INFIX in beginning:
+        return beginning  # and the server says whether there is such a run
+    page = server.ask(f"/console/api/runs?limit=2&beginning={quote(beginning, safe='')}")
+    found = [run["id"] for run in page["runs"] if run["id"].startswith(beginning)]
+    if not found or not beginning:
+        raise StartError(f"there is no run {beginning!r}; spmd-tx runs list shows the IDs")
+    if len(found) > 1:
+        raise StartError(f"more than one run begins with {beginning!r}; give more of the ID")
+    return found[0]
 
 
 def _points(server: Server, run: str, after: int | None) -> Points:

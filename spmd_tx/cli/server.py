@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import urllib.error
 import urllib.request
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from spmd_tx.errors import StartError
+from spmd_tx.protocol import addresses
 
 TIMEOUT_SECONDS = 600.0
 LOCAL = "http://127.0.0.1:8000"
@@ -34,9 +36,12 @@ class Server:
         if not api_key.isascii() or not api_key.isprintable():
             raise StartError("the API key has characters that no key has; see --api-key and TINKER_API_KEY")
         try:
-            urlsplit(self._url)
+            host = urlsplit(self._url).hostname or ""
         except ValueError as problem:
             raise StartError(f"--url is {url!r}, which is no address: {problem}") from None
+        # A proxy has another idea of what this machine is.
+        handlers = [urllib.request.ProxyHandler({})] if is_this_machine(host) else []
+        self._opener = urllib.request.build_opener(*handlers)
         self._headers = {"X-Api-Key": api_key} if api_key else {}
 
     def ask(self, route: str, body: object = None) -> Any:
@@ -58,7 +63,7 @@ class Server:
     def send(self, request: urllib.request.Request) -> bytes:
         """Return the body of an answer. Raises StartError, and Unreachable where asking again may help."""
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+            with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
             if error.code == INCOMPLETE and "Location" not in error.headers:
@@ -72,6 +77,11 @@ class Server:
             raise Unreachable(
                 f"cannot reach {self._url}: {reason}; name the server with --url or TINKER_BASE_URL"
             ) from None
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host in an address is the machine that this process runs on. Asks no name server."""
+    return addresses.is_loopback(host) or host.lower() in ("0.0.0.0", "::", socket.gethostname().lower())
 
 
 def _detail(body: bytes) -> str:

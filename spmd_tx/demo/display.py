@@ -18,10 +18,24 @@ HEADINGS = ("step", "loss", "reward", "|Δ logprob|", "tokens/s")
 BARS = " ▁▂▃▄▅▆▇█"
 
 
+class Told:
+    """Prints a line for each new state of the server where there is no terminal to show it in."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._last = ""
+
+    def news(self, state: str) -> None:
+        kind = state.rstrip("0123456789 %")  # not every percentage
+        if kind not in ("", self._last) and not self._console.is_terminal:
+            self._console.print(f"server: {state}", soft_wrap=True)
+        self._last = kind
+
+
 class Display:
     """Shows a table with a row per step, above a line that says what the server is compiling.
 
-    Without a terminal it prints a line per step.
+    Without a terminal it prints a line per step, and per state of the server.
     """
 
     def __init__(self, console: Console, read_status: Callable[[], str]) -> None:
@@ -29,6 +43,7 @@ class Display:
         self._console = console
         self._read_status = read_status
         self._status = ""
+        self._told = Told(console)
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
@@ -62,6 +77,7 @@ class Display:
     def _watch(self) -> None:
         while not self._stopped.wait(STATUS_INTERVAL):
             self._status = self._read_status()
+            self._told.news(self._status)
 
     def _render(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2))

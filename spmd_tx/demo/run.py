@@ -18,13 +18,16 @@ from types import ModuleType
 from rich.console import Console
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.demo.display import Display, draw_curve, save_plot
+from spmd_tx.demo.display import Display, Told, draw_curve, save_plot
 from spmd_tx.errors import StartError
+from spmd_tx.processes.environments import proxies
+from spmd_tx.processes.parent import tied
 
 USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
 RANK = 16
 START_TIMEOUT = 180.0  # seconds
+STARTING = "starting the server"
 STOP_TIMEOUT = 20.0  # seconds
 
 # Thresholds for the mean rewards of the first and the last five steps.
@@ -43,6 +46,9 @@ def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parame
             )
     import tinker
 
+    environment = dict(os.environ)
+    for name in proxies(environment):
+        del os.environ[name]  # all that the demo connects to is its own server
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
@@ -55,7 +61,7 @@ def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parame
     log = ServerLog(out / "server.log")
     try:
         with (
-            serving(str(model), log, console, full_parameters=full_parameters) as url,
+            serving(str(model), log, console, environment, full_parameters=full_parameters) as url,
             Display(console, log.status) as display,
         ):
             answer = drive(url, str(model), learning_rate, steps, display, 0 if full_parameters else RANK)
@@ -157,7 +163,9 @@ def serving(
     console.print("$ " + shlex.join(command), soft_wrap=True)
     with log.path.open("w") as file:
         # In its own session, so that Ctrl-C ends the demo, which then stops the server in order.
-        server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+        server = subprocess.Popen(
+            tied(command), stdout=file, stderr=file, env=environment, start_new_session=True
+        )
     try:
         wait_until_ready(server, log, console)
         with needing(server):
@@ -200,7 +208,8 @@ def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
 
 def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:
     deadline = time.monotonic() + START_TIMEOUT
-    with console.status("starting the server") as status:
+    tell = Told(console)
+    with console.status(STARTING) as status:
         while not log.is_ready():
             if server.poll() is not None:
                 tail = "\n".join(log.lines()[-5:])
@@ -209,7 +218,8 @@ def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: C
                 )
             if time.monotonic() > deadline:
                 raise StartError(f"the server was not ready after {START_TIMEOUT:.0f} s; see {log.path}")
-            status.update(log.status() or "starting the server")
+            tell.news(phase := log.status() or STARTING)
+            status.update(phase)
             time.sleep(0.2)
 
 

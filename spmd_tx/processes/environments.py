@@ -1,4 +1,4 @@
-"""Chooses the environment variables that child processes get. Pure."""
+"""Chooses the environment variables of child processes, and those that keep proxies out of them. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -20,6 +20,9 @@ SECRETS = re.compile(
     r"|DATABASE_URL$|^(AWS|AZURE)_|^PGPASS"
 )
 
+THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+EXCEPTIONS = ("no_proxy", "NO_PROXY")  # libraries read either, or both
+
 
 def of_worker(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a worker's environment: everything but the server's secrets."""
@@ -34,6 +37,19 @@ def of_foreign_code(environment: Mapping[str, str]) -> dict[str, str]:
 def of_losses(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process for custom losses: JAX on the CPU, with the worker's flags."""
     return _starting_with(environment, PREFIXES_OF_PYTHON + PREFIXES_OF_JAX) | {"JAX_PLATFORMS": "cpu"}
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which no library asks a proxy for this machine; none if there is no proxy."""
+    if not proxies(environment):
+        return {}
+    excepted = [name for key in EXCEPTIONS for name in environment.get(key, "").split(",") if name.strip()]
+    return dict.fromkeys(EXCEPTIONS, ",".join(dict.fromkeys([*map(str.strip, excepted), *THIS_MACHINE])))
+
+
+def proxies(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that name proxies, such as http_proxy and ALL_PROXY."""
+    return [name for name in environment if name.lower().endswith("_proxy") and name not in EXCEPTIONS]
 
 
 def _starting_with(environment: Mapping[str, str], prefixes: tuple[str, ...]) -> dict[str, str]:

@@ -22,7 +22,7 @@ class AgentHello(AgentReport, frozen=True, tag="agent_hello"):
     instance: str  # the same for as long as the agent runs
     host: str  # its name
     address: str  # under which the coordinator's host reaches this one
-    coordinator: str  # host name under which the agent reaches the coordinator
+    coordinator: str  # address under which the agent reaches the coordinator
     devices: int | None = None  # for its worker; None: as many as the mesh asks for
     version: int = PROTOCOL_VERSION
 

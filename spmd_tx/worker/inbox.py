@@ -41,6 +41,7 @@ class Inbox:
         self._socket.set_hwm(0)  # a dropped command would be a gap
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.ipv6 = "[" in coordinator
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(coordinator)
         self._poller = zmq.Poller()
@@ -97,6 +98,7 @@ class Inbox:
         with self._context.socket(zmq.DEALER) as socket:
             self._keys.introduce(socket)
             socket.linger = linger_ms
+            socket.ipv6 = self._socket.ipv6
             socket.connect(self._coordinator)
             yield lambda kind, **fields: socket.send_multipart(
                 in_frames(encode(kind(**self._origin, **fields)))

@@ -23,7 +23,7 @@ from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready, Written
 from spmd_tx.protocol.secret import Keys, read_secret
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import mesh_address
-from spmd_tx.worker.accelerator import prepare_accelerator
+from spmd_tx.worker.accelerator import has_nvidia_gpu, has_tpu, prepare_accelerator
 from spmd_tx.worker.command_spans import open_command_spans
 from spmd_tx.worker.execute import Steps
 from spmd_tx.worker.heartbeat import Heartbeat
@@ -106,7 +106,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     configure_jax(setup, options.devices)
     setup = prepare_accelerator(setup, options.device_ids, progress)
     if setup.num_processes > 1:
-        _join(setup, options)
+        _join(setup, options, progress)
 
     def written(path: str, problem: str | None) -> None:
         if is_leader:
@@ -138,11 +138,18 @@ def configure_jax(setup: Setup, devices: int) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def _join(setup: Setup, options: argparse.Namespace) -> None:
+def _join(setup: Setup, options: argparse.Namespace, progress: Callable[[str], None]) -> None:
     """Join the mesh. When one of its processes ends, all of them end soon."""
     service = setup.jax_coordinator
+    progress(f"waiting for the other workers at {service}")
+    if not (has_nvidia_gpu() or has_tpu()):
+        mesh_address.check_own_name(service)
+    if options.process_id != 0:
+        mesh_address.await_service(service)
     if mesh_address.is_local(service):
         mesh_address.keep_nccl_local()
+    mesh_address.keep_direct(service)
+    jax.config.update("jax_check_proxy_envs", False)  # they do not count
     jax.distributed.initialize(
         service,
         coordinator_bind_address=mesh_address.bind_address(service) if options.process_id == 0 else None,

@@ -80,6 +80,12 @@ def test_the_first_key_of_a_script_that_runs_again_is_the_only_one(run):
     [
         (["create", "--owner", "a b"], "--owner is 'a b'"),
         (["create", "--owner", "a", "--adapters", "0"], "--adapters is 0; it must be more than 0"),
+        (["create", "--owner", "a", "--expires-days", "-1"], "--expires-days is -1; it must be more than 0"),
+        (["create", "--owner", "a", "--expires-days", "1e9"], "--expires-days is 1e+09; it must be"),
+        (["create", "--owner", "a", "--expires-days", "nan"], "--expires-days"),
+        (["create", "--owner", "a", "--requests-per-second", "inf"], "--requests-per-second is inf"),
+        (["create", "--owner", "a", "--adapters", str(10**20)], "--adapters is 1e+20; it must be"),
+        (["rotate", "k", "--overlap-hours", "inf"], "--overlap-hours is inf; it must be from 0 to"),
         (["create", "--owner", "a", "--role", "god"], "'god' is not one of"),
         (["revoke", "nobody"], "there is no key 'nobody'"),
     ],

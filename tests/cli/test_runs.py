@@ -44,6 +44,8 @@ class Stub:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def answer(self, path):
+        if path.startswith("/console/api/runs/"):
+            return json.dumps(self.runs[0]).encode()
         if path.startswith("/console"):
             return json.dumps({"runs": self.runs, "next_cursor": None}).encode()
         after = int(path.rpartition("=")[2])
@@ -164,3 +166,37 @@ def test_a_metric_without_a_finite_value_has_no_curve():
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(run_tables.of_steps(RUN, [point(0, x=None)], "x", console))
     assert "x has no finite value" in console.export_text()
+
+
+@pytest.mark.parametrize("command", ["show", "tail"])
+def test_a_run_is_named_by_the_beginning_of_its_id(stub, spmd_tx_runs, monkeypatch, command):
+    monkeypatch.setattr(runs.time, "sleep", interrupted)
+    code, output = spmd_tx_runs(command, RUN[:6])
+    assert (code, output.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "others, beginning, complaint",
+    [
+        ([], "44", "there is no run '44'; spmd-tx runs list shows the IDs"),
+        ([], "", "there is no run ''"),
+        ([{"id": "33a9ffff:train:0"}], "33a9", "more than one run begins with '33a9'; give more of the ID"),
+    ],
+)
+def test_a_beginning_that_names_no_single_run_is_refused(stub, spmd_tx_runs, others, beginning, complaint):
+    stub.runs += others
+    code, output = spmd_tx_runs("show", beginning)
+    assert (code, output.err.count("\n")) == (2, 1)
+    assert complaint in output.err
+
+
+def test_a_client_that_is_silent_is_shown(stub, spmd_tx_runs):
+    for command in (("list",), ("show", RUN)):
+        assert "heartbeat" not in spmd_tx_runs(*command)[1].out
+    stub.runs[0]["silent_seconds"] = 95.2
+    for command in (("list",), ("show", RUN)):
+        assert "no heartbeat for 95 s" in spmd_tx_runs(*command)[1].out
+
+
+def interrupted(_):
+    raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from spmd_tx.demo import run
-from spmd_tx.demo.display import Display, draw_curve, save_plot
+from spmd_tx.demo.display import Display, Told, draw_curve, save_plot
 from spmd_tx.errors import StartError
 
 example = run.load_example()
@@ -60,6 +60,21 @@ def test_without_a_terminal_each_step_is_a_line(capsys):
     assert headings == "step  loss  reward  |Δ logprob|  tokens/s"
     assert line.split() == ["reinforce", "3", "0.5000", "0.250", "-", "200"]
     assert display.rewards == [0.25]
+
+
+def test_without_a_terminal_each_state_of_the_server_is_a_line(capsys):
+    told = Told(Console())
+    for state in (
+        "starting",
+        "loading weights 0 %",
+        "loading weights 50 %",
+        "",
+        "compiling decode 4x16",
+        "compiling decode 4x16",
+    ):
+        told.news(state)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["server: starting", "server: loading weights 0 %", "server: compiling decode 4x16"]
 
 
 def test_on_a_terminal_the_table_shows_what_the_server_is_busy_with():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.hosts.slow_path import SlowPath
 
-SUBNET = "10.77.0"
+SUBNET, SUBNET_6 = "10.77.0", "fd77:"
 FILES = Path("/etc/netns")  # what `ip netns exec` puts over /etc
 
 
@@ -45,6 +45,15 @@ class Network:
 
     def address(self, host: int) -> str:
         return f"{SUBNET}.{host + 1}"
+
+    def address_6(self, host: int) -> str:
+        return f"{SUBNET_6}:{host + 1}"
+
+    def name(self, host: int, name: str, *addresses: str) -> None:
+        """Let a name stand for addresses, as a host sees it, and for nothing else."""
+        file = FILES / self._hosts[host] / "hosts"
+        others = [line for line in file.read_text().splitlines() if not line.endswith(f" {name}")]
+        file.write_text("".join(f"{line}\n" for line in [*others, *(f"{each} {name}" for each in addresses)]))
 
     def command(self, host: int, command: Sequence[object]) -> list[str]:
         """Wrap a command to run on a host."""
@@ -100,6 +109,7 @@ class Network:
             veth = ("type", "veth", "peer", "name", f"port{number}", "netns", self._switch)
             _ip("-n", name, "link", "add", "eth0", *veth)
             _ip("-n", name, "addr", "add", f"{self.address(number)}/24", "dev", "eth0")
+            _ip("-n", name, "addr", "add", f"{self.address_6(number)}/64", "dev", "eth0", "nodad")
             for interface in ("lo", "eth0"):
                 _ip("-n", name, "link", "set", interface, "up")
             _ip("-n", self._switch, "link", "set", f"port{number}", "master", "br0")

@@ -1,7 +1,9 @@
 import socket
+import threading
 
 import pytest
 
+from spmd_tx.errors import MeshError, StartError
 from spmd_tx.worker import mesh_address
 
 
@@ -41,6 +43,54 @@ def test_it_listens_everywhere_when_it_does_not_know_where(names, caplog, stands
     names["head.cluster"] = stands_for
     assert mesh_address.bind_address("head.cluster:8471") == "[::]:8471"
     assert why in caplog.text
+
+
+def test_an_ipv6_service_listens_in_brackets():
+    assert mesh_address.is_local("[::1]:8471")
+    assert mesh_address.bind_address("[::1]:8471") == "[::1]:8471"
+
+
+@pytest.mark.parametrize("service, host", [("node-a:8471", "node-a"), ("[fd00::1]:8471", "fd00::1")])
+def test_no_proxy_is_between_the_workers(monkeypatch, service, host):
+    monkeypatch.setattr(mesh_address.os, "environ", environment := {"no_grpc_proxy": "others"})
+    mesh_address.keep_direct(service)
+    assert environment == {"no_grpc_proxy": host}
+
+
+@pytest.mark.parametrize(
+    "stands_for, why", [("127.0.1.1", "stands for 127.0.1.1, where"), ("nobody.invalid", "for no address")]
+)
+def test_a_host_whose_name_no_other_host_can_use_is_refused(names, monkeypatch, stands_for, why):
+    monkeypatch.setattr(socket, "gethostname", lambda: "debian")
+    names["debian"] = stands_for
+    mesh_address.check_own_name("127.0.0.1:8471")  # all are on this host
+    with pytest.raises(StartError, match=f"the name of this host, debian, .*{why}.* /etc/hosts"):
+        mesh_address.check_own_name("203.0.113.1:8471")
+    names["debian"] = "203.0.113.2"
+    mesh_address.check_own_name("203.0.113.1:8471")
+
+
+def test_process_0_is_waited_for(monkeypatch):
+    monkeypatch.setattr(mesh_address, "RETRY_SECONDS", 0.01)
+    port = mesh_address.free_port()
+    waiting = threading.Thread(target=mesh_address.await_service, args=(f"127.0.0.1:{port}",))
+    waiting.start()
+    with socket.create_server(("127.0.0.1", port)) as service:
+        service.accept()[0].close()
+    waiting.join(timeout=30)
+    assert not waiting.is_alive()
+
+
+def test_a_process_0_that_cannot_be_reached_is_named_with_the_remedy(monkeypatch, caplog):
+    monkeypatch.setattr(mesh_address, "JOIN_SECONDS", 0.05)
+    monkeypatch.setattr(mesh_address, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(mesh_address, "RETRY_SECONDS", 0.02)
+    service = f"127.0.0.1:{mesh_address.free_port()}"
+    with pytest.raises(
+        MeshError, match=f"cannot reach worker 0 at {service} .*Connection refused.*--jax-port"
+    ):
+        mesh_address.await_service(service)
+    assert f"cannot reach worker 0 at {service} yet: Connection refused" in caplog.text
 
 
 def test_the_operator_chooses_the_interface_of_nccl(monkeypatch):

@@ -4,9 +4,11 @@ import { getRun, type Run as RunFacts } from "../api";
 import { Curves } from "../curves";
 import { ago, dateTime, number } from "../format";
 import { Histories } from "../history";
-import { watch } from "../live";
+import { poll, watch } from "../live";
 import { Copy, Loading } from "../parts";
-import { RunHeader, runName } from "../run_header";
+import { RunHeader, runName, state } from "../run_header";
+
+const HEARTBEAT_SECONDS = 10; // between two of a client
 
 export function Run({ id }: { id: string }) {
   const [run, setRun] = useState<RunFacts | null>(null);
@@ -14,13 +16,14 @@ export function Run({ id }: { id: string }) {
   const histories = useMemo(() => new Histories(), [id]);
   useEffect(() => {
     const load = () => getRun(id).then((facts) => (setRun(facts), setError(null)), (refused: Error) => setError(refused.message));
-    void load();
     void histories.refresh([id]);
-    return watch((changed) => {
+    const endPoll = poll(load, HEARTBEAT_SECONDS); // a client that is gone brings no news
+    const endWatch = watch((changed) => {
       if (changed !== "all" && !changed.has(id)) return;
       void load();
       void histories.refresh([id], changed);
     });
+    return () => (endPoll(), endWatch());
   }, [id]);
   const problem = error ?? histories.error.value;
   const points = histories.points.value.get(id) ?? [];
@@ -42,7 +45,7 @@ function Facts({ run }: { run: RunFacts }) {
     ["Owner", run.owner],
     ["Rank", String(run.rank)],
     ["Created", dateTime(run.created_at)],
-    ["State", run.is_open ? "open" : "ended"],
+    ["State", state(run)],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],
     ...Object.entries(run.metadata ?? {}).filter(([, value]) => value !== runName(run)).map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),

@@ -8,7 +8,7 @@ import { Histories } from "../history";
 import { watch } from "../live";
 import { Loading } from "../parts";
 import { address, place, remember, url } from "../router";
-import { runName } from "../run_header";
+import { runName, state } from "../run_header";
 import { headline } from "../series";
 
 // Told apart by readers with colour blindness, and legible on white and on black.
@@ -106,7 +106,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
       <span class="about">
         {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}{shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
       </span>
-      <span class="when">{run.is_open ? <em>open</em> : ""} {ago(run.last_at ?? run.created_at)}</span>
+      <span class="when">{run.is_open ? <em>{state(run)}</em> : ""} {ago(run.last_at ?? run.created_at)}</span>
     </li>
   );
 }

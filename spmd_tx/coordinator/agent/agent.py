@@ -18,6 +18,7 @@ from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import of_worker
+from spmd_tx.protocol import addresses
 from spmd_tx.protocol.agents import (
     AgentBeat,
     AgentHello,
@@ -101,6 +102,7 @@ class Agent:
             raise StartError(
                 f"no coordinator at {self._options.coordinator} for {self._options.patience:g} s; start it, "
                 "or check --coordinator, which is the address and --worker-port of spmd-tx serve"
+                + (f" ({self._link.problem})" if self._link.problem else "")
             ) from None
 
     async def _act(self, event: LinkEvent) -> None:
@@ -136,8 +138,8 @@ class Agent:
                 process=self._options.process,
                 instance=self._instance,
                 host=socket.gethostname(),
-                address=local_address(self._options.coordinator),
-                coordinator=self._options.coordinator.rpartition(":")[0],
+                address=local_address(self._link.address),
+                coordinator=addresses.split(self._link.address)[0],
                 devices=self._options.devices,
             )
         )
@@ -180,7 +182,7 @@ class Agent:
         command = [
             sys.executable,
             *self._worker,
-            *("--coordinator", f"tcp://{self._options.coordinator}"),
+            *("--coordinator", f"tcp://{self._link.address}"),
             *("--process-id", str(self._options.process)),
             *("--generation", str(order.generation)),
             *("--devices", str(order.devices)),

@@ -9,6 +9,7 @@ import msgspec
 
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import of_worker
+from spmd_tx.processes.parent import tied
 
 COUNT = ("-m", "spmd_tx.worker.count_devices")
 COUNT_SECONDS = 120.0
@@ -31,7 +32,7 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
     if environment.get("JAX_PLATFORMS") == CPU or not any(any(folder.glob(each)) for each in ACCELERATORS):
         return Found(CPU, 1)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, *COUNT),
+        *tied([sys.executable, *COUNT]),
         env=of_worker(environment),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

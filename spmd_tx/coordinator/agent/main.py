@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from spmd_tx.config import LogFormat
 from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.errors import StartError
+from spmd_tx.protocol import addresses
 from spmd_tx.protocol.secret import REMEDY, VARIABLE, read_secret
 
 
@@ -27,8 +27,10 @@ def shared_secret(file: Path | None) -> str:
 
 async def run(options: AgentOptions, worker: Sequence[str] = WORKER, log_format: LogFormat = "text") -> int:
     """Run an agent. The result is the exit code. Raises StartError when this host is of no use."""
-    if not re.fullmatch(r"[^:/\s]+:[0-9]+", options.coordinator):
-        raise StartError(f"--coordinator is {options.coordinator!r}; it must be HOST:PORT")
+    try:
+        addresses.split(options.coordinator)
+    except ValueError as problem:
+        raise StartError(f"--coordinator is {options.coordinator!r}; {problem}") from None
     log_to_stderr(log_format)
     agent = Agent(options, worker)
     running = asyncio.create_task(agent.run())

@@ -1,35 +1,19 @@
 """Runs one worker process at a time, relays what it prints, notices when it ends, and ends it."""
 
 import asyncio
-import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.runtime.logs import pass_on
+from spmd_tx.processes.parent import tied
 
 KEPT_LINES = 200  # of a worker's output
 QUOTED_LINES = 8
 STACK_FRAME = "    @ "  # begins a line of an aborting C++ library's stack; the reason stands before the stack
 LONGEST_LINE = 1 << 16  # bytes; a longer line is cut into several
 TERMINATE_SECONDS = 1.0  # between SIGTERM and SIGKILL; a worker that hangs in a collective needs the latter
-
-# Runs first in the new process, and asks the kernel to kill it when this process is gone, however that
-# happened, and to kill it rather than this process when there is no memory left.
-DIE_WITH_PARENT = """\
-import ctypes, os, signal, sys
-PR_SET_PDEATHSIG = 1
-VICTIM = 500  # for the OOM killer: a worker is restarted sooner than the server
-parent, *command = sys.argv[1:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    with open("/proc/self/oom_score_adj", "r+") as score:
-        score.write(str(min(1000, int(score.read()) + VICTIM)))
-if os.getppid() == int(parent):
-    os.execv(command[0], command)
-"""
 
 
 @dataclass(frozen=True)
@@ -70,10 +54,7 @@ class WorkerProcess:
         """Start the process; the future says how it ended. An earlier one must have ended."""
         assert not self.is_running
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *("-I", "-S", "-c", DIE_WITH_PARENT),
-            str(os.getpid()),
-            *command,
+            *tied(command),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Row = TypeVar("Row", Session, Model, Sampler)
 
+SILENT_SECONDS = 30.0  # without a heartbeat, of which a client sends one every 10 s
 MAX_DETAIL = 2000  # characters of a client's detail about its end
 
 START_AGAIN = "create a new client, from a saved checkpoint if there is one"
@@ -97,6 +98,12 @@ class Catalog:
         if is_open:
             self._last_seen[session_id] = clock.now()
         return is_open
+
+    def silent_seconds(self, session_id: str) -> float | None:
+        """How long the client of an open session has been silent; None as long as that is nothing unusual."""
+        seen = self._last_seen.get(session_id)
+        seconds = 0.0 if seen is None else clock.now() - seen
+        return seconds if seconds >= SILENT_SECONDS else None
 
     async def set_project(self, session_id: str, project_id: str | None, caller: Caller = EVERYONE) -> None:
         session = await self.session(session_id)

@@ -1,6 +1,6 @@
 """Searches sessions, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
@@ -26,12 +26,22 @@ from spmd_tx.coordinator.wire.sessions import (
     as_texts,
 )
 
+Status = Active | ClientFinished | None
+SilentSeconds = Callable[[str], float | None]
 ROWS_AT_ONCE = 500
 ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
 
-async def search(database: Database, request: SessionSearchRequest, caller: Caller) -> SessionSearchResponse:
-    """Find one page. Names and metadata are compared here, since databases differ in case and JSON."""
+async def search(
+    database: Database,
+    request: SessionSearchRequest,
+    caller: Caller,
+    silent_seconds: SilentSeconds = lambda session_id: None,
+) -> SessionSearchResponse:
+    """Find one page. Names and metadata are compared here, since databases differ in case and JSON.
+
+    ``silent_seconds`` says of an open session for how long its client has been silent, if that is unusual.
+    """
     async with database.reading() as db:
         found: list[Session] = []
         async for session in _candidates(db, request, caller):
@@ -43,7 +53,10 @@ async def search(database: Database, request: SessionSearchRequest, caller: Call
         saved = await _saved(db, [session.id for session in page])
     last = page[-1] if len(found) > request.limit else None
     return SessionSearchResponse(
-        [_summary(session, *saved.get(session.id, (0, 0))) for session in page],
+        [
+            _summary(session, _status(session, silent_seconds), *saved.get(session.id, (0, 0)))
+            for session in page
+        ],
         last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
@@ -122,13 +135,13 @@ async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tupl
     return {session_id: (count, int(size)) for session_id, count, size in await db.execute(query)}
 
 
-def _summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
+def _summary(session: Session, status: Status, checkpoints: int, size: int) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
         created_at=_time(session.created_at),
         owner=session.owner,
         project_id=session.project_id or "",
-        status=_status(session),
+        status=status,
         checkpoints_count=checkpoints,
         checkpoint_storage_bytes=size,
         display_name=session.display_name,
@@ -136,9 +149,9 @@ def _summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
     )
 
 
-def _status(session: Session) -> Active | ClientFinished | None:
+def _status(session: Session, silent_seconds: SilentSeconds) -> Status:
     if session.ended_at is None:
-        return Active()
+        return Active(silent_seconds(session.id))
     if session.finish_reason is None:
         return None
     return ClientFinished(FinishedFor(session.finish_reason), session.finish_detail)

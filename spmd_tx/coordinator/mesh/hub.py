@@ -12,6 +12,7 @@ import msgspec
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
+from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile
 from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.envelope import Envelope
@@ -129,6 +130,7 @@ class Hub:
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
         self.loss = self.busy = None
+        logger.info("workers: running")
         self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
         self.kernels = ready.kernels
         self.record.ready(ready.device, ready.plan)
@@ -342,7 +344,7 @@ class _Generation:
         leader = self._workers.get(0)
         if leader is None:
             return  # its address is part of the others' setup
-        address = f"{self.setup.jax_coordinator}:{self.setup.jax_port or leader.jax_port}"
+        address = joined(self.setup.jax_coordinator, self.setup.jax_port or leader.jax_port)
         setup = encode(msgspec.structs.replace(self.setup, jax_coordinator=address))
         waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
         for worker in waiting:

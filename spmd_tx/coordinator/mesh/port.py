@@ -10,6 +10,7 @@ import zmq.asyncio
 from zmq.utils import z85
 
 from spmd_tx.errors import StartError
+from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.agents import HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS, AnyAgentReport, decode_any_report
 from spmd_tx.protocol.reports import FRAME_BYTES, AnyReport
 from spmd_tx.protocol.secret import Keys
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 # The most that strangers can cost the port: a connection for this long, and a frame of this size.
 HANDSHAKE_MS = 5_000
 LONGEST_FRAME = FRAME_BYTES + 1024  # the overhead of encryption included
+
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 class WorkerPort:
@@ -42,7 +45,7 @@ class WorkerPort:
     @property
     def local_address(self) -> str:
         """HOST:PORT for processes of this host."""
-        return f"{'127.0.0.1' if self.host in ('0.0.0.0', '*') else self.host}:{self.port}"
+        return joined("127.0.0.1" if self.host in EVERY_ADDRESS else self.host, self.port)
 
     async def receive(self) -> tuple[bytes, AnyReport | AnyAgentReport]:
         """The next report, with the identity of its sender."""
@@ -79,8 +82,9 @@ class WorkerPort:
             await self._gate.send_multipart([version, request, *answer, b"", b""])
 
     def _bind(self, host: str, port: int) -> int:
+        self._socket.ipv6 = ":" in host  # and, on all addresses, IPv4 too
         try:
-            self._socket.bind(f"tcp://{'*' if host == '0.0.0.0' else host}:{port or '*'}")
+            self._socket.bind(f"tcp://{joined('*' if host in EVERY_ADDRESS else host, port or '*')}")
         except zmq.ZMQError as error:
             self.close()
             if error.errno == errno.EADDRINUSE:

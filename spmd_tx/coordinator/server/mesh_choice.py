@@ -17,6 +17,7 @@ from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import write_file
 from spmd_tx.errors import UNREADABLE, StartError
 from spmd_tx.processes.environments import of_worker
+from spmd_tx.processes.parent import tied
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class MeshChoice:
             arguments += _as_option(name, getattr(self.config, name))
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "spmd_tx.cli", "plan", *arguments),
+            *tied([sys.executable, "-m", "spmd_tx.cli", "plan", *arguments]),
             env={name: value for name, value in environment.items() if not name.startswith("SPMD_TX_")},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

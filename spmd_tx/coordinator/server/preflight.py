@@ -9,12 +9,13 @@ from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol.addresses import is_loopback
 from spmd_tx.protocol.secret import REMEDY
 
-LOOPBACK = ("127.0.0.1", "localhost")
 MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"
 GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
+MOST_PROCESSES = 128  # workers on this host: each takes an agent here, with its connection
 BACKLOG = 2048  # connections; a client opens hundreds at once
 
 
@@ -99,6 +100,11 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
             f"--local-processes is {config.agents_here}, but --num-processes is {config.num_processes}; "
             "lower the first or raise the second"
         )
+    if config.agents_here > MOST_PROCESSES:
+        raise StartError(
+            f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most "
+            "can; lower --num-processes, or give --local-processes, so that others join from other hosts"
+        )
     if secret is not None:
         return
     if config.agents_here < config.num_processes:
@@ -106,7 +112,7 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
             f"--local-processes is {config.agents_here} of {config.num_processes}, so workers join from "
             f"elsewhere, without a shared secret; {GIVE_SECRET}"
         )
-    if config.worker_host not in LOOPBACK:
+    if not is_loopback(config.worker_host):
         raise StartError(
             f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "
             + GIVE_SECRET
@@ -163,20 +169,29 @@ def listen(host: str, port: int, open_files: int) -> socket.socket:
     The backlog may be accepted at once, before connections are counted; it must leave files for others.
     """
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server(
-            (host, port), family=family, backlog=min(BACKLOG, max(1, open_files // 8))
-        )
+        listening = _first_listening(host, port, backlog=min(BACKLOG, max(1, open_files // 8)))
         # asyncio does this only for sockets made with an explicit protocol. Without it the second packet
         # of an answer waits for the client's delayed acknowledgement: 40 ms for every request.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # of names that cannot be, too
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise StartError(
                 f"port {port} of {host} is in use; end that program, or set another --port"
             ) from None
         raise StartError(f"cannot listen on {host}, port {port}: {error}; check --host and --port") from None
+
+
+def _first_listening(host: str, port: int, backlog: int) -> socket.socket:
+    """Listen on the first address that a host stands for and this machine has. Raises OSError."""
+    *others, last = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, _, _, _, place in others:
+        try:
+            return socket.create_server(place, family=family, backlog=backlog)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return socket.create_server(last[4], family=last[0], backlog=backlog)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -29,11 +29,13 @@ from spmd_tx.coordinator.server.served_model import open_model
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
 from spmd_tx.protocol import memory_plan
+from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.reports import Ready
 from spmd_tx.protocol.secret import Keys, read_secret
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPING = "the server is shutting down; send the request again when it is back"
 DRAIN_LOOK_SECONDS = 0.1  # between looks whether all work is done
 MOST_RESERVED_SECONDS = 10.0  # of the time to end in: for snapshots, and for workers to end
@@ -47,10 +49,27 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
     Raises StartError when the configuration cannot work. ``worker`` is what Python runs as a worker.
     """
     log_to_stderr(config.log_format)
+    starting = _Starting()
+    try:
+        return await _serve(config, worker)
+    except asyncio.CancelledError:
+        if not starting.was_ended:
+            raise
+        logger.info("ended by a signal before it was ready")
+        logging.shutdown()
+        os._exit(0)  # a thread may be downloading the model
+
+
+async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
     logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(
         logging.WARNING
     )  # the roster tells the same
-    config = msgspec.structs.replace(config, data_dir=config.data_dir.absolute())
+    config = msgspec.structs.replace(
+        config,
+        data_dir=config.data_dir.absolute(),
+        host=config.host.strip("[]"),
+        worker_host=config.worker_host.strip("[]"),
+    )
     secret = read_secret(config.secret_file)
     check_folders(config)
     check_hosts(config, secret)
@@ -86,6 +105,23 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
                 return await server.run()
 
 
+class _Starting:
+    """Lets signals end the task that starts the server, until the server handles them itself."""
+
+    def __init__(self) -> None:
+        self.was_ended = False
+        task = asyncio.current_task()
+        assert task is not None
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._end, task)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if self.was_ended:
+            os._exit(1)
+        self.was_ended = True
+        task.cancel()
+
+
 class _Server:
     """Runs a server whose parts are built."""
 
@@ -100,7 +136,7 @@ class _Server:
 
     async def run(self) -> int:
         """Start everything, and wait for the first part that ends."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
         generations = self._parts.generations
         answering = self._spawn(self._http.run())
@@ -138,8 +174,6 @@ class _Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().remove_signal_handler(number)
 
     async def _work(self, ready: Ready) -> NoReturn:
         """Serve requests, now that the workers of a generation are ready."""
@@ -150,7 +184,7 @@ class _Server:
         metrics.show_plan(ready.plan)
         parts.health.ready = True
         if not self._has_been_ready:
-            url = f"http://{self._config.host}:{self._http.port}"
+            url = f"http://{joined(self._config.host, self._http.port)}"
             print(f"ready: {url}\nconsole: {url}/console", flush=True)
             self._has_been_ready = True
         try:

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.config import MANY, check_number
 from spmd_tx.coordinator.storage.database import Database, beside
 from spmd_tx.coordinator.storage.tables import ApiKey, Role
 from spmd_tx.coordinator.tenancy import audit
@@ -23,6 +24,8 @@ Result = TypeVar("Result")
 PREFIX = "tml-"  # the SDK refuses to send anything else
 SECRET_BYTES = 24
 ID_BYTES = 4
+DAY, HOUR = 24 * 3600.0, 3600.0  # seconds
+MOST_DAYS = 36_500
 OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
@@ -90,6 +93,7 @@ async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> 
 
 async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
     """Replace a key by a new one like it. The old key stays valid for ``overlap`` seconds at most."""
+    check_number("--overlap-hours", overlap / HOUR, 0, MOST_DAYS * 24)
     old, now = await _find(db, id), time.time()
     reason = problem(old, now)
     if reason is not None:
@@ -131,9 +135,12 @@ def _check(options: NewKeyOptions) -> None:
             f"--owner is {options.owner!r}; "
             "use up to 100 letters, digits and any of . _ @ + - after the first"
         )
-    amounts = {"--expires-days": options.lifetime} | {
-        f"--{name.replace('_', '-')}": amount for name, amount in asdict(options.limits).items()
+    days = None if options.lifetime is None else options.lifetime / DAY
+    amounts = {"--expires-days": (days, MOST_DAYS)} | {
+        f"--{name.replace('_', '-')}": (amount, MANY) for name, amount in asdict(options.limits).items()
     }
-    for option, amount in amounts.items():
-        if amount is not None and not amount > 0:
-            raise StartError(f"{option} is {amount:g}; it must be more than 0, or be left out")
+    for option, (amount, most) in amounts.items():
+        if amount is not None and not 0 < amount <= most:
+            raise StartError(
+                f"{option} is {amount:g}; it must be more than 0 and at most {most}, or be left out"
+            )

@@ -79,7 +79,7 @@ class SessionSearchRequest(msgspec.Struct, frozen=True):
 
 
 class Active(msgspec.Struct, frozen=True, tag="active"):
-    pass
+    silent_seconds: float | None = None  # since the client's last heartbeat; null: the next is not late
 
 
 class FinishedFor(msgspec.Struct, frozen=True):
@@ -153,6 +153,8 @@ class SessionResponse(msgspec.Struct, frozen=True):
     sampler_ids: list[str]
     user_metadata: dict[str, str] | None = None
     display_name: str | None = None
+    is_open: bool = True
+    silent_seconds: float | None = None  # as in a search; the SDK does not read it
 
 
 class SessionsResponse(msgspec.Struct, frozen=True):

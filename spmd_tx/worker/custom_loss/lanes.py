@@ -65,7 +65,7 @@ class ChildProcess:
         command = [sys.executable, "-m", "spmd_tx.worker.custom_loss.process"]
         with theirs:
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno()), str(memory_bytes), compilation_cache],
+                [*command, str(theirs.fileno()), str(memory_bytes), compilation_cache, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env=of_losses(os.environ),

@@ -18,6 +18,7 @@ import numpy as np
 
 from spmd_tx.processes.modest import be_modest
 from spmd_tx.processes.orders import orders_from
+from spmd_tx.processes.parent import end_with
 from spmd_tx.worker.custom_loss.interpret import inputs_of
 from spmd_tx.worker.custom_loss.messages import (
     Answer,
@@ -83,8 +84,9 @@ class LossProcess:
         )
 
 
-def main(descriptor: int, memory_bytes: int, compilation_cache: str) -> None:
-    """Follow orders until there are no more."""
+def main(descriptor: int, memory_bytes: int, compilation_cache: str, parent: int) -> None:
+    """Follow orders until there are no more, or the process ``parent`` is gone."""
+    end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the coordinator
     be_modest()
     _configure_jax(compilation_cache)
@@ -134,4 +136,4 @@ def _configure_jax(compilation_cache: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

@@ -57,6 +57,21 @@ async def test_a_heartbeat_keeps_a_session(catalog, session):
     assert await catalog.expire_sessions(clock.now() + TIMEOUT / 2, TIMEOUT) == []
 
 
+async def test_a_client_that_is_late_is_told_from_one_that_is_there(catalog, session, monkeypatch):
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    await catalog.heartbeat(session.id)
+    now += 20
+    assert catalog.silent_seconds(session.id) is None
+    now += 20
+    assert catalog.silent_seconds(session.id) == 40
+    await catalog.heartbeat(session.id)
+    assert catalog.silent_seconds(session.id) is None
+    now += 40
+    await catalog.end_session(session.id, "of a test")
+    assert catalog.silent_seconds(session.id) is None
+
+
 async def test_a_silent_session_expires_and_says_why(catalog, session):
     assert await catalog.expire_sessions(clock.now() + 2 * TIMEOUT, TIMEOUT) == [session.id]
     assert not await catalog.heartbeat(session.id)

@@ -148,7 +148,21 @@ async def test_an_address_that_cannot_be_used_is_refused(port, host, message):
         WorkerPort(host, port.port, KEYS)
 
 
-async def test_all_addresses_include_the_loopback_one():
-    port = WorkerPort("0.0.0.0", 0, KEYS)
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+async def test_all_addresses_include_the_loopback_one(host):
+    port = WorkerPort(host, 0, KEYS)
     assert port.local_address == f"127.0.0.1:{port.port}"
+    _, writer = await asyncio.open_connection("127.0.0.1", port.port)
+    writer.close()
+    port.close()
+
+
+async def test_an_ipv6_address_is_written_in_brackets():
+    try:
+        port = WorkerPort("::1", 0, KEYS)
+    except StartError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    assert port.local_address == f"[::1]:{port.port}"
+    _, writer = await asyncio.open_connection("::1", port.port)
+    writer.close()
     port.close()

@@ -1,10 +1,11 @@
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.preflight import check_folders, check_mesh
+from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_mesh, listen
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
@@ -107,3 +108,22 @@ def test_folders_that_are_taken_for_patterns_are_refused(options, refused):
     expected = nullcontext() if refused is None else pytest.raises(StartError, match=refused)
     with expected:
         check_folders(ServerConfig(base_model="m", **options))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_workers_at_loopback_need_no_shared_secret(host):
+    check_hosts(ServerConfig(base_model="m", worker_host=host), secret=None)
+
+
+def test_a_name_is_listened_on_at_its_first_address_that_is_of_this_machine(monkeypatch):
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, port, **options):
+        hosts = ["203.0.113.1", "127.0.0.2"] if host == "head" else [host]
+        return [found for each in hosts for found in real(each, port, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    with listen("head", 0, 100) as listening:
+        assert listening.getsockname()[0] == "127.0.0.2"
+        with pytest.raises(StartError, match=r"port \d+ of head is in use"):
+            listen("head", listening.getsockname()[1], 100)

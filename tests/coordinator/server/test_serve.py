@@ -328,3 +328,12 @@ def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path)
         assert code == 0, errors
         assert "cannot store or read" not in errors
         assert "Too many open files" not in errors
+
+
+def test_addresses_of_ipv6_are_served_and_printed_in_brackets(model_dir, tmp_path):
+    with serving(model_dir, tmp_path, host="[::1]") as server:
+        line = server.process.stdout.readline()
+        assert re.fullmatch(r"ready: http://\[::1\]:\d+\n", line), server.end()
+        url = line.removeprefix("ready: ").strip()
+        assert httpx.get(f"{url}/healthz").json()["status"] == "ok"
+        assert server.terminate() == 0

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 
@@ -9,7 +10,7 @@ from litestar import Controller, get, post
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 from litestar.status_codes import HTTP_200_OK
-from sqlalchemy import select
+from sqlalchemy import select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, Page, Which
@@ -32,6 +33,7 @@ from spmd_tx.errors import Forbidden, InvalidRequest, NotFound
 
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
+BEGINNING = re.compile(r"[0-9A-Za-z:-]{0,200}")  # of a run's ID
 KEY_SECONDS = 0.25  # between two looks whether the key is valid
 ALIVE_SECONDS = 15.0  # between two signs of life
 
@@ -41,26 +43,33 @@ class RunsController(Controller):
 
     @get("/", opt=UNMETERED)
     async def runs(
-        self, services: Service, access: Accessible, limit: FromQuery[int] = 50, cursor: FromQuery[int] = 0
+        self,
+        services: Service,
+        access: Accessible,
+        limit: FromQuery[int] = 50,
+        cursor: FromQuery[int] = 0,
+        beginning: FromQuery[str] = "",
     ) -> RunsResponse:
-        """List the runs that the caller may see, newest first."""
+        """List the runs that the caller may see, newest first; perhaps only those whose IDs begin so."""
+        if BEGINNING.fullmatch(beginning) is None:
+            raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
         offset, limit = Page(cursor, min(limit, 100)).clamped()
         query = (
             select(Model, Session)
             .join(Session, Session.id == Model.session_id)
-            .where(Which().of(access.caller))
+            .where(Which().of(access.caller), Model.id.startswith(beginning) if beginning else true())
             .order_by(Model.created_at.desc(), Model.id)
         )
 
         async def answer() -> RunsResponse:
             async with services.database.reading() as db:
                 found = (await db.execute(query.offset(offset).limit(limit + 1))).all()
-                shown = [await _run(db, model, session) for model, session in found[:limit]]
+                shown = [await _run(services, db, model, session) for model, session in found[:limit]]
             return RunsResponse(shown, offset + limit if len(found) > limit else None)
 
         whose = access.caller.owner, access.caller.role
         news = services.queue.news.told
-        return await services.shared_answers.get(("runs", *whose, offset, limit, news), answer)
+        return await services.shared_answers.get(("runs", *whose, offset, limit, beginning, news), answer)
 
     @get("/{run_id:str}", opt=UNMETERED)
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
@@ -70,7 +79,7 @@ class RunsController(Controller):
         async def answer() -> Run:
             async with services.database.reading() as db:
                 session = await db.get_one(Session, model.session_id)
-                return await _run(db, model, session)
+                return await _run(services, db, model, session)
 
         key = "run", model.id, services.queue.news.told
         return await services.shared_answers.get(key, answer)
@@ -174,7 +183,7 @@ async def _sees(access: Access, run: str) -> bool:
     return True
 
 
-async def _run(db: AsyncSession, model: Model, session: Session) -> Run:
+async def _run(services: Services, db: AsyncSession, model: Model, session: Session) -> Run:
     summary = await run_metrics.summary(db, model.id)
     return Run(
         id=model.id,
@@ -184,6 +193,7 @@ async def _run(db: AsyncSession, model: Model, session: Session) -> Run:
         owner=session.owner,
         created_at=model.created_at,
         is_open=session.ended_at is None,
+        silent_seconds=services.catalog.silent_seconds(session.id),
         metadata=model.user_metadata or session.user_metadata,
         display_name=session.display_name,
         steps=summary.steps,

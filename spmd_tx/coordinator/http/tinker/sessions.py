@@ -143,14 +143,18 @@ class SessionsController(Controller):
         self, data: JSONBody[SessionSearchRequest], services: Service, access: Accessible
     ) -> SessionSearchResponse:
         """Search sessions by project, metadata, name, owner and status."""
-        return await session_search.search(services.database, data, access.caller)
+        silent_seconds = services.catalog.silent_seconds
+        return await session_search.search(services.database, data, access.caller, silent_seconds)
 
     @get("/sessions/{session_id:str}")
     async def session(
         self, session_id: FromPath[str], services: Service, access: Accessible
     ) -> SessionResponse:
         """Return a session with the IDs of its training runs and samplers."""
-        return await listings.session(services.database, await access.session(session_id))
+        found = await listings.session(services.database, await access.session(session_id))
+        is_open = not services.catalog.has_ended(session_id)
+        silent_seconds = services.catalog.silent_seconds(session_id)
+        return msgspec.structs.replace(found, is_open=is_open, silent_seconds=silent_seconds)
 
     @put("/sessions/{session_id:str}/project")
     async def set_project(

@@ -17,6 +17,7 @@ class Run(msgspec.Struct, frozen=True):
     owner: str
     created_at: float
     is_open: bool  # whether its session is
+    silent_seconds: float | None  # since the last heartbeat of its open session; null: it is not late
     metadata: dict[str, object] | None  # of its client
     display_name: str | None  # of its session
     steps: int  # that are kept

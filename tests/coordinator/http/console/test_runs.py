@@ -132,3 +132,36 @@ async def test_the_stream_of_a_revoked_key_ends_before_the_next_look_for_news(
         await keys.revoke(db, row.id)
     await services.keyring.look()
     assert await asyncio.wait_for(waiting, 60) is None
+
+
+async def test_a_run_whose_client_is_silent_is_still_open_and_says_so(api, services, run_id, session_id):
+    services.catalog._last_seen[session_id] -= 95
+    (run,) = (await api.get("http://server/console/api/runs")).json()["runs"]
+    assert run["is_open"]
+    assert 95 <= run["silent_seconds"] < 120
+    session = (await api.get(f"sessions/{session_id}")).json()
+    assert session["is_open"]
+    assert 95 <= session["silent_seconds"] < 120
+    (found,) = (await api.post("sessions/search", json={"session_id": session_id})).json()["sessions"]
+    assert found["status"]["type"] == "active"
+    assert 95 <= found["status"]["silent_seconds"] < 120
+
+    await api.post("session_heartbeat", json={"session_id": session_id})
+    session = (await api.get(f"sessions/{session_id}")).json()
+    assert (session["is_open"], session["silent_seconds"]) == (True, None)
+    await api.post(f"sessions/{session_id}/finish", json={"reason": {"type": "success"}, "detail": None})
+    session = (await api.get(f"sessions/{session_id}")).json()
+    assert (session["is_open"], session["silent_seconds"]) == (False, None)
+
+
+async def test_runs_are_found_by_the_beginning_of_their_id(api, run_id):
+    async def found(beginning):
+        page = await api.get("http://server/console/api/runs", params={"beginning": beginning})
+        return [run["id"] for run in page.json()["runs"]]
+
+    assert await found(run_id[:6]) == [run_id]
+    assert await found(run_id) == [run_id]
+    assert await found(run_id[1:6]) == []
+    refused = await api.get("http://server/console/api/runs", params={"beginning": "%"})
+    assert refused.status_code == 400
+    assert "beginning is '%'" in refused.text
