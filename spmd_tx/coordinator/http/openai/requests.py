@@ -5,6 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
 from spmd_tx.coordinator.sampling.request import validation
 from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_PER_TOKEN
@@ -15,30 +16,10 @@ from spmd_tx.errors import InvalidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have none
 
-# Fields that are not supported, with the values that have no effect.
-_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-}
 
-
-def check(request: Parameters) -> None:
-    """Refuse fields that would be ignored otherwise."""
-    for name, harmless in _NOT_OFFERED.items():
-        value = getattr(request, name, None)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name} is not offered by this server; leave it out")
+def check(request: CompletionRequest | ChatRequest, body: bytes) -> None:
+    """Refuse fields that would be ignored otherwise, and fields that contradict each other."""
+    fields.check(body, request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for streams; leave it out, or set stream")
     name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
@@ -47,8 +28,23 @@ def check(request: Parameters) -> None:
             f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, the number of "
             "most likely tokens to return"
         )
-    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+    if isinstance(request, ChatRequest):
+        _check_chat(request)
+
+
+def _check_chat(request: ChatRequest) -> None:
+    if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
+    both = request.max_tokens, request.max_completion_tokens
+    if None not in both and both[0] != both[1]:
+        raise InvalidRequest(
+            f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}; send one, they mean the same"
+        )
+    options = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None and "reasoning_effort" in options:
+        raise InvalidRequest(
+            "reasoning_effort is given twice, once in chat_template_kwargs; send one of them"
+        )
 
 
 def _top_logprobs(request: Parameters) -> int:
@@ -81,27 +77,11 @@ def _check_choices(request: Parameters, prompts: int) -> None:
         )
 
 
-def chat_messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """Return the messages for the chat template."""
-    return [_message(number, message) for number, message in enumerate(request.messages)]
-
-
-def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"message {number} has no role; send one that the model's chat template knows")
-    content = message.get("content")
-    if isinstance(content, list):
-        return {**message, "content": "\n".join(_text(number, part) for part in content)}
-    if content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"message {number}: content is {content!r}; send text, or a list of text parts")
-    return {**message, "content": content or ""}
-
-
-def _text(number: int, part: Any) -> str:
-    kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
-    if kind != "text" or not isinstance(text, str):
-        raise InvalidRequest(f"message {number} has a part of type {kind!r}; this model takes parts of text")
-    return text
+def template_options(request: ChatRequest) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    effort = request.reasoning_effort
+    named = {} if effort is None else {"reasoning_effort": effort}
+    return named | (request.chat_template_kwargs or {})
 
 
 def stop_strings(request: Parameters) -> list[str]:
@@ -117,33 +97,41 @@ def _max_tokens(
     return request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, max(1, limits.max_context - len(prompt)))
 
 
+def stop_tokens(request: Parameters, end_of_text: Sequence[int]) -> list[int]:
+    """Return the tokens that stop an answer. Its text does not have them."""
+    named = request.stop_token_ids or []
+    return named if request.ignore_eos else [*named, *end_of_text]
+
+
 def sample_requests(
     request: CompletionRequest | ChatRequest,
     prompts: Sequence[list[int]],
     end_of_text: Sequence[int],
     limits: Limits,
 ) -> list[SampleRequest]:
-    """Return a request for each prompt. End-of-text tokens always stop it, as OpenAI's clients expect."""
-    stops = stop_strings(request)
-    validation.check_stop_strings(stops, limits.bounds)
+    """Return a request for each prompt."""
+    strings = stop_strings(request)
+    validation.check_stop_strings(strings, limits.bounds)
     params = SamplingParams(
         seed=request.seed,
-        stop=[*stops, *end_of_text] if stops else None,
+        stop=request.stop_token_ids or [],
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=request.top_k or -1,
         top_p=1.0 if request.top_p is None else request.top_p,
     )
+    # By default the model's end-of-text tokens count without being named.
+    stops = [*strings, *stop_tokens(request, end_of_text)]
+    is_default = not (strings or request.stop_token_ids or request.ignore_eos)
     wanted = []
     for prompt in prompts:
+        params = replace(params, max_tokens=_max_tokens(request, prompt, limits))
         sample = SampleRequest(
             prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
-            sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
+            sampling_params=params,
             num_samples=request.n or 1,
             topk_sample_logprobs=_top_logprobs(request),
         )
-        # Without the stops: they mix strings and ids, which the SDK may not do.
-        validation.check_sample(
-            replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
-        )
-        wanted.append(sample)
+        # Without the strings: together with tokens, which the SDK may not mix, they are checked above.
+        validation.check_sample(sample, limits)
+        wanted.append(replace(sample, sampling_params=replace(params, stop=None if is_default else stops)))
     return wanted

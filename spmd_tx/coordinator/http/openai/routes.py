@@ -4,18 +4,20 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from litestar import Controller, Request, Response, get, post
 from litestar.background_tasks import BackgroundTask
-from litestar.params import JSONBody
+from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
-from spmd_tx.coordinator.http.openai import answers, errors, requests
+from spmd_tx.coordinator.http.openai import answers, errors, messages, requests
 from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.http.openai.schemas import (
@@ -49,7 +51,6 @@ class Call:
 
 class OpenAIController(Controller):
     path = "/oai/api/v1"
-    exception_handlers = errors.EXCEPTION_HANDLERS
 
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
@@ -58,12 +59,21 @@ class OpenAIController(Controller):
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([*base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
+    @get("/models/{model:path}")
+    async def model(
+        self, model: FromPath[Path], request: Request, services: Service, access: Accessible
+    ) -> ModelCard:
+        """Return the base model, or a checkpoint that can be sampled."""
+        name = _name_in(request) or str(model)
+        _, saved_at = await services.implicit_samplers.find(name, access)
+        return ModelCard(name, int(saved_at))
+
     @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def completions(
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Complete texts."""
-        requests.check(data)
+        requests.check(data, await request.body())
         given = requests.completion_prompts(data)
         tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
@@ -74,10 +84,15 @@ class OpenAIController(Controller):
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Write the next message of a conversation."""
-        requests.check(data)
-        messages, options = requests.chat_messages(data), data.chat_template_kwargs or {}
-        prompt = await services.prompt_texts.of_conversation(messages, options)
+        requests.check(data, await request.body())
+        conversation, options = messages.conversation(data.messages), requests.template_options(data)
+        prompt = await services.prompt_texts.of_conversation(conversation, options)
         return await _answer(await _begin(data, [prompt], services, access), request)
+
+
+def _name_in(request: Request) -> str:
+    """Return the name of a model as it was sent: routing takes slashes out of it."""
+    return unquote(request.scope["raw_path"].decode("latin-1").partition("/models/")[2])
 
 
 async def _begin(

@@ -1,7 +1,7 @@
-"""OpenAI's wire format: completions and chat completions. Unknown fields of requests are ignored.
+"""OpenAI's wire format: completions and chat completions. Requests hold the fields that have an effect here.
 
-Null has the same meaning as a missing field. ``top_k``, ``return_token_ids`` and ``chat_template_kwargs`` are
-not OpenAI's; other servers of open models take them under the same names.
+Null has the same meaning as a missing field; fields.py judges all others. Some fields are not OpenAI's; other
+servers of open models take them under the same names.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what both kinds of request have in common. The last fields are declared to be refused."""
+    """Holds what both kinds of request have in common."""
 
     model: Text
     n: Choices | None = None
@@ -36,11 +36,10 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stop_token_ids: list[int] | None = None  # besides the end of text
+    ignore_eos: bool | None = None  # the end of text does not stop
+    skip_special_tokens: bool | None = None  # in texts; true unless given
     return_token_ids: bool | None = None
-
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
@@ -49,10 +48,6 @@ class CompletionRequest(Parameters, frozen=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None  # returned for drawn tokens, and for this many of the likeliest
 
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
     """Asks for a chat completion. Messages go to the chat template with their parts of content joined."""
@@ -60,16 +55,9 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
+    reasoning_effort: str | None = None  # a variable of the chat template
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
