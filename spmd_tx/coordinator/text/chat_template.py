@@ -180,6 +180,8 @@ def _not_rendered(place: Place) -> NotRendered:
     leaves_out = f"the model's chat template leaves out {place.path}"
     if place.message is None:
         return NotRendered(f"{leaves_out}; describe the tools in a message instead")
+    if place.call is not None:
+        leaves_out = f"the model's chat template leaves out {place.path.partition('.')[0]}"
     if place.path != "content":
         return NotRendered(
             f"message {place.message}: {leaves_out}; leave it out, or write what the model should read of it "

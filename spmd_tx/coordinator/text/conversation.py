@@ -10,12 +10,15 @@ Message = Mapping[str, Any]
 
 DEVELOPER, SYSTEM = "developer", "system"  # OpenAI's newer and older name of a role
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of the same thing
-CONNECTING = frozenset({"role", "tool_call_id"})  # templates turn them into an order, or into markup
+# Templates turn them into an order, or into markup. The name of a result's function stands in its call, too.
+CONNECTING = frozenset({"role", "tool_call_id"})
+CONNECTING_RESULTS = CONNECTING | {"name"}
 CONNECTING_CALLS = frozenset({"id", "type", "index"})
-FUNCTION, ARGUMENTS = "function", "arguments"
+CALLS, FUNCTION, ARGUMENTS = "tool_calls", "function", "arguments"
 TOLD_OF_TOOLS = ("name", "description")
 
 _MARK, _DIGITS = "480172639", 6  # digits, which no filter of a template changes
+_MARKS = re.compile(rf"(\{{')?{_MARK}(\d{{{_DIGITS}}})")
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,11 @@ class Place:
     role: str
     path: str  # within the message
     has_calls: bool  # whether the message has tool calls
+
+    @property
+    def call(self) -> str | None:
+        """The tool call that it belongs to, if any."""
+        return f"{self.message}.{self.path.partition('.')[0]}" if self.path.startswith(CALLS) else None
 
     @property
     def kind(self) -> tuple[str, str, bool]:
@@ -39,7 +47,7 @@ def spellings(messages: Sequence[Message], instructing: str) -> Iterator[list[di
     Most templates read the arguments of tool calls as a mapping, those that concatenate strings as JSON.
     ``instructing`` is the role that the template has for developers.
     """
-    has_calls = any(message.get("tool_calls") for message in messages)
+    has_calls = any(message.get(CALLS) for message in messages)
     for arguments in (_mapping, _text) if has_calls else (_mapping,):
         yield [_spelled(message, instructing, arguments) for message in messages]
 
@@ -49,9 +57,9 @@ def _spelled(message: Message, instructing: str, arguments: Callable[[Any], Any]
     found = {key: value for key, value in message.items() if value is not None}
     if found["role"] == DEVELOPER:
         found["role"] = instructing
-    calls = found.pop("tool_calls", None)
+    calls = found.pop(CALLS, None)
     if calls:
-        found["tool_calls"] = [_call(call, arguments) for call in calls]
+        found[CALLS] = [_call(call, arguments) for call in calls]
     found["content"] = found.get("content") or ""
     first, *others = [key for key in REASONING if key in found] or [""]
     for other in others:
@@ -79,9 +87,9 @@ def _mapping(given: Any) -> Any:
 def broken_arguments(messages: Sequence[Message]) -> Place | None:
     """Return the place of arguments that are no JSON object, if there are any."""
     for number, message in enumerate(messages):
-        for place, call in enumerate(message.get("tool_calls") or ()):
+        for place, call in enumerate(message.get(CALLS) or ()):
             if isinstance(_mapping(call[FUNCTION].get(ARGUMENTS)), str):
-                return Place(number, message["role"], f"tool_calls[{place}].{FUNCTION}.{ARGUMENTS}", True)
+                return Place(number, message["role"], f"{CALLS}[{place}].{FUNCTION}.{ARGUMENTS}", True)
     return None
 
 
@@ -96,7 +104,7 @@ def _refuse(constant: str) -> None:
 def numbers(messages: Sequence[Message]) -> list[Place]:
     """Return the places of numbers and truth values beside texts. They cannot be marked."""
     return [
-        Place(number, message["role"], key, "tool_calls" in message)
+        Place(number, message["role"], key, CALLS in message)
         for number, message in enumerate(messages)
         for key, value in message.items()
         if value and isinstance(value, int | float)
@@ -129,13 +137,19 @@ class Marks:
         )
 
     def missing(self, text: str) -> list[int]:
-        """Return the numbers of the marks that are not in a text, or only as Python writes a mapping."""
-        found = {
-            int(number)
-            for python, number in re.findall(rf"(\{{')?{_MARK}(\d{{{_DIGITS}}})", text)
-            if not python
-        }
-        return [number for number in range(len(self.places)) if number not in found]
+        """Return the numbers of the marks that are not in a text, or in the way that Python writes a mapping.
+
+        A template may write a part of a call, as its arguments alone.
+        """
+        told = [(bool(python), int(number)) for python, number in _MARKS.findall(text)]
+        garbled = {number for is_python, number in told if is_python}
+        found = {number for _, number in told if number < len(self.places)} - garbled
+        shown = {self.places[number].call for number in found}
+        return [
+            number
+            for number, place in enumerate(self.places)
+            if number in garbled or not (number in found or (place.call and place.call in shown))
+        ]
 
     def _tool(self, number: int, tool: Any) -> Any:
         function = tool.get(FUNCTION) if isinstance(tool, dict) else None
@@ -150,13 +164,13 @@ class Marks:
 
     def _message(self, number: int, message: Message) -> dict[str, Any]:
         def of(path: str) -> Place:
-            return Place(number, message["role"], path, "tool_calls" in message)
+            return Place(number, message["role"], path, CALLS in message)
 
         return {
             key: value
-            if key in CONNECTING
+            if key in (CONNECTING_RESULTS if message["role"] == "tool" else CONNECTING)
             else [self._call(call, f"{key}[{place}]", of) for place, call in enumerate(value)]
-            if key == "tool_calls"
+            if key == CALLS
             else self._value(value, key, of)
             for key, value in message.items()
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 
@@ -51,6 +51,10 @@ class SampledSequence:
     logprobs: list[float]  # nats
     stop_reason: Literal["stop", "length"]
     top: TopLogprobs | None = None  # a row for each token
+
+    def top_of(self, first: int, end: int) -> TopLogprobs | None:
+        """Return the likeliest tokens in the places of some tokens."""
+        return None if self.top is None else self.top[first:end]
 
 
 @dataclass(frozen=True)
@@ -103,19 +107,35 @@ def encode_sample_response(
     return response.SerializeToString(deterministic=True)
 
 
-def decode_sample_response(body: bytes) -> list[SampledSequence]:
-    """Read the samples that ``encode_sample_response`` has written, but not the prompt's scores."""
-    return [
-        SampledSequence(
+class SampledSequences(Sequence[SampledSequence]):
+    """Reads the samples that ``encode_sample_response`` has written, each when it is asked for."""
+
+    def __init__(self, body: bytes) -> None:
+        self._sequences = pb.SampleResponse.FromString(body).sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @overload
+    def __getitem__(self, index: int) -> SampledSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SampledSequence]: ...
+    def __getitem__(self, index: int | slice) -> SampledSequence | list[SampledSequence]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        sequence = self._sequences[index]
+        has_top = sequence.HasField("topk_sampled_logprobs")
+        return SampledSequence(
             tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
             logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
             stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
-            top=_read_top(sequence.topk_sampled_logprobs)
-            if sequence.HasField("topk_sampled_logprobs")
-            else None,
+            top=_read_top(sequence.topk_sampled_logprobs) if has_top else None,
         )
-        for sequence in pb.SampleResponse.FromString(body).sequences
-    ]
+
+
+def decode_sample_response(body: bytes) -> list[SampledSequence]:
+    """Read all samples, but not the prompt's scores."""
+    return list(SampledSequences(body))
 
 
 def _top(top: TopLogprobs) -> pb.TopkLogprobs:

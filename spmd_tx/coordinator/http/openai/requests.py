@@ -7,8 +7,9 @@ from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.requests.backlog import most_cells
 from spmd_tx.coordinator.sampling.request import validation
-from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_PER_TOKEN
+from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_CELLS, MOST_PER_TOKEN
 from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -97,41 +98,45 @@ def _max_tokens(
     return request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, max(1, limits.max_context - len(prompt)))
 
 
-def stop_tokens(request: Parameters, end_of_text: Sequence[int]) -> list[int]:
-    """Return the tokens that stop an answer. Its text does not have them."""
-    named = request.stop_token_ids or []
-    return named if request.ignore_eos else [*named, *end_of_text]
-
-
 def sample_requests(
     request: CompletionRequest | ChatRequest,
     prompts: Sequence[list[int]],
     end_of_text: Sequence[int],
     limits: Limits,
 ) -> list[SampleRequest]:
-    """Return a request for each prompt."""
-    strings = stop_strings(request)
-    validation.check_stop_strings(strings, limits.bounds)
+    """Return a request for each prompt. End-of-text tokens always stop it, as OpenAI's clients expect."""
+    stops = stop_strings(request)
+    validation.check_stop_strings(stops, limits.bounds)
     params = SamplingParams(
         seed=request.seed,
-        stop=request.stop_token_ids or [],
+        stop=[*stops, *end_of_text] if stops else None,
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=request.top_k or -1,
         top_p=1.0 if request.top_p is None else request.top_p,
     )
-    # By default the model's end-of-text tokens count without being named.
-    stops = [*strings, *stop_tokens(request, end_of_text)]
-    is_default = not (strings or request.stop_token_ids or request.ignore_eos)
     wanted = []
     for prompt in prompts:
-        params = replace(params, max_tokens=_max_tokens(request, prompt, limits))
         sample = SampleRequest(
             prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
-            sampling_params=params,
+            sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
             num_samples=request.n or 1,
             topk_sample_logprobs=_top_logprobs(request),
         )
-        # Without the strings: together with tokens, which the SDK may not mix, they are checked above.
-        validation.check_sample(sample, limits)
-        wanted.append(replace(sample, sampling_params=replace(params, stop=None if is_default else stops)))
+        # Without the stops: they mix strings and ids, which the SDK may not do.
+        validation.check_sample(
+            replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
+        )
+        wanted.append(sample)
+    _check_cells(wanted, limits)
     return wanted
+
+
+def _check_cells(wanted: Sequence[SampleRequest], limits: Limits) -> None:
+    """Limit the likeliest tokens of all prompts together: one answer has them all."""
+    cells = sum(most_cells(each, limits.max_context) for each in wanted)
+    if len(wanted) > 1 and cells > MOST_CELLS:
+        raise InvalidRequest(
+            f"{len(wanted)} prompts with {wanted[0].topk_sample_logprobs} likeliest tokens for each drawn "
+            f"one make up to {cells} values; at most {MOST_CELLS} are given by one call, so send fewer prompts "
+            "at once"
+        )

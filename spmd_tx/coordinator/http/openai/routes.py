@@ -1,9 +1,9 @@
 """Routes of OpenAI's API: completions, chat completions and models."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -17,8 +17,16 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
-from spmd_tx.coordinator.http.openai import answers, errors, messages, requests
-from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
+from spmd_tx.coordinator.http.openai import answers, errors, messages, requests, writing
+from spmd_tx.coordinator.http.openai.answers import (
+    Answering,
+    ChatForm,
+    CompletionForm,
+    Form,
+    TokenTexts,
+    WholeAnswer,
+)
+from spmd_tx.coordinator.http.openai.choices import Choice
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.http.openai.schemas import (
     ChatRequest,
@@ -27,7 +35,7 @@ from spmd_tx.coordinator.http.openai.schemas import (
     ModelList,
     Usage,
 )
-from spmd_tx.coordinator.http.openai.stream import Choice, SampleStream, submit_samples
+from spmd_tx.coordinator.http.openai.stream import SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
@@ -103,15 +111,16 @@ async def _begin(
     wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
     async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
-        stream = await submit_samples(services, sampler, wanted)
+        stream = await submit_samples(services, sampler, wanted, access.caller.owner)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
-        decoder=text.tokenizer,
+        texts=TokenTexts(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
+        width=wanted[0].topk_sample_logprobs or 0,
     )
     stops = requests.stop_strings(request)
     choices = [
@@ -123,33 +132,38 @@ async def _begin(
 
 
 async def _answer(call: Call, request: Request) -> Response[Any]:
+    close = call.stream.close
     if call.request.stream:
-        closing = BackgroundTask(call.stream.close)  # even if nobody begins to read the stream
-        return Stream(_events(call), media_type="text/event-stream", background=closing)
+        # The background task closes it even if nobody begins to read the stream.
+        return Stream(_events(call), media_type="text/event-stream", background=BackgroundTask(close))
     try:
-        results = await call.stream.results(_hung_up(request))
-    finally:
-        call.stream.close()
-    return Response(await asyncio.to_thread(_whole, call, results))
+        await call.stream.finished(_hung_up(request))
+        return await writing.response(_whole(call), close)
+    except BaseException:
+        close()
+        raise
 
 
-def _whole(call: Call, results: list[Any]) -> Any:
-    deltas = [choice.advance(sample) for choice, sample in zip(call.choices, results, strict=True)]
-    return call.form.answer([delta for delta in deltas if delta is not None], call.usage())
+async def _whole(call: Call) -> AsyncIterator[bytes]:
+    answer = WholeAnswer(call.form)
+    yield answer.begin()
+    async for piece in call.stream.pieces(call.choices):
+        yield await writing.write(piece, partial(writing.of_whole, answer))
+    yield answer.end(call.usage())
 
 
 async def _events(call: Call) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
+    written = partial(writing.events, call.form, call.answering)
     try:
-        for choice in call.choices:
-            opening = call.form.opening(choice.index)
-            if opening is not None:
-                yield answers.event(opening)
-        async for delta in call.stream.deltas(call.choices):
-            if delta is None:
+        openings = [call.form.opening(choice.index) for choice in call.choices]
+        if text := b"".join(answers.event(each) for each in openings if each is not None):
+            yield text
+        async for piece in call.stream.news(call.choices):
+            if piece is None:
                 yield answers.KEEP_ALIVE
-            elif answers.is_worth_sending(delta, call.answering):
-                yield answers.event(call.form.event(delta))
+            elif text := await writing.write(piece, written):
+                yield text
         options = call.request.stream_options
         if options is not None and options.include_usage:
             yield answers.event(call.form.last(call.usage()))

@@ -36,9 +36,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop_token_ids: list[int] | None = None  # besides the end of text
-    ignore_eos: bool | None = None  # the end of text does not stop
-    skip_special_tokens: bool | None = None  # in texts; true unless given
     return_token_ids: bool | None = None
 
 
@@ -75,14 +72,14 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float]
     text_offset: list[int]  # characters
-    top_logprobs: list[dict[str, float]] | None = None  # by text; with the drawn token
+    top_logprobs: list[dict[str, float]] | UnsetType | None = None  # by text; with the drawn token
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: FinishReason | None  # None: more follows
-    logprobs: CompletionLogprobs | None = None
+    logprobs: CompletionLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -127,7 +124,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason | None
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -137,7 +134,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # seconds since the epoch
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: Usage | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):

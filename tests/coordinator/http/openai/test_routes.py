@@ -53,7 +53,7 @@ class SampleByHand:
             await asyncio.sleep(0.001)
         tokens, logprobs = self.tokens[:count], [LOGPROB] * count
         sample = SimpleNamespace(
-            job=job, index=0, tokens=tokens, logprobs=logprobs, top=None, stop_reason=None
+            job=job, index=0, tokens=tokens, logprobs=logprobs, top_of=lambda *_: None, stop_reason=None
         )
         self.services.progress.hear(sample)
         while watches[job.request_id].changed.is_set():
