@@ -36,11 +36,6 @@ def check(request: CompletionRequest | ChatRequest, body: bytes) -> None:
 def _check_chat(request: ChatRequest) -> None:
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
-    both = request.max_tokens, request.max_completion_tokens
-    if None not in both and both[0] != both[1]:
-        raise InvalidRequest(
-            f"max_tokens is {both[0]} and max_completion_tokens is {both[1]}; send one, they mean the same"
-        )
     options = request.chat_template_kwargs or {}
     if request.reasoning_effort is not None and "reasoning_effort" in options:
         raise InvalidRequest(
@@ -137,6 +132,6 @@ def _check_cells(wanted: Sequence[SampleRequest], limits: Limits) -> None:
     if len(wanted) > 1 and cells > MOST_CELLS:
         raise InvalidRequest(
             f"{len(wanted)} prompts with {wanted[0].topk_sample_logprobs} likeliest tokens for each drawn "
-            f"one make up to {cells} values; at most {MOST_CELLS} are given by one call, so send fewer prompts "
-            "at once"
+            f"one make up to {cells} values; at most {MOST_CELLS} are given by one call, so send fewer "
+            "prompts at once"
         )

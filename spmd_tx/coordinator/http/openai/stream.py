@@ -141,8 +141,8 @@ class SampleStream:
         except TimeoutError:
             raise TooManyRequests(
                 f"results of other calls take all of the memory for answers, {room.capacity >> 20} MiB, of "
-                "which one owner has half; read answers faster, or ask for fewer at once (the operator raises "
-                "the limit answers_bytes)",
+                "which one owner has half; read answers faster, or ask for fewer at once (the operator "
+                "raises the limit answers_bytes)",
                 AGAIN_SECONDS,
             ) from None
         room.be_whole(self._place)
