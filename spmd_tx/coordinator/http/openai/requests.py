@@ -50,12 +50,18 @@ def _top_logprobs(request: Parameters) -> int:
     return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
 
 
-def completion_prompts(request: CompletionRequest) -> list[str | list[int]]:
+def completion_prompts(request: CompletionRequest, limits: Limits) -> list[str | list[int]]:
     """Return each prompt, as text or as tokens."""
     if isinstance(request.prompt, str):
         return [request.prompt]
     if not request.prompt:
         raise InvalidRequest("prompt is an empty list; send at least one prompt")
+    most = max(limits.max_context, MAX_SAMPLES)
+    if len(request.prompt) > most:
+        raise InvalidRequest(
+            f"prompt is a list of {len(request.prompt)}: the context holds {limits.max_context} tokens, and "
+            f"{MAX_SAMPLES} prompts are taken at once; send fewer"
+        )
     ids = [item for item in request.prompt if isinstance(item, int)]
     prompts = [item for item in request.prompt if not isinstance(item, int)]
     if ids and prompts:

@@ -39,6 +39,7 @@ from spmd_tx.coordinator.http.openai.stream import SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.errors import SpmdTxError
 
 
@@ -82,7 +83,7 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Complete texts."""
         requests.check(data, await request.body())
-        given = requests.completion_prompts(data)
+        given = requests.completion_prompts(data, services.limits)
         tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
@@ -92,8 +93,10 @@ class OpenAIController(Controller):
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Write the next message of a conversation."""
-        requests.check(data, await request.body())
-        conversation, options = messages.conversation(data.messages), requests.template_options(data)
+        body = await request.body()
+        requests.check(data, body)
+        conversation = await compute(len(body), messages.conversation, data.messages)
+        options = requests.template_options(data)
         prompt = await services.prompt_texts.of_conversation(conversation, options)
         return await _answer(await _begin(data, [prompt], services, access), request)
 
