@@ -15,6 +15,7 @@ CONNECTING = frozenset({"role", "tool_call_id"})
 CONNECTING_RESULTS = CONNECTING | {"name"}
 CONNECTING_CALLS = frozenset({"id", "type", "index"})
 CALLS, FUNCTION, ARGUMENTS = "tool_calls", "function", "arguments"
+NO_ARGUMENTS = "{}"
 TOLD_OF_TOOLS = ("name", "description")
 
 _MARK, _DIGITS = "480172639", 6  # digits, which no filter of a template changes
@@ -78,7 +79,7 @@ def _mapping(given: Any) -> Any:
     if isinstance(given, dict):
         return given
     try:
-        found = json.loads(given or "{}", parse_constant=_refuse)
+        found = json.loads(_text(given), parse_constant=_refuse)
     except (ValueError, RecursionError):
         return given
     return found if isinstance(found, dict) else given
@@ -94,7 +95,10 @@ def broken_arguments(messages: Sequence[Message]) -> Place | None:
 
 
 def _text(given: Any) -> str:
-    return json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else given or "{}"
+    """Return arguments as JSON, as they were sent if they are."""
+    if isinstance(given, dict):
+        return json.dumps(given, ensure_ascii=False)
+    return given if given and given.strip() else NO_ARGUMENTS
 
 
 def _refuse(constant: str) -> None:
