@@ -14,7 +14,7 @@ from spmd_tx.coordinator.wire import tinker_pb2 as pb
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
 
 _OF_BYTES = 2  # protobuf's wire type of bytes and messages
-_Part: TypeAlias = bytes | np.ndarray
+_Part: TypeAlias = bytes | memoryview
 
 NO_LOGPROB = np.float32(-99999.0)  # beside token 0: an empty cell
 
@@ -160,8 +160,9 @@ def _varint(number: int) -> bytes:
     return bytes(found)
 
 
-def _plain(array: npt.ArrayLike, dtype: np.dtype) -> np.ndarray:
-    return np.ascontiguousarray(array, dtype)
+def _plain(array: npt.ArrayLike, dtype: np.dtype) -> memoryview:
+    """Return the memory of an array, as a message has it."""
+    return np.ascontiguousarray(array, dtype).reshape(-1).data
 
 
 def _sequence(sequence: SampledSequence) -> list[_Part]:
