@@ -62,9 +62,9 @@ class NotRendered(InvalidRequest):
 class WrongField(InvalidRequest):
     """A field of a call to OpenAI's API is unknown, or asks for what is not offered."""
 
-    def __init__(self, message: str, param: str, code: str) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str = "unsupported_value") -> None:
         super().__init__(message)
-        self.param = param
+        self.param = param  # None: only the message names it
         self.code = code  # one of OpenAI's
 
 

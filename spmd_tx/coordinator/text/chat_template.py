@@ -16,13 +16,13 @@ from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
 from spmd_tx.coordinator.text.conversation import DEVELOPER, SYSTEM, Marks, Message, Place
-from spmd_tx.errors import InvalidRequest, NotRendered
+from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = "chat_template.jinja"
-GENERATION_PROMPT = "add_generation_prompt"
+OPTIONS, GENERATION_PROMPT = "chat_template_kwargs", "add_generation_prompt"
 
 # What a template can do wrong with a conversation that it was not written for.
 TEMPLATE_ERRORS = (
@@ -91,9 +91,8 @@ class ChatTemplate:
         environment.concat = _concat
         unknown = sorted(options.keys() - _variables(environment, source) - {GENERATION_PROMPT})
         if unknown:
-            raise InvalidRequest(
-                f"the model's chat template has no variable {', '.join(unknown)}; leave that out of "
-                "chat_template_kwargs"
+            raise WrongField(
+                f"the model's chat template has no variable {', '.join(unknown)}; leave that out", OPTIONS
             )
         return source
 
@@ -162,11 +161,12 @@ class ChatTemplate:
 def _check_names(options: Mapping[str, Any]) -> None:
     refused = sorted(NOT_FOR_CLIENTS & options.keys())
     if refused:
-        raise InvalidRequest(f"chat_template_kwargs cannot set {', '.join(refused)}; leave that out")
+        raise WrongField(f"{OPTIONS} cannot set {', '.join(refused)}; leave that out", OPTIONS)
     if options.get(GENERATION_PROMPT, True) is not True:
-        raise InvalidRequest(
-            f"chat_template_kwargs cannot set {GENERATION_PROMPT} to {options[GENERATION_PROMPT]!r}: an "
-            "answer is a message of its own; leave it out, or use /completions with a prompt of your own"
+        raise WrongField(
+            f"{OPTIONS} cannot set {GENERATION_PROMPT} to {options[GENERATION_PROMPT]!r}: an "
+            "answer is a message of its own; leave it out, or use /completions with a prompt of your own",
+            OPTIONS,
         )
 
 

@@ -104,10 +104,11 @@ async def test_options_of_streams_are_judged_likewise(oai, path, body):
 
 
 NESTED = [
-    ({"chat_template_kwargs": {"enable_thinking": False}}, None),
-    ({"chat_template_kwargs": {"add_generation_prompt": False}}, None),
-    ({"chat_template_kwargs": {"tools": []}}, None),
-    ({"reasoning_effort": "low"}, None),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+    ({"reasoning_effort": "low"}, "chat_template_kwargs"),
     ({"top_logprobs": "x"}, "top_logprobs"),
     ({"messages": [{"role": "user", "content": "a", "name": "Bob"}]}, "messages"),
     ({"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]}, "messages"),
