@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
-from spmd_tx.coordinator.text.conversation import DEVELOPER, SYSTEM, Marks, Message, Place
+from spmd_tx.coordinator.text.conversation import Marks, Message, Place
 from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ class ChatTemplate:
         limited = _limits.set(_Limits(most_characters, seconds, time.monotonic() + seconds))
         try:
             source = self._prepare(options)
-            instructing = DEVELOPER if DEVELOPER in source else SYSTEM
-            return self._rendered(messages, {**options, GENERATION_PROMPT: True}, instructing)
+            return self._rendered(messages, {**options, GENERATION_PROMPT: True}, source)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render this conversation: {error}; change messages or "
@@ -96,10 +95,10 @@ class ChatTemplate:
             )
         return source
 
-    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], instructing: str) -> str:
+    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
         errors, lost = list[Exception](), list[Place]()
-        for spelled in conversation.spellings(messages, instructing):
+        for spelled in conversation.spellings(messages, source):
             try:
                 text = self._apply(spelled, options)
             except TEMPLATE_ERRORS as error:

@@ -42,15 +42,17 @@ class Place:
         return self.role, re.sub(r"\d+", "", self.path), self.has_calls
 
 
-def spellings(messages: Sequence[Message], instructing: str) -> Iterator[list[dict[str, Any]]]:
+def spellings(messages: Sequence[Message], source: str) -> Iterator[list[dict[str, Any]]]:
     """Yield ways to write the conversation that mean the same, the most usual first.
 
     Most templates read the arguments of tool calls as a mapping, those that concatenate strings as JSON.
-    ``instructing`` is the role that the template has for developers.
+    ``source`` is the text of the template; many do not know the role of developers.
     """
     has_calls = any(message.get(CALLS) for message in messages)
+    has_developers = DEVELOPER in source and any(message["role"] == DEVELOPER for message in messages)
     for arguments in (_mapping, _text) if has_calls else (_mapping,):
-        yield [_spelled(message, instructing, arguments) for message in messages]
+        for instructing in (DEVELOPER, SYSTEM) if has_developers else (SYSTEM,):
+            yield [_spelled(message, instructing, arguments) for message in messages]
 
 
 def _spelled(message: Message, instructing: str, arguments: Callable[[Any], Any]) -> dict[str, Any]:

@@ -144,6 +144,8 @@ def test_developers_have_the_role_that_the_template_has_for_them(render):
     assert render(released.FOUR_ROLES, talk) == "<system>Be brief.<user>hi"
     knows = released.FOUR_ROLES.replace("'system'", "'developer'")
     assert render(knows, talk) == "<developer>Be brief.<user>hi"
+    mentions = "{# for every developer #}" + released.FOUR_ROLES
+    assert render(mentions, talk) == "<system>Be brief.<user>hi"
 
 
 def test_the_name_of_a_result_stands_in_its_call(render):

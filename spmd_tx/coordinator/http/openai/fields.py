@@ -112,7 +112,7 @@ def _check(name: str, raw: Raw, request: Parameters) -> None:
     }
     if name not in defaults:
         if isinstance(request, ChatRequest) and "." not in name:
-            remedy = "a variable of the chat template belongs into chat_template_kwargs"
+            remedy = "a variable of the chat template belongs in chat_template_kwargs"
             remedy = REMEDIES.get(name, f"leave it out; {remedy}")
         else:
             remedy = REMEDIES.get(name, "leave it out")
