@@ -153,6 +153,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 1 << 20
 
+    answers_bytes: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="Bytes of the results that calls of OpenAI's API are sent, without those of up to "
+            "64 KiB; one owner has at most half.",
+        ),
+    ] = 128 << 20
+
     custom_loss_datum_operations: Annotated[
         int,
         Meta(ge=1, description="Operations of a custom loss on one datum, without its gradient."),

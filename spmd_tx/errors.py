@@ -3,7 +3,9 @@
 SpmdTxError
 ├── RequestError          the caller can fix it; found by the coordinator before anything is broadcast
 │   ├── InvalidRequest    400
-│   │   └── LossGivenUp   a custom loss takes too long, and would take as long again
+│   │   ├── LossGivenUp   a custom loss takes too long, and would take as long again
+│   │   ├── NotRendered   a chat template leaves out a part of a conversation
+│   │   └── WrongField    a field of a call to OpenAI's API is unknown, or not offered
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
 │   ├── NotFound          404
@@ -51,6 +53,19 @@ class InvalidRequest(RequestError):
 
 class LossGivenUp(InvalidRequest):
     """A custom loss takes too long, and would take as long again."""
+
+
+class NotRendered(InvalidRequest):
+    """A chat template leaves out a part of a conversation, so the model would not see it."""
+
+
+class WrongField(InvalidRequest):
+    """A field of a call to OpenAI's API is unknown, or asks for what is not offered."""
+
+    def __init__(self, message: str, param: str | None = None, code: str = "unsupported_value") -> None:
+        super().__init__(message)
+        self.param = param  # None: only the message names it
+        self.code = code  # one of OpenAI's
 
 
 class Unauthorized(RequestError):

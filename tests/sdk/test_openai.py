@@ -203,6 +203,7 @@ def test_a_checkpoint_is_a_model(complete, client, trainer, service):
     assert completion.choices[0].token_ids == drawn(sampler, PROMPT)[0].tokens
     assert completion.model == path
     assert {BASE_MODEL, path} <= {model.id for model in client.models.list()}
+    assert [client.models.retrieve(name).id for name in (BASE_MODEL, path)] == [BASE_MODEL, path]
 
 
 def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api):

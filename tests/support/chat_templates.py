@@ -109,3 +109,48 @@ PLAIN = """\
 {{ message.role }}: {% generation %}{{ message.content }}{% endgeneration %}{{ eos_token }}
 {% endfor %}
 {{ dict(a=1) }}{{ 'assistant:' if add_generation_prompt }}"""
+
+
+def with_calls(calls: str, content: str = "{{ message.content }}", roles: str = "true") -> str:
+    """A template that writes messages and, in a way of its own, the tool calls of messages."""
+    message = f"<{{{{ message.role }}}}>{content}"
+    for_calls = "{% for call in message.tool_calls or [] %}" + calls + "{% endfor %}"
+    return (
+        "{% for message in messages %}{% if "
+        + roles
+        + " %}"
+        + message
+        + for_calls
+        + "{% endif %}{% endfor %}"
+    )
+
+
+# How published models write the arguments of a call.
+AS_ITEMS = with_calls(
+    "[{{ call.function.name }}{% for key, value in call.function.arguments | items %} {{ key }}="
+    "{{ value if value is string else value | tojson }}{% endfor %}]"
+)
+AS_JSON = with_calls("{{ call.function | tojson }}")
+AS_EITHER = with_calls(
+    "{{ call.function.name }}{{ call.function.arguments if call.function.arguments is string "
+    "else call.function.arguments | tojson }}"
+)
+AS_STRINGS = with_calls("{{ call.function.name + '\\n' + call.function.arguments + '\\n' }}")
+AS_THEY_COME = with_calls("{{ call.function.name }}({{ call.function.arguments }})")
+MAPPINGS_ONLY = with_calls(
+    "{% if call.function.arguments is not mapping %}{{ raise_exception('send a mapping') }}{% endif %}"
+    "{{ call.function.name }}{{ call.function.arguments | dictsort }}"
+)
+# What they leave out.
+FIRST_CALL = AS_JSON.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
+CALL_OR_CONTENT = with_calls(
+    "{{ call.function | tojson }}", "{% if not message.tool_calls %}{{ message.content }}{% endif %}"
+)
+FOUR_ROLES = with_calls(
+    "{{ call.function | tojson }}", roles="message.role in ['system', 'user', 'assistant', 'tool']"
+)
+LATEST_REASONING = with_calls(
+    "{{ call.function | tojson }}",
+    "{% if loop.last and message.reasoning_content %}({{ message.reasoning_content }}){% endif %}"
+    "{{ message.content }}",
+)

@@ -18,7 +18,8 @@ from spmd_tx.coordinator.http.console.sdk_links import SdkLinksController
 from spmd_tx.coordinator.http.console.server import ServerController
 from spmd_tx.coordinator.http.console.sign_in import SignInController
 from spmd_tx.coordinator.http.console.timeline import TimelineController
-from spmd_tx.coordinator.http.errors import EXCEPTION_HANDLERS, MAX_BODY_BYTES
+from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
+from spmd_tx.coordinator.http.openai.errors import EXCEPTION_HANDLERS
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
 from spmd_tx.coordinator.http.services import Services, provide_access, provide_address, provide_services

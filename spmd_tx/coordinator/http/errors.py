@@ -108,7 +108,9 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
         message = f"the body of {request.url.path} is no valid JSON: {error.detail}"
     elif isinstance(error.extra, list):
         message = f"{request.url.path} cannot take this request: {'; '.join(map(_told, error.extra))}"
-    return error_response(message, error.status_code)
+    response = error_response(message, error.status_code)
+    response.headers.update(error.headers or {})  # such as the methods that a route has
+    return response
 
 
 def _told(place: Mapping[str, str]) -> str:

@@ -38,20 +38,26 @@ class ImplicitSamplers:
         self._samplers: dict[tuple[str, str, float], ImplicitSampler] = {}  # by owner, name, time of saving
         self._opening = asyncio.Lock()
 
-    async def of(self, model: str, access: Access) -> ImplicitSampler:
-        """Return a sampler for ``model``: the base model's name, or a checkpoint's path, as it is now.
+    async def find(self, model: str, access: Access) -> tuple[CheckpointPath | None, float]:
+        """Return the path of the checkpoint that ``model`` names, and when it was saved.
+
+        None and 0 mean the base model.
 
         Raises NotFound, or InvalidRequest when it cannot be sampled.
         """
-        path, saved_at = None, 0.0
         if model.startswith(SCHEME):
             path = checkpoint_paths.parse_to_sample(model)
-            saved_at = (await access.open_checkpoint(path)).manifest.created_at
-        elif self._names.find(model) is None:
+            return path, (await access.open_checkpoint(path)).manifest.created_at
+        if self._names.find(model) is None:
             raise NotFound(
                 f"the model {model!r} does not exist; this server has {self._names.names[0]!r}, "
                 f"and checkpoints of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
+        return None, 0.0
+
+    async def of(self, model: str, access: Access) -> ImplicitSampler:
+        """Return a sampler for what ``find`` finds, as it is now."""
+        path, saved_at = await self.find(model, access)
         async with self._opening:
             key = (access.caller.owner, model, saved_at)
             sampler = self._samplers.get(key)

@@ -93,6 +93,16 @@ class Sample:
         """The likeliest tokens in the place of each token; None unless they are wanted."""
         return TopLogprobs.join(self.tops) if self.tops else None
 
+    def top_of(self, first: int, end: int) -> TopLogprobs | None:
+        """Return the likeliest tokens in the places of some tokens, without copying all others."""
+        parts, begin = list[TopLogprobs](), 0
+        for part in self.tops:
+            low, high = max(0, first - begin), min(len(part), end - begin)
+            if low < high:
+                parts.append(part[low:high])
+            begin += len(part)
+        return TopLogprobs.join(parts) if parts else None
+
     @property
     def position(self) -> int:
         """Position of the last known token, which is the input for the next one."""

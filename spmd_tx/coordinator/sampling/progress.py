@@ -14,6 +14,11 @@ class Watch:
         self.samples: dict[tuple[str, int], Sample] = {}  # by request and index
         self.changed = asyncio.Event()
 
+    def forget(self, request_id: str) -> None:
+        """Drop the samples of a request whose result is known."""
+        for key in [key for key in self.samples if key[0] == request_id]:
+            del self.samples[key]
+
     def take(self, sample: Sample) -> None:
         self.samples[sample.job.request_id, sample.index] = sample
         self.changed.set()

@@ -1,19 +1,28 @@
-"""Renders a conversation with the chat template of a model's tokenizer, within limits on time and length."""
+"""Renders a conversation with the chat template of a model's tokenizer, within limits on time and length.
 
+What a template leaves out, a model never sees. So each part of a conversation is rendered, or the
+conversation is refused with the name of the part. What a template drops only as a conversation goes on, such
+as the reasoning of earlier turns, is its own rule.
+"""
+
+import functools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, meta
 
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.coordinator.text import conversation
+from spmd_tx.coordinator.text.conversation import Marks, Message, Place
+from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TEMPLATE = "chat_template.jinja"
+OPTIONS, GENERATION_PROMPT = "chat_template_kwargs", "add_generation_prompt"
 
 # What a template can do wrong with a conversation that it was not written for.
 TEMPLATE_ERRORS = (
@@ -27,8 +36,6 @@ NOT_FOR_CLIENTS = frozenset(
     truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs
     """.split()
 )
-
-Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,15 +65,10 @@ class ChatTemplate:
                 f"this model has no chat template; use /completions, or the operator adds {TEMPLATE} to the "
                 "model's directory"
             )
-        _check(options)
         limited = _limits.set(_Limits(most_characters, seconds, time.monotonic() + seconds))
         try:
-            self._limit_template(options.get("tools"))
-            text: Any = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                **{**options, "tokenize": False, "add_generation_prompt": True},
-            )
-            return text
+            source = self._prepare(options)
+            return self._rendered(messages, {**options, GENERATION_PROMPT: True}, source)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render this conversation: {error}; change messages or "
@@ -75,19 +77,121 @@ class ChatTemplate:
         finally:
             _limits.reset(limited)
 
-    def _limit_template(self, tools: Any) -> None:
-        """Put the limits into the environment that apply_chat_template uses: transformers keeps it."""
+    def _prepare(self, options: Mapping[str, Any]) -> str:
+        """Check the options, and return the template's text.
+
+        This puts the limits into the environment that transformers keeps for the template.
+        """
         from transformers.utils import chat_template_utils
 
-        source = self._tokenizer.get_chat_template(tools=tools)
+        _check_names(options)
+        source = self._tokenizer.get_chat_template(tools=options.get("tools"))
         environment: Any = chat_template_utils._compile_jinja_template(source).environment
         environment.concat = _concat
+        unknown = sorted(options.keys() - _variables(environment, source) - {GENERATION_PROMPT})
+        if unknown:
+            raise WrongField(
+                f"the model's chat template has no variable {', '.join(unknown)}; leave that out", OPTIONS
+            )
+        return source
+
+    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
+        """Render the first spelling of the conversation that loses nothing."""
+        errors, lost = list[Exception](), list[Place]()
+        for spelled in conversation.spellings(messages, source):
+            try:
+                text = self._apply(spelled, options)
+            except TEMPLATE_ERRORS as error:
+                errors.append(error)
+                continue
+            found = self._lost(spelled, options)
+            if found is None:
+                return text
+            lost.append(found)
+        if lost:
+            raise _not_rendered(lost[0])
+        broken = conversation.broken_arguments(messages)
+        if broken is not None:
+            raise NotRendered(
+                f"message {broken.message}: {broken.path} is no JSON object, and the model's chat template "
+                f"takes nothing else ({errors[0]}); send an object, or write the call into the content"
+            )
+        raise errors[0]
+
+    def _apply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        text: Any = self._tokenizer.apply_chat_template(
+            [dict(message) for message in messages], **{**options, "tokenize": False}
+        )
+        return text
+
+    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Place | None:
+        """Return a place of the conversation whose text the template leaves out."""
+        marks = Marks()
+        marked = marks.marked(messages)
+        if "tools" in options:
+            options = {**options, "tools": marks.tools(options["tools"])}
+        numbers = conversation.numbers(messages)
+        try:
+            text = self._apply(marked, options)
+            if numbers and self._apply(conversation.without_numbers(marked), options) == text:
+                return numbers[0]
+        except TEMPLATE_ERRORS:
+            return None  # it reads into the texts, and so it renders them
+        latest = {marks.places[number].kind: number for number in marks.missing(text)}
+        for number in latest.values():
+            place = marks.places[number]
+            if place.message is None or not self._shows_at_first(number, marks, marked, options):
+                return place
+        return None
+
+    def _shows_at_first(
+        self, number: int, marks: Marks, marked: Sequence[Message], options: Mapping[str, Any]
+    ) -> bool:
+        """Return whether a text is rendered while its message is the last one."""
+        last = marks.places[number].message
+        assert last is not None
+        try:
+            text = self._apply(marked[: last + 1], {**options, GENERATION_PROMPT: False})
+        except TEMPLATE_ERRORS:
+            return False
+        return number not in marks.missing(text)
 
 
-def _check(options: Mapping[str, Any]) -> None:
+def _check_names(options: Mapping[str, Any]) -> None:
     refused = sorted(NOT_FOR_CLIENTS & options.keys())
     if refused:
-        raise InvalidRequest(f"chat_template_kwargs cannot set {', '.join(refused)}; leave that out")
+        raise WrongField(f"{OPTIONS} cannot set {', '.join(refused)}; leave that out", OPTIONS)
+    if options.get(GENERATION_PROMPT, True) is not True:
+        raise WrongField(
+            f"{OPTIONS} cannot set {GENERATION_PROMPT} to {options[GENERATION_PROMPT]!r}: an "
+            "answer is a message of its own; leave it out, or use /completions with a prompt of your own",
+            OPTIONS,
+        )
+
+
+@functools.lru_cache(maxsize=8)
+def _variables(environment: Any, source: str) -> frozenset[str]:
+    """Return the names of the variables that a template reads. Raises TemplateError."""
+    return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
+
+
+def _not_rendered(place: Place) -> NotRendered:
+    leaves_out = f"the model's chat template leaves out {place.path}"
+    if place.message is None:
+        return NotRendered(f"{leaves_out}; describe the tools in a message instead")
+    if place.call is not None:
+        leaves_out = f"the model's chat template leaves out {place.path.partition('.')[0]}"
+    if place.path != "content":
+        return NotRendered(
+            f"message {place.message}: {leaves_out}; leave it out, or write what the model should read of it "
+            "into the content"
+        )
+    remedy = (
+        "beside tool_calls; send it as a message of its own before them"
+        if place.has_calls
+        else f"of messages with the role {place.role!r}; use a role that the template knows"
+    )
+    return NotRendered(f"message {place.message}: {leaves_out} {remedy}")
 
 
 def _concat(pieces: Iterable[str]) -> str:

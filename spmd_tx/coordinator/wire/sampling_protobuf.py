@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
+
+_OF_BYTES = 2  # protobuf's wire type of bytes and messages
+_Part: TypeAlias = bytes | memoryview
 
 NO_LOGPROB = np.float32(-99999.0)  # beside token 0: an empty cell
 
@@ -52,6 +56,10 @@ class SampledSequence:
     stop_reason: Literal["stop", "length"]
     top: TopLogprobs | None = None  # a row for each token
 
+    def top_of(self, first: int, end: int) -> TopLogprobs | None:
+        """Return the likeliest tokens in the places of some tokens."""
+        return None if self.top is None else self.top[first:end]
+
 
 @dataclass(frozen=True)
 class TargetLogprobs:
@@ -80,52 +88,102 @@ NO_SCORES = PromptScores()
 def encode_sample_response(
     sequences: Sequence[SampledSequence], prompt: PromptScores = NO_SCORES, cache_hits: int = 0
 ) -> bytes:
-    """Write samples in order. ``cache_hits`` counts the prompt tokens found in the prefix cache."""
-    response = pb.SampleResponse(prompt_cache_hit_tokens=cache_hits)
+    """Write samples in order. ``cache_hits`` counts the prompt tokens found in the prefix cache.
+
+    Arrays may be large, and so each is copied once: the parts of the message are joined, not nested.
+    """
+    fields = pb.SampleResponse
+    parts: list[_Part] = []
     for sequence in sequences:
-        is_cut = sequence.stop_reason == "length"
-        response.sequences.add(
-            stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
-            tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
-            logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
-            topk_sampled_logprobs=None if sequence.top is None else _top(sequence.top),
-        )
+        parts += _field(fields.SEQUENCES_FIELD_NUMBER, _sequence(sequence))
     if prompt.logprobs is not None:
-        response.prompt_logprobs = np.asarray(prompt.logprobs, _FLOAT32).tobytes()
+        parts += _field(fields.PROMPT_LOGPROBS_FIELD_NUMBER, [_plain(prompt.logprobs, _FLOAT32)])
     if prompt.top is not None:
-        response.topk_prompt_logprobs.CopyFrom(_top(prompt.top))
+        parts += _field(fields.TOPK_PROMPT_LOGPROBS_FIELD_NUMBER, _top(prompt.top))
+    parts.append(fields(prompt_cache_hit_tokens=cache_hits).SerializeToString())
     if prompt.targets is not None:
-        response.target_prompt_logprobs.CopyFrom(_targets(prompt.targets))
+        parts += _field(fields.TARGET_PROMPT_LOGPROBS_FIELD_NUMBER, _targets(prompt.targets))
     if prompt.drawn_tokens is not None and prompt.drawn_logprobs is not None:
-        response.prompt_alt_tokens.tokens.CopyFrom(_dense(prompt.drawn_tokens, _INT32, pb.DTYPE_INT32))
+        tokens = _dense(prompt.drawn_tokens, _INT32, pb.DTYPE_INT32)
         logprobs = _dense(prompt.drawn_logprobs, _FLOAT32, pb.DTYPE_FLOAT32)
-        response.prompt_alt_tokens.logprobs.CopyFrom(logprobs)
-    return response.SerializeToString(deterministic=True)
+        drawn = [
+            *_field(pb.PromptAltTokens.TOKENS_FIELD_NUMBER, tokens),
+            *_field(pb.PromptAltTokens.LOGPROBS_FIELD_NUMBER, logprobs),
+        ]
+        parts += _field(fields.PROMPT_ALT_TOKENS_FIELD_NUMBER, drawn)
+    return b"".join(parts)
 
 
-def decode_sample_response(body: bytes) -> list[SampledSequence]:
-    """Read the samples that ``encode_sample_response`` has written, but not the prompt's scores."""
-    return [
-        SampledSequence(
+class SampledSequences(Sequence[SampledSequence]):
+    """Reads the samples that ``encode_sample_response`` has written, each when it is asked for."""
+
+    def __init__(self, body: bytes) -> None:
+        self._sequences = pb.SampleResponse.FromString(body).sequences
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    @overload
+    def __getitem__(self, index: int) -> SampledSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SampledSequence]: ...
+    def __getitem__(self, index: int | slice) -> SampledSequence | list[SampledSequence]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        sequence = self._sequences[index]
+        has_top = sequence.HasField("topk_sampled_logprobs")
+        return SampledSequence(
             tokens=np.frombuffer(sequence.tokens, _INT32).tolist(),
             logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
             stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
-            top=_read_top(sequence.topk_sampled_logprobs)
-            if sequence.HasField("topk_sampled_logprobs")
-            else None,
+            top=_read_top(sequence.topk_sampled_logprobs) if has_top else None,
         )
-        for sequence in pb.SampleResponse.FromString(body).sequences
-    ]
 
 
-def _top(top: TopLogprobs) -> pb.TopkLogprobs:
-    length, count = top.tokens.shape
-    return pb.TopkLogprobs(
-        token_ids=np.asarray(top.tokens, _INT32).tobytes(),
-        logprobs=np.asarray(top.logprobs, _FLOAT32).tobytes(),
-        k=count,
-        length=length,
+def decode_sample_response(body: bytes) -> list[SampledSequence]:
+    """Read all samples, but not the prompt's scores."""
+    return list(SampledSequences(body))
+
+
+def _field(number: int, parts: Sequence[_Part]) -> list[_Part]:
+    """Return a field of bytes, or of a message, with its content."""
+    size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
+    return [_varint(number << 3 | _OF_BYTES) + _varint(size), *parts]
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number >= 1 << 7:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _plain(array: npt.ArrayLike, dtype: np.dtype) -> memoryview:
+    """Return the memory of an array, as a message has it."""
+    return np.ascontiguousarray(array, dtype).reshape(-1).data
+
+
+def _sequence(sequence: SampledSequence) -> list[_Part]:
+    is_cut = sequence.stop_reason == "length"
+    message = pb.SampledSequence(
+        stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
+        tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
+        logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
     )
+    number = pb.SampledSequence.TOPK_SAMPLED_LOGPROBS_FIELD_NUMBER
+    top = [] if sequence.top is None else _field(number, _top(sequence.top))
+    return [message.SerializeToString(), *top]
+
+
+def _top(top: TopLogprobs) -> list[_Part]:
+    length, count = top.tokens.shape
+    return [
+        *_field(pb.TopkLogprobs.TOKEN_IDS_FIELD_NUMBER, [_plain(top.tokens, _INT32)]),
+        *_field(pb.TopkLogprobs.LOGPROBS_FIELD_NUMBER, [_plain(top.logprobs, _FLOAT32)]),
+        pb.TopkLogprobs(k=count, length=length).SerializeToString(),
+    ]
 
 
 def _read_top(message: pb.TopkLogprobs) -> TopLogprobs:
@@ -136,16 +194,19 @@ def _read_top(message: pb.TopkLogprobs) -> TopLogprobs:
     )
 
 
-def _targets(targets: TargetLogprobs) -> pb.Tensor:
+def _targets(targets: TargetLogprobs) -> list[_Part]:
     if targets.row_starts is None or targets.columns is None:
         return _dense(targets.values.reshape(targets.shape), _FLOAT32, pb.DTYPE_FLOAT32)
-    sparse = pb.SparseCsr(
-        values=np.asarray(targets.values, _FLOAT32).tobytes(),
-        crow_indices=np.asarray(targets.row_starts, _INT64).tobytes(),
-        col_indices=np.asarray(targets.columns, _INT64).tobytes(),
-    )
-    return pb.Tensor(sparse_csr=sparse, dtype=pb.DTYPE_FLOAT32, shape=targets.shape)
+    sparse = pb.SparseCsr
+    parts = [
+        *_field(sparse.VALUES_FIELD_NUMBER, [_plain(targets.values, _FLOAT32)]),
+        *_field(sparse.CROW_INDICES_FIELD_NUMBER, [_plain(targets.row_starts, _INT64)]),
+        *_field(sparse.COL_INDICES_FIELD_NUMBER, [_plain(targets.columns, _INT64)]),
+    ]
+    tensor = pb.Tensor(dtype=pb.DTYPE_FLOAT32, shape=targets.shape)
+    return [*_field(pb.Tensor.SPARSE_CSR_FIELD_NUMBER, parts), tensor.SerializeToString()]
 
 
-def _dense(array: np.ndarray, dtype: np.dtype, number: pb.DType) -> pb.Tensor:
-    return pb.Tensor(dense=np.asarray(array, dtype).tobytes(), dtype=number, shape=array.shape)
+def _dense(array: np.ndarray, dtype: np.dtype, number: pb.DType) -> list[_Part]:
+    tensor = pb.Tensor(dtype=number, shape=array.shape)
+    return [*_field(pb.Tensor.DENSE_FIELD_NUMBER, [_plain(array, dtype)]), tensor.SerializeToString()]

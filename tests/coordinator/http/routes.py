@@ -180,6 +180,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/join_sampling_session"): [lambda ids, _: {"sampling_session_id": ids.sampler}],
     ("POST", "/api/v1/cancel_future"): [lambda ids, _: {"request_id": ids.request}],
     ("POST", "/api/v1/sessions/{session_id}/finish"): [lambda *_: FINISH],
+    ("GET", "/oai/api/v1/models/{model}"): [lambda *_: None],
     ("POST", "/oai/api/v1/completions"): [
         lambda ids, _: {"model": ids.path("sampler_weights"), "prompt": [1, 2], "max_tokens": 1}
     ],
@@ -303,6 +304,7 @@ async def send(
         page="runs",
         asset="console.js",
         path="openapi.json",
+        model=ids.path("sampler_weights"),
     )
     url = client.base_url.copy_with(raw_path=(filled + QUERIES.get(route, "")).encode())
     if isinstance(body, bytes):

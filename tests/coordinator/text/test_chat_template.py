@@ -37,6 +37,10 @@ TOOLS = [
 ]
 
 
+def without(messages, *keys):
+    return [{key: value for key, value in each.items() if key not in keys} for each in messages]
+
+
 @pytest.fixture
 def make(tokenizer):
     """A tokenizer of transformers with this template."""
@@ -58,30 +62,35 @@ def render(make):
 
 
 @pytest.mark.parametrize(
-    "source", [chat_templates.QWEN3, chat_templates.LLAMA3, chat_templates.PLAIN, tiny_model.CHAT_TEMPLATE]
-)
-@pytest.mark.parametrize(
-    "options",
+    "source, talk, options",
     [
-        {},
-        {"tools": TOOLS},
-        {"enable_thinking": False},
-        {"documents": [{"title": "A", "text": "B"}], "date_string": "1 May"},
-        {"bos_token": "<another>"},
+        (chat_templates.QWEN3, TALK, {}),
+        (chat_templates.QWEN3, TALK, {"tools": TOOLS, "enable_thinking": False}),
+        (chat_templates.LLAMA3, without(TALK, "reasoning_content"), {}),
+        (
+            chat_templates.LLAMA3,
+            without(TALK, "reasoning_content"),
+            {"tools": TOOLS, "date_string": "1 May", "bos_token": "<another>"},
+        ),
+        (chat_templates.PLAIN, without(TALK, "reasoning_content", "tool_calls"), {}),
+        (
+            chat_templates.PLAIN,
+            without(TALK, "reasoning_content", "tool_calls"),
+            {"documents": [{"title": "A", "text": "B"}]},
+        ),
+        (tiny_model.CHAT_TEMPLATE, without(TALK, "reasoning_content", "tool_calls"), {}),
     ],
-    ids=str,
 )
-def test_a_prompt_is_that_of_transformers(make, source, options):
+def test_a_prompt_is_that_of_transformers(make, source, talk, options):
     tokenizer = make(source)
-    wanted = tokenizer.apply_chat_template(TALK, tokenize=False, add_generation_prompt=True, **options)
-    assert ChatTemplate(tokenizer).render(TALK, options, 10_000, 10.0) == wanted
+    wanted = tokenizer.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **options)
+    assert ChatTemplate(tokenizer).render(talk, options, 10_000, 10.0) == wanted
 
 
 def test_tools_choose_the_template_for_tools(make):
-    sources = {"default": "none", "tool_use": "{{ tools | length }} tool"}
-    template = ChatTemplate(make(sources))
-    assert template.render(HELLO, {}, 1000, 10.0) == "none"
-    assert template.render(HELLO, {"tools": TOOLS}, 1000, 10.0) == "1 tool"
+    hello = "{{ messages[0].content }}"
+    template = ChatTemplate(make({"default": hello, "tool_use": "{{ tools | tojson | length }} " + hello}))
+    assert template.render(HELLO, {}, 1000, 10.0) == "Hello <you>"
 
 
 def test_a_conversation_ends_where_the_assistant_begins(render):
@@ -92,17 +101,22 @@ def test_a_conversation_ends_where_the_assistant_begins(render):
 @pytest.mark.parametrize(
     "source, text",
     [
-        ("{{ bos_token }}{{ messages[0].content }}", "<s>Hello <you>"),
+        ("{{ bos_token }}", "<s>"),
         ("{{ messages | tojson }}", '[{"role": "user", "content": "Hello <you>"}]'),
         ("{% for m in messages %}{% break %}{% endfor %}x", "x"),
         ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "user"),
         ("{{ strftime_now('%Y') | length }}", "4"),
-        ("{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}", "False"),
         ("{{ add_generation_prompt }}", "True"),
     ],
 )
 def test_templates_find_what_transformers_gives_them(render, source, text):
-    assert render(source, enable_thinking=False, add_generation_prompt=False) == text
+    assert render(source + "{{ messages[0].content }}", add_generation_prompt=True) == text + "Hello <you>"
+
+
+@pytest.mark.parametrize("options, text", [({}, "True"), ({"enable_thinking": False}, "False")], ids=str)
+def test_variables_of_the_template_are_those_of_the_client(render, options, text):
+    source = "{{ enable_thinking | default(true) }} {{ messages[0].content }}"
+    assert render(source, **options) == f"{text} Hello <you>"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +139,22 @@ def test_what_cannot_be_rendered_is_refused(render, source, complaint):
 @pytest.mark.parametrize("options", [{"tools": "all"}, {"documents": ["text"]}], ids=str)
 def test_what_transformers_refuses_is_refused(render, options):
     with pytest.raises(InvalidRequest, match=r"cannot render this conversation: .*; change messages"):
-        render("x", **options)
+        render("{{ messages }}{{ tools }}{{ documents }}", **options)
+
+
+@pytest.mark.parametrize(
+    "options, complaint",
+    [
+        ({"enable_thinkng": False}, "has no variable enable_thinkng; leave that out"),
+        ({"tools": TOOLS, "a": 1}, "has no variable a, tools"),
+        ({"raise_exception": "x"}, "has no variable raise_exception"),
+        ({"add_generation_prompt": False}, "cannot set add_generation_prompt to False"),
+    ],
+    ids=str,
+)
+def test_options_without_effect_are_refused(render, options, complaint):
+    with pytest.raises(InvalidRequest, match=complaint):
+        render("{{ enable_thinking }}{{ messages[0].content }}", **options)
 
 
 @pytest.mark.parametrize("name", sorted(NOT_FOR_CLIENTS))
@@ -155,12 +184,12 @@ def test_rendering_stops_when_there_is_too_much(render):
 
 
 def test_limits_are_those_of_one_call(make):
-    tokenizer = make("{% for _ in range(20) %}x{% endfor %}")
+    tokenizer = make("{% for _ in range(9) %}x{% endfor %}{{ messages[0].content }}")
     template = ChatTemplate(tokenizer)
     with pytest.raises(InvalidRequest, match="more than 10 characters"):
         template.render(HELLO, {}, 10, 10.0)
-    assert template.render(HELLO, {}, 20, 10.0) == "x" * 20
-    assert tokenizer.apply_chat_template(HELLO, tokenize=False) == "x" * 20
+    assert template.render(HELLO, {}, 50, 10.0) == "x" * 9 + "Hello <you>"
+    assert tokenizer.apply_chat_template(HELLO, tokenize=False) == "x" * 9 + "Hello <you>"
 
 
 def test_the_client_of_the_same_files_renders_the_same(tmp_path, tokenizer):

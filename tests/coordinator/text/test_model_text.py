@@ -83,16 +83,22 @@ def test_a_generation_config_may_be_missing(directory):
 
 def test_the_template_is_found_where_models_have_it(directory):
     (directory / "chat_template.jinja").unlink()
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "a list"}]
-    change(directory, "tokenizer_config.json", chat_template="one{{ eos_token }}", eos_token="</s>")
-    assert render(directory) == "one</s>"
+    hello, tools = "{{ messages[0].content }}", "{{ tools }}"
+    named = [
+        {"name": "tool_use", "template": hello + " from tools " + tools},
+        {"name": "default", "template": hello + " from a list"},
+    ]
+    change(directory, "tokenizer_config.json", chat_template=hello + "{{ eos_token }}", eos_token="</s>")
+    assert render(directory) == "Hello</s>"
     change(directory, "tokenizer_config.json", chat_template=named)
-    assert (render(directory), render(directory, tools=[{}])) == ("a list", "tools")
-    (directory / "chat_template.jinja").write_text("a file goes first")
-    assert render(directory) == "a file goes first"
+    assert render(directory) == "Hello from a list"
+    assert render(directory, tools=[{}]) == "Hello from tools [{}]"
+    (directory / "chat_template.jinja").write_text(hello + " from a file, which goes first")
+    assert render(directory) == "Hello from a file, which goes first"
     (directory / "additional_chat_templates").mkdir()
-    (directory / "additional_chat_templates" / "tool_use.jinja").write_text("a folder")
-    assert (render(directory), render(directory, tools=[{}])) == ("a file goes first", "a folder")
+    (directory / "additional_chat_templates" / "tool_use.jinja").write_text(hello + " from a folder " + tools)
+    assert render(directory) == "Hello from a file, which goes first"
+    assert render(directory, tools=[{}]) == "Hello from a folder [{}]"
 
 
 def test_a_template_may_be_that_of_the_processor(directory):

@@ -79,12 +79,16 @@ async def test_the_tokens_are_those_of_the_tokenizer_wherever_they_are_made(make
 
 
 @pytest.mark.parametrize("content", ["hello", LONG, "x" * (SHORT_BYTES - 90)], ids=len)
-async def test_a_conversation_is_the_same_wherever_it_is_rendered(make, tokenizer, template, content):
+async def test_a_conversation_is_the_same_wherever_it_is_rendered(
+    make, model_files, tokenizer, template, content
+):
     """The last one becomes long by what the template adds."""
     messages = [{"role": "user", "content": content}]
-    text = template(tiny_model.CHAT_TEMPLATE).render(messages, {}, 1 << 20, 10.0)
+    source, options = "{{ number }}" + tiny_model.CHAT_TEMPLATE, {"number": 10**30}
+    text = template(source).render(messages, options, 1 << 20, 10.0)
     wanted = tokenizer.encode(text, add_special_tokens=False).ids
-    assert await make().of_conversation(messages, {"number": 10**30}) == wanted
+    (model_files / "chat_template.jinja").write_text(source)
+    assert await make(source=source).of_conversation(messages, options) == wanted
 
 
 async def test_a_long_text_beyond_the_context_is_refused_by_its_tokens(make):

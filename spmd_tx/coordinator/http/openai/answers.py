@@ -1,30 +1,26 @@
-"""Formats samples as OpenAI's responses: a whole answer, or the events of a stream. Pure."""
+"""Formats samples as OpenAI's responses: the events of a stream, or a whole answer in pieces. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator.http.openai import schemas
-from spmd_tx.coordinator.http.openai.stream import Delta
+from spmd_tx.coordinator.http.openai.choices import Delta
 from spmd_tx.coordinator.sampling.request.stops import Decoder
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
-from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": still working\n\n"  # a comment; clients skip it
+MOST_TEXTS = 1 << 14  # of tokens that a call remembers
 
 
 class Form(Protocol):
     """Formats the answers to one kind of request."""
-
-    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> msgspec.Struct:
-        """Return the answer; each delta is a whole choice."""
-        ...
 
     def opening(self, index: int) -> msgspec.Struct | None:
         """Return the event of a choice before its first delta, if there is one."""
@@ -36,6 +32,44 @@ class Form(Protocol):
         """Return the event with the usage."""
         ...
 
+    def whole(self) -> msgspec.Struct:
+        """Return a whole answer without its choices, which are its last field."""
+        ...
+
+    @property
+    def list_begins(self) -> bytes:
+        """What begins the list of a choice that is too long to keep until its end; empty: there is none."""
+        ...
+
+    def entries(self, delta: Delta) -> Sequence[Any]:
+        """Return what a delta adds to that list."""
+        ...
+
+    def list_ends(self, choice: Delta) -> bytes: ...
+
+    def choice(self, choice: Delta) -> msgspec.Struct:
+        """Return a choice without that list."""
+        ...
+
+
+class TokenTexts:
+    """Remembers the texts of tokens, with their bytes: the likeliest ones come again and again."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._known: dict[int, tuple[str, list[int] | None]] = {}
+
+    def __getitem__(self, token: int) -> tuple[str, list[int] | None]:
+        """Return the text of a token, and its bytes if they are whole characters."""
+        found = self._known.get(token)
+        if found is None:
+            if len(self._known) >= MOST_TEXTS:
+                self._known.clear()
+            text = self._decoder.decode([token], skip_special_tokens=False)
+            found = text, None if HALF_CHARACTER in text else list(text.encode())
+            self._known[token] = found
+        return found
+
 
 @dataclass(frozen=True)
 class Answering:
@@ -44,20 +78,20 @@ class Answering:
     id: str
     created: int  # seconds since the epoch
     model: str
-    decoder: Decoder
+    texts: TokenTexts
     has_logprobs: bool
     has_token_ids: bool
+    width: int  # likeliest tokens in the place of each drawn one
 
     def token_ids(self, delta: Delta) -> list[int] | UnsetType:
         return delta.tokens if self.has_token_ids else UNSET
 
-    def token(self, token: int) -> str:
-        return self.decoder.decode([token], skip_special_tokens=False)
-
-    def likeliest(self, top: TopLogprobs, place: int) -> list[tuple[str, float]]:
-        """Return text and log-probability of the likeliest tokens in a place, the likeliest first."""
-        tokens, logprobs = top.tokens[place].tolist(), top.logprobs[place].tolist()
-        return [(self.token(token), logprob) for token, logprob in zip(tokens, logprobs, strict=True)]
+    def likeliest(self, delta: Delta, place: int) -> list[tuple[int, float]]:
+        """Return the likeliest tokens in a place and their log-probabilities, the likeliest first."""
+        if delta.top is None:
+            return []
+        tokens, logprobs = delta.top.tokens[place].tolist(), delta.top.logprobs[place].tolist()
+        return list(zip(tokens, logprobs, strict=True))
 
 
 @dataclass(frozen=True)
@@ -66,17 +100,38 @@ class CompletionForm:
 
     answering: Answering
 
-    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> schemas.Completion:
-        return self._completion([self._choice(delta) for delta in deltas], usage)
-
     def opening(self, index: int) -> None:
         return None
 
     def event(self, delta: Delta) -> schemas.Completion:
-        return self._completion([self._choice(delta)])
+        return self._completion([self._choice(delta, self._logprobs(delta, self.entries(delta) or None))])
 
     def last(self, usage: schemas.Usage) -> schemas.Completion:
         return self._completion([], usage)
+
+    def whole(self) -> schemas.Completion:
+        return self._completion([])
+
+    @property
+    def list_begins(self) -> bytes:
+        return b'"logprobs":{"top_logprobs":[' if self.answering.width else b""
+
+    def entries(self, delta: Delta) -> list[dict[str, float]]:
+        if not self.answering.width:
+            return []
+        texts = self.answering.texts
+        by_text: list[dict[str, float]] = [{} for _ in delta.tokens]
+        for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True)):
+            for other, its_logprob in self.answering.likeliest(delta, place):
+                by_text[place].setdefault(texts[other][0], its_logprob)  # the likeliest token of each text
+            by_text[place].setdefault(texts[token][0], logprob)
+        return by_text
+
+    def list_ends(self, choice: Delta) -> bytes:
+        return b"]," + msgspec.json.encode(self._logprobs(choice, UNSET))[1:] + b","
+
+    def choice(self, choice: Delta) -> schemas.CompletionChoice:
+        return self._choice(choice, UNSET if self.answering.width else self._logprobs(choice, None))
 
     def _completion(
         self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType = UNSET
@@ -86,26 +141,19 @@ class CompletionForm:
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _choice(self, delta: Delta) -> schemas.CompletionChoice:
-        common, logprobs = self.answering, None
-        if common.has_logprobs:
-            tokens = [common.token(token) for token in delta.tokens]
-            logprobs = schemas.CompletionLogprobs(
-                tokens, delta.logprobs, delta.offsets, self._top(delta, tokens)
-            )
-        return schemas.CompletionChoice(
-            delta.index, delta.text, delta.finish_reason, logprobs, common.token_ids(delta)
-        )
+    def _choice(
+        self, delta: Delta, logprobs: schemas.CompletionLogprobs | UnsetType | None
+    ) -> schemas.CompletionChoice:
+        ids = self.answering.token_ids(delta)
+        return schemas.CompletionChoice(delta.index, delta.text, delta.finish_reason, logprobs, ids)
 
-    def _top(self, delta: Delta, drawn: list[str]) -> list[dict[str, float]] | None:
-        if delta.top is None:
+    def _logprobs(
+        self, delta: Delta, top: list[dict[str, float]] | UnsetType | None
+    ) -> schemas.CompletionLogprobs | None:
+        if not self.answering.has_logprobs:
             return None
-        by_text: list[dict[str, float]] = [{} for _ in drawn]
-        for place, (token, logprob) in enumerate(zip(drawn, delta.logprobs, strict=True)):
-            for other, its_logprob in self.answering.likeliest(delta.top, place):
-                by_text[place].setdefault(other, its_logprob)  # keeps the likeliest token of each text
-            by_text[place].setdefault(token, logprob)
-        return by_text
+        tokens = [self.answering.texts[token][0] for token in delta.tokens]
+        return schemas.CompletionLogprobs(tokens, delta.logprobs, delta.offsets, top)
 
 
 @dataclass(frozen=True)
@@ -114,34 +162,51 @@ class ChatForm:
 
     answering: Answering
 
-    def answer(self, deltas: Sequence[Delta], usage: schemas.Usage) -> schemas.ChatCompletion:
-        common = self.answering
-        choices = [
-            schemas.ChatChoice(
-                delta.index,
-                schemas.ChatMessage("assistant", delta.text),
-                delta.finish_reason,
-                self._logprobs(delta),
-                common.token_ids(delta),
-            )
-            for delta in deltas
-        ]
-        return schemas.ChatCompletion(
-            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
-        )
-
     def opening(self, index: int) -> schemas.ChatChunk:
         return self._chunk([schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))])
 
     def event(self, delta: Delta) -> schemas.ChatChunk:
         content = schemas.ChatDelta(content=delta.text or UNSET)
-        logprobs, token_ids = self._logprobs(delta), self.answering.token_ids(delta)
+        logprobs = schemas.ChatLogprobs(self.entries(delta)) if self.answering.has_logprobs else None
+        ids = self.answering.token_ids(delta)
         return self._chunk(
-            [schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, token_ids)]
+            [schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)]
         )
 
     def last(self, usage: schemas.Usage) -> schemas.ChatChunk:
         return self._chunk([], usage)
+
+    def whole(self) -> schemas.ChatCompletion:
+        common = self.answering
+        return schemas.ChatCompletion(id=common.id, created=common.created, model=common.model, choices=[])
+
+    @property
+    def list_begins(self) -> bytes:
+        return b'"logprobs":{"content":[' if self.answering.has_logprobs else b""
+
+    def entries(self, delta: Delta) -> list[schemas.TokenLogprob]:
+        texts = self.answering.texts
+        return [
+            schemas.TokenLogprob(
+                texts[token][0],
+                logprob,
+                texts[token][1],
+                [
+                    schemas.TopLogprob(texts[other][0], its_logprob, texts[other][1])
+                    for other, its_logprob in self.answering.likeliest(delta, place)
+                ],
+            )
+            for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True))
+        ]
+
+    def list_ends(self, choice: Delta) -> bytes:
+        return b"]},"
+
+    def choice(self, choice: Delta) -> schemas.ChatChoice:
+        message = schemas.ChatMessage("assistant", choice.text)
+        logprobs = UNSET if self.answering.has_logprobs else None
+        ids = self.answering.token_ids(choice)
+        return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
 
     def _chunk(
         self, choices: list[schemas.ChatChunkChoice], usage: schemas.Usage | UnsetType = UNSET
@@ -151,24 +216,47 @@ class ChatForm:
             id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
         )
 
-    def _logprobs(self, delta: Delta) -> schemas.ChatLogprobs | None:
-        if not self.answering.has_logprobs:
-            return None
-        texts = [self.answering.token(token) for token in delta.tokens]
-        return schemas.ChatLogprobs(
-            [
-                schemas.TokenLogprob(text, logprob, _whole_bytes(text), self._top(delta, place))
-                for place, (text, logprob) in enumerate(zip(texts, delta.logprobs, strict=True))
-            ]
-        )
 
-    def _top(self, delta: Delta, place: int) -> list[schemas.TopLogprob]:
-        likeliest = [] if delta.top is None else self.answering.likeliest(delta.top, place)
-        return [schemas.TopLogprob(text, logprob, _whole_bytes(text)) for text, logprob in likeliest]
+class WholeAnswer:
+    """Writes an answer that is no stream, delta by delta. Those of a choice must follow each other."""
+
+    def __init__(self, form: Form) -> None:
+        self._form = form
+        self._choices = 0
+        self._deltas = list[Delta]()  # of the choice that is being written, without likeliest tokens
+        self._has_entries = False
+
+    def begin(self) -> bytes:
+        return msgspec.json.encode(self._form.whole()).removesuffix(b"]}")
+
+    def add(self, delta: Delta) -> bytes:
+        form, pieces = self._form, list[bytes]()
+        if not self._deltas:
+            pieces += [b"," if self._choices else b"", b"{", form.list_begins]
+        if form.list_begins and (entries := form.entries(delta)):
+            pieces += [b"," if self._has_entries else b"", msgspec.json.encode(entries)[1:-1]]
+            self._has_entries = True
+        self._deltas.append(replace(delta, top=None))
+        if delta.finish_reason is not None:
+            choice = _joined(self._deltas)
+            pieces += [form.list_ends(choice) if form.list_begins else b""]
+            pieces += [msgspec.json.encode(form.choice(choice))[1:]]
+            self._choices += 1
+            self._deltas, self._has_entries = [], False
+        return b"".join(pieces)
+
+    def end(self, usage: schemas.Usage) -> bytes:
+        return b'],"usage":' + msgspec.json.encode(usage) + b"}"
 
 
-def _whole_bytes(text: str) -> list[int] | None:
-    return None if HALF_CHARACTER in text else list(text.encode())
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        tokens=[token for delta in deltas for token in delta.tokens],
+        logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
+        offsets=[offset for delta in deltas for offset in delta.offsets],
+    )
 
 
 def is_worth_sending(delta: Delta, answering: Answering) -> bool:

@@ -1,8 +1,11 @@
 """Error responses in OpenAI's format. http/errors.py chooses their status."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from litestar import Request, Response
+from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.status_codes import (
     HTTP_401_UNAUTHORIZED,
     HTTP_403_FORBIDDEN,
@@ -13,7 +16,11 @@ from litestar.status_codes import (
 from litestar.types import ExceptionHandler, ExceptionHandlersMap
 
 from spmd_tx.coordinator.http import errors
+from spmd_tx.coordinator.http.openai.fields import OTHER_VALUE
 from spmd_tx.coordinator.http.openai.schemas import ErrorBody, ErrorDetail
+from spmd_tx.errors import NotRendered, WrongField
+
+PREFIX = "/oai"  # of the paths whose errors have this format, also where there is no route
 
 _TYPES = {
     HTTP_401_UNAUTHORIZED: "authentication_error",
@@ -29,22 +36,53 @@ _CODES = {
 
 
 def error_body(message: str, status: int) -> ErrorBody:
+    """Return the body for an error of a model's or a key's; for an event, too."""
     fault = "server_error" if status >= HTTP_500_INTERNAL_SERVER_ERROR else "invalid_request_error"
     return ErrorBody(ErrorDetail(message, _TYPES.get(status, fault), _CODES.get(status)))
 
 
+def _body(message: str, status: int, error: Any) -> ErrorBody:
+    match error:
+        case WrongField():
+            return ErrorBody(ErrorDetail(message, "invalid_request_error", error.code, error.param))
+        case NotRendered():
+            return ErrorBody(ErrorDetail(message, "invalid_request_error", OTHER_VALUE, "messages"))
+        case NotFoundException() | MethodNotAllowedException():
+            return ErrorBody(ErrorDetail(message, "invalid_request_error"))
+        case _:
+            body = error_body(message, status)
+            return ErrorBody(msgspec.structs.replace(body.error, param=_wrong_field(error)))
+
+
+def _wrong_field(error: Any) -> str | None:
+    """Return the first field that does not fit, if that is what Litestar has found."""
+    places = getattr(error, "extra", None)
+    first = places[0] if isinstance(places, list) and places else None
+    key = first.get("key") if isinstance(first, Mapping) else None
+    return None if key == errors.BODY else key
+
+
 def _reshaped(handler: ExceptionHandler) -> ExceptionHandler:
-    def handle(request: Request, error: Any) -> Response[ErrorBody]:
+    def handle(request: Request, error: Any) -> Response[Any]:
         plain = handler(request, error)
+        if not is_openai(request):
+            return plain
         assert plain.status_code is not None
-        # OpenAI's client retries every 500, but this server's are permanent.
-        headers = {"x-should-retry": "false"} if plain.status_code == HTTP_500_INTERNAL_SERVER_ERROR else {}
-        body = error_body(plain.content["error"], plain.status_code)
+        headers = dict(plain.headers)
+        if plain.status_code == HTTP_500_INTERNAL_SERVER_ERROR:
+            headers["x-should-retry"] = "false"  # OpenAI's client retries every 500, but these are permanent
+        body = _body(plain.content["error"], plain.status_code, error)
         return Response(body, status_code=plain.status_code, headers=headers)
 
     return handle
 
 
+def is_openai(request: Request) -> bool:
+    path = request.scope["path"]
+    return path == PREFIX or path.startswith(f"{PREFIX}/")
+
+
+# For the whole application: where there is no route, no other handlers apply.
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     kind: _reshaped(handler) for kind, handler in errors.EXCEPTION_HANDLERS.items()
 }

@@ -5,9 +5,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.requests.backlog import most_cells
 from spmd_tx.coordinator.sampling.request import validation
-from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_PER_TOKEN
+from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_CELLS, MOST_PER_TOKEN
 from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -15,30 +17,10 @@ from spmd_tx.errors import InvalidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have none
 
-# Fields that are not supported, with the values that have no effect.
-_NOT_OFFERED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-}
 
-
-def check(request: Parameters) -> None:
-    """Refuse fields that would be ignored otherwise."""
-    for name, harmless in _NOT_OFFERED.items():
-        value = getattr(request, name, None)
-        if value is not None and value not in harmless:
-            raise InvalidRequest(f"{name} is not offered by this server; leave it out")
+def check(request: CompletionRequest | ChatRequest, body: bytes) -> None:
+    """Refuse fields that would be ignored otherwise, and fields that contradict each other."""
+    fields.check(body, request)
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for streams; leave it out, or set stream")
     name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
@@ -47,8 +29,18 @@ def check(request: Parameters) -> None:
             f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, the number of "
             "most likely tokens to return"
         )
-    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+    if isinstance(request, ChatRequest):
+        _check_chat(request)
+
+
+def _check_chat(request: ChatRequest) -> None:
+    if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
+    options = request.chat_template_kwargs or {}
+    if request.reasoning_effort is not None and "reasoning_effort" in options:
+        raise InvalidRequest(
+            "reasoning_effort is given twice, once in chat_template_kwargs; send one of them"
+        )
 
 
 def _top_logprobs(request: Parameters) -> int:
@@ -58,12 +50,18 @@ def _top_logprobs(request: Parameters) -> int:
     return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
 
 
-def completion_prompts(request: CompletionRequest) -> list[str | list[int]]:
+def completion_prompts(request: CompletionRequest, limits: Limits) -> list[str | list[int]]:
     """Return each prompt, as text or as tokens."""
     if isinstance(request.prompt, str):
         return [request.prompt]
     if not request.prompt:
         raise InvalidRequest("prompt is an empty list; send at least one prompt")
+    most = max(limits.max_context, MAX_SAMPLES)
+    if len(request.prompt) > most:
+        raise InvalidRequest(
+            f"prompt is a list of {len(request.prompt)}: the context holds {limits.max_context} tokens, and "
+            f"{MAX_SAMPLES} prompts are taken at once; send fewer"
+        )
     ids = [item for item in request.prompt if isinstance(item, int)]
     prompts = [item for item in request.prompt if not isinstance(item, int)]
     if ids and prompts:
@@ -81,27 +79,11 @@ def _check_choices(request: Parameters, prompts: int) -> None:
         )
 
 
-def chat_messages(request: ChatRequest) -> list[dict[str, Any]]:
-    """Return the messages for the chat template."""
-    return [_message(number, message) for number, message in enumerate(request.messages)]
-
-
-def _message(number: int, message: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"message {number} has no role; send one that the model's chat template knows")
-    content = message.get("content")
-    if isinstance(content, list):
-        return {**message, "content": "\n".join(_text(number, part) for part in content)}
-    if content is not None and not isinstance(content, str):
-        raise InvalidRequest(f"message {number}: content is {content!r}; send text, or a list of text parts")
-    return {**message, "content": content or ""}
-
-
-def _text(number: int, part: Any) -> str:
-    kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
-    if kind != "text" or not isinstance(text, str):
-        raise InvalidRequest(f"message {number} has a part of type {kind!r}; this model takes parts of text")
-    return text
+def template_options(request: ChatRequest) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    effort = request.reasoning_effort
+    named = {} if effort is None else {"reasoning_effort": effort}
+    return named | (request.chat_template_kwargs or {})
 
 
 def stop_strings(request: Parameters) -> list[str]:
@@ -146,4 +128,16 @@ def sample_requests(
             replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
         )
         wanted.append(sample)
+    _check_cells(wanted, limits)
     return wanted
+
+
+def _check_cells(wanted: Sequence[SampleRequest], limits: Limits) -> None:
+    """Limit the likeliest tokens of all prompts together: one answer has them all."""
+    cells = sum(most_cells(each, limits.max_context) for each in wanted)
+    if len(wanted) > 1 and cells > MOST_CELLS:
+        raise InvalidRequest(
+            f"{len(wanted)} prompts with {wanted[0].topk_sample_logprobs} likeliest tokens for each drawn "
+            f"one make up to {cells} values; at most {MOST_CELLS} are given by one call, so send fewer "
+            "prompts at once"
+        )

@@ -1,22 +1,32 @@
 """Routes of OpenAI's API: completions, chat completions and models."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from litestar import Controller, Request, Response, get, post
 from litestar.background_tasks import BackgroundTask
-from litestar.params import JSONBody
+from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
-from spmd_tx.coordinator.http.openai import answers, errors, requests
-from spmd_tx.coordinator.http.openai.answers import Answering, ChatForm, CompletionForm, Form
+from spmd_tx.coordinator.http.openai import answers, errors, messages, requests, writing
+from spmd_tx.coordinator.http.openai.answers import (
+    Answering,
+    ChatForm,
+    CompletionForm,
+    Form,
+    TokenTexts,
+    WholeAnswer,
+)
+from spmd_tx.coordinator.http.openai.choices import Choice
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.http.openai.schemas import (
     ChatRequest,
@@ -25,10 +35,11 @@ from spmd_tx.coordinator.http.openai.schemas import (
     ModelList,
     Usage,
 )
-from spmd_tx.coordinator.http.openai.stream import Choice, SampleStream, submit_samples
+from spmd_tx.coordinator.http.openai.stream import SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.errors import SpmdTxError
 
 
@@ -49,7 +60,6 @@ class Call:
 
 class OpenAIController(Controller):
     path = "/oai/api/v1"
-    exception_handlers = errors.EXCEPTION_HANDLERS
 
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
@@ -58,13 +68,22 @@ class OpenAIController(Controller):
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([*base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
+    @get("/models/{model:path}")
+    async def model(
+        self, model: FromPath[Path], request: Request, services: Service, access: Accessible
+    ) -> ModelCard:
+        """Return the base model, or a checkpoint that can be sampled."""
+        name = _name_in(request) or str(model)
+        _, saved_at = await services.implicit_samplers.find(name, access)
+        return ModelCard(name, int(saved_at))
+
     @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def completions(
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Complete texts."""
-        requests.check(data)
-        given = requests.completion_prompts(data)
+        requests.check(data, await request.body())
+        given = requests.completion_prompts(data, services.limits)
         tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
         prompts = [each if isinstance(each, list) else next(tokens) for each in given]
         return await _answer(await _begin(data, prompts, services, access), request)
@@ -74,10 +93,17 @@ class OpenAIController(Controller):
         self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Write the next message of a conversation."""
-        requests.check(data)
-        messages, options = requests.chat_messages(data), data.chat_template_kwargs or {}
-        prompt = await services.prompt_texts.of_conversation(messages, options)
+        body = await request.body()
+        requests.check(data, body)
+        conversation = await compute(len(body), messages.conversation, data.messages)
+        options = requests.template_options(data)
+        prompt = await services.prompt_texts.of_conversation(conversation, options)
         return await _answer(await _begin(data, [prompt], services, access), request)
+
+
+def _name_in(request: Request) -> str:
+    """Return the name of a model as it was sent: routing takes slashes out of it."""
+    return unquote(request.scope["raw_path"].decode("latin-1").partition("/models/")[2])
 
 
 async def _begin(
@@ -88,15 +114,16 @@ async def _begin(
     wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
     async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
-        stream = await submit_samples(services, sampler, wanted)
+        stream = await submit_samples(services, sampler, wanted, access.caller.owner)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
-        decoder=text.tokenizer,
+        texts=TokenTexts(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
+        width=wanted[0].topk_sample_logprobs or 0,
     )
     stops = requests.stop_strings(request)
     choices = [
@@ -108,33 +135,38 @@ async def _begin(
 
 
 async def _answer(call: Call, request: Request) -> Response[Any]:
+    close = call.stream.close
     if call.request.stream:
-        closing = BackgroundTask(call.stream.close)  # even if nobody begins to read the stream
-        return Stream(_events(call), media_type="text/event-stream", background=closing)
+        # The background task closes it even if nobody begins to read the stream.
+        return Stream(_events(call), media_type="text/event-stream", background=BackgroundTask(close))
     try:
-        results = await call.stream.results(_hung_up(request))
-    finally:
-        call.stream.close()
-    return Response(await asyncio.to_thread(_whole, call, results))
+        await call.stream.finished(_hung_up(request))
+        return await writing.response(_whole(call), close)
+    except BaseException:
+        close()
+        raise
 
 
-def _whole(call: Call, results: list[Any]) -> Any:
-    deltas = [choice.advance(sample) for choice, sample in zip(call.choices, results, strict=True)]
-    return call.form.answer([delta for delta in deltas if delta is not None], call.usage())
+async def _whole(call: Call) -> AsyncIterator[bytes]:
+    answer = WholeAnswer(call.form)
+    yield answer.begin()
+    async for piece in call.stream.pieces(call.choices):
+        yield await writing.write(piece, partial(writing.of_whole, answer))
+    yield answer.end(call.usage())
 
 
 async def _events(call: Call) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
+    written = partial(writing.events, call.form, call.answering)
     try:
-        for choice in call.choices:
-            opening = call.form.opening(choice.index)
-            if opening is not None:
-                yield answers.event(opening)
-        async for delta in call.stream.deltas(call.choices):
-            if delta is None:
+        openings = [call.form.opening(choice.index) for choice in call.choices]
+        if text := b"".join(answers.event(each) for each in openings if each is not None):
+            yield text
+        async for piece in call.stream.news(call.choices):
+            if piece is None:
                 yield answers.KEEP_ALIVE
-            elif answers.is_worth_sending(delta, call.answering):
-                yield answers.event(call.form.event(delta))
+            elif text := await writing.write(piece, written):
+                yield text
         options = call.request.stream_options
         if options is not None and options.include_usage:
             yield answers.event(call.form.last(call.usage()))

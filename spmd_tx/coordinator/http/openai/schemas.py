@@ -1,7 +1,7 @@
-"""OpenAI's wire format: completions and chat completions. Unknown fields of requests are ignored.
+"""OpenAI's wire format: completions and chat completions. Requests hold the fields that have an effect here.
 
-Null has the same meaning as a missing field. ``top_k``, ``return_token_ids`` and ``chat_template_kwargs`` are
-not OpenAI's; other servers of open models take them under the same names.
+Null has the same meaning as a missing field; fields.py judges all others. Some fields are not OpenAI's; other
+servers of open models take them under the same names.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +24,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what both kinds of request have in common. The last fields are declared to be refused."""
+    """Holds what both kinds of request have in common."""
 
     model: Text
     n: Choices | None = None
@@ -38,20 +38,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
 
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
     """Asks for completions. A prompt is text or token IDs; each prompt of a list gets ``n`` choices."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None  # returned for drawn tokens, and for this many of the likeliest
-
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
@@ -60,16 +52,9 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
     top_logprobs: int | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    response_format: dict[str, Any] | None = None
-    modalities: list[str] | None = None
-    audio: Any = None
+    reasoning_effort: str | None = None  # a variable of the chat template
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -87,14 +72,14 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
     token_logprobs: list[float]
     text_offset: list[int]  # characters
-    top_logprobs: list[dict[str, float]] | None = None  # by text; with the drawn token
+    top_logprobs: list[dict[str, float]] | UnsetType | None = None  # by text; with the drawn token
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
     finish_reason: FinishReason | None  # None: more follows
-    logprobs: CompletionLogprobs | None = None
+    logprobs: CompletionLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -139,7 +124,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: FinishReason | None
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -149,7 +134,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # seconds since the epoch
     model: str
     choices: list[ChatChoice]
-    usage: Usage
+    usage: Usage | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):

@@ -1,100 +1,46 @@
-"""The sample requests of one HTTP call, from their submission to their results: as a stream or at once."""
+"""The sample requests of one HTTP call, from their submission to what is new of their samples."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import msgspec
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Choice, Part, PartialSample
+from spmd_tx.coordinator.http.security.body_room import Place
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.wire import sampling_protobuf
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome
 from spmd_tx.coordinator.wire.sampling import SampleRequest
-from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs
-from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequences
+from spmd_tx.errors import Abandoned, InvalidRequest, TooManyRequests, Unavailable
 
 WAIT_SECONDS = 3600.0  # for a result, before the next wait
-KEEP_ALIVE_SECONDS = 15.0  # between keep-alives, while there is no delta
+KEEP_ALIVE_SECONDS = 15.0  # between keep-alives, while there is nothing new
+SMALL_BYTES = 64 << 10  # of a result, which needs no room
+PIECE_COST = 4096  # of the parts that are written at once: some milliseconds' work
+AGAIN_SECONDS = 5.0
 ENDING = "the server is shutting down; send the request again when it is back"
 
 
-class PartialSample(Protocol):
-    """Shows the known part of a sample: while it is drawn, or from its result."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-
-    @property
-    def logprobs(self) -> list[float]: ...
-
-    @property
-    def top(self) -> TopLogprobs | None: ...
-
-    @property
-    def stop_reason(self) -> Literal["stop", "length"] | None: ...
-
-
-@dataclass(frozen=True)
-class Delta:
-    """Holds the new part of one choice."""
-
-    index: int
-    text: str
-    tokens: list[int]
-    logprobs: list[float]
-    offsets: list[int]  # of each token's text in the choice's text, in characters; empty unless wanted
-    finish_reason: Literal["stop", "length"] | None  # None: more follows
-    top: TopLogprobs | None = None  # in the place of each token, if wanted
-
-
-class Choice:
-    """Tracks one sample of a call, and how much of it was sent."""
-
-    def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
-        self.index = index
-        self.sent = 0  # tokens
-        self._text = text
-        self._has_offsets = has_offsets
-        self._is_over = False
-
-    def advance(self, sample: PartialSample | None) -> Delta | None:
-        """Return the part that is new, if there is one."""
-        if sample is None or self._is_over:
-            return None
-        tokens, logprobs = sample.tokens[self.sent :], sample.logprobs[self.sent :]
-        self._is_over = sample.stop_reason is not None
-        if not tokens and not self._is_over:
-            return None
-        top = None if sample.top is None else sample.top[self.sent : self.sent + len(tokens)]
-        self.sent += len(tokens)
-        text, offsets = self._add(tokens)
-        if self._is_over:
-            text += self._text.end()
-        return Delta(self.index, text, tokens, logprobs, offsets, sample.stop_reason, top)
-
-    def _add(self, tokens: list[int]) -> tuple[str, list[int]]:
-        if not self._has_offsets:
-            return self._text.add(tokens), []
-        text, offsets = "", []
-        for token in tokens:
-            offsets.append(self._text.length)
-            text += self._text.add([token])
-        return text, offsets
-
-
 class SampleStream:
-    """Follows accepted sample requests. Its user must close it, which cancels unfinished ones."""
+    """Follows accepted sample requests. Its user must close it, which cancels unfinished ones.
 
-    def __init__(self, services: Services, request_ids: Sequence[str]) -> None:
+    A result is read when its turn comes, and takes room from then on until the call ends.
+    """
+
+    def __init__(self, services: Services, owner: str, request_ids: Sequence[str], width: int) -> None:
+        """``width`` is the number of likeliest tokens in the place of each drawn one."""
         self.request_ids = request_ids
         self._services = services
+        self._most_per_part = max(1, PIECE_COST // (TOKEN_COST + width))
         self._closing = services.health.closing
-        self._outcomes = [asyncio.create_task(_outcome(services, each)) for each in request_ids]
+        self._outcomes = [asyncio.create_task(_size(services, each)) for each in request_ids]
+        self._owner = owner
+        self._place: Place | None = None
+        self._read: tuple[int, SampledSequences] | None = None  # the result at work, and its number
         self._stack = ExitStack()
         self._watch = self._stack.enter_context(services.progress.watching(request_ids))
         for each in (self._closing, *self._outcomes):
@@ -104,6 +50,8 @@ class SampleStream:
         """Cancel what is unfinished. Further calls do nothing."""
         self._stack.close()
         self._closing.remove_done_callback(self._wake)
+        if self._place is not None:
+            self._services.body_rooms.answers.leave(self._place)
         for request_id, outcome in zip(self.request_ids, self._outcomes, strict=True):
             if not outcome.done():
                 outcome.cancel()
@@ -111,8 +59,8 @@ class SampleStream:
             elif not outcome.cancelled():
                 outcome.exception()  # retrieved, since another one may have failed before
 
-    async def results(self, gone: Awaitable[None]) -> list[SampledSequence]:
-        """Return all samples, in order. ``gone`` is done when the client has disconnected."""
+    async def finished(self, gone: Awaitable[None]) -> None:
+        """Wait until all samples are drawn. ``gone`` is done when the client has disconnected."""
         leaving = asyncio.ensure_future(gone)
         until_a_failure = asyncio.wait(self._outcomes, return_when=asyncio.FIRST_EXCEPTION)
         everything = asyncio.create_task(until_a_failure)
@@ -123,44 +71,88 @@ class SampleStream:
                 raise Unavailable(ENDING if self._closing.done() else "the client has hung up")
             for outcome in everything.result()[0]:
                 outcome.result()
-            return [sequence for outcome in self._outcomes for sequence in outcome.result()]
         finally:
             leaving.cancel()
             everything.cancel()
 
-    async def deltas(self, choices: Sequence[Choice]) -> AsyncIterator[Delta | None]:
-        """Yield the deltas of all samples as they come, and None after a while without any."""
-        while not all(outcome.done() for outcome in self._outcomes):
+    async def news(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part] | None]:
+        """Yield what is new of all samples in pieces, as it comes, and None after a while without any."""
+        is_over = False
+        while not is_over:
             self._watch.changed.clear()
-            for delta in self._news(choices):
-                yield delta
-            if self._closing.done():
+            is_over = all(outcome.done() for outcome in self._outcomes)
+            async for piece in self.pieces(choices):
+                yield piece
+            if self._closing.done() and not is_over:
                 raise Unavailable(ENDING)
             try:
-                await asyncio.wait_for(self._watch.changed.wait(), KEEP_ALIVE_SECONDS)
+                if not is_over:
+                    await asyncio.wait_for(self._watch.changed.wait(), KEEP_ALIVE_SECONDS)
             except TimeoutError:
                 yield None
-        for delta in self._news(choices):
-            yield delta
 
-    def _news(self, choices: Sequence[Choice]) -> list[Delta]:
+    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part]]:
+        """Yield what is new of all samples now, each time as much as is written at once."""
+        piece, cost = list[Part](), 0
         per_request = len(choices) // len(self.request_ids)
-        known = (self._known(*divmod(place, per_request)) for place in range(len(choices)))
-        deltas = [choice.advance(sample) for choice, sample in zip(choices, known, strict=True)]
-        return [delta for delta in deltas if delta is not None]
+        for place, choice in enumerate(choices):
+            if choice.is_over:
+                continue
+            sample = await self._known(*divmod(place, per_request))
+            while part := choice.take(sample, self._most_per_part):
+                piece.append(part)
+                cost += part.cost
+                if cost >= PIECE_COST:
+                    yield piece
+                    piece, cost = [], 0
+        if piece:
+            yield piece
 
-    def _known(self, request: int, index: int) -> PartialSample | None:
-        outcome = self._outcomes[request]
-        if outcome.done():
-            return outcome.result()[index]
-        return self._watch.samples.get((self.request_ids[request], index))
+    async def _known(self, request: int, index: int) -> PartialSample | None:
+        request_id = self.request_ids[request]
+        if not self._outcomes[request].done():
+            return self._watch.samples.get((request_id, index))
+        if self._read is None or self._read[0] != request:
+            self._watch.forget(request_id)
+            self._read = None
+            self._read = request, await self._result(request)
+        return self._read[1][index]
+
+    async def _result(self, request: int) -> SampledSequences:
+        size = self._outcomes[request].result()
+        if size > SMALL_BYTES:
+            await self._take_room(size)
+        body = (await _outcome(self._services, self.request_ids[request])).body
+        return (
+            await asyncio.to_thread(SampledSequences, body) if size > SMALL_BYTES else SampledSequences(body)
+        )
+
+    async def _take_room(self, size: int) -> None:
+        """Wait for room for a result of this size in place of the one before."""
+        room, bounds = self._services.body_rooms.answers, self._services.config.bounds
+        if self._place is not None:
+            if self._place.held >= size:
+                return
+            room.leave(self._place)
+        self._place = room.place(self._owner, size, lambda: None)
+        try:
+            async with asyncio.timeout(bounds.body_room_seconds):
+                await room.take(self._place, size)
+        except TimeoutError:
+            raise TooManyRequests(
+                f"results of other calls take all of the memory for answers, {room.capacity >> 20} MiB, of "
+                "which one owner has half; read answers faster, or ask for fewer at once (the operator "
+                "raises the limit answers_bytes)",
+                AGAIN_SECONDS,
+            ) from None
+        room.be_whole(self._place)
 
     def _wake(self, _: asyncio.Future[Any]) -> None:
         self._watch.changed.set()
 
 
 async def submit_samples(
-    services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest]
+    services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest], owner: str
 ) -> SampleStream:
     """Submit sample requests, all or none."""
     accepted = await asyncio.gather(
@@ -172,7 +164,7 @@ async def submit_samples(
             for request_id in request_ids:
                 services.scheduler.cancel(request_id)
             raise error
-    return SampleStream(services, request_ids)
+    return SampleStream(services, owner, request_ids, wanted[0].topk_sample_logprobs or 0)
 
 
 async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:
@@ -194,10 +186,15 @@ async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRe
     )
 
 
-async def _outcome(services: Services, request_id: str) -> list[SampledSequence]:
-    outcome = None
+async def _size(services: Services, request_id: str) -> int:
+    """Wait for a result, and return its bytes. The result itself stays in the log until it is needed."""
+    return len((await _outcome(services, request_id)).body)
+
+
+async def _outcome(services: Services, request_id: str) -> Finished:
+    outcome: Outcome | None = None
     while outcome is None:
         outcome = await services.queue.wait(request_id, WAIT_SECONDS)
     if isinstance(outcome, Failed):
         raise InvalidRequest(outcome.error) if outcome.category == "user" else Abandoned(outcome.error)
-    return sampling_protobuf.decode_sample_response(outcome.body)
+    return outcome

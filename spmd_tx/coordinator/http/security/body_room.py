@@ -167,10 +167,10 @@ class BodyRooms:
 
     working: BodyRoom
     reading: BodyRoom  # for requests that change nothing: they take no room from others
+    answers: BodyRoom  # for results of OpenAI's API while their answers are written and sent
 
 
 def make_rooms(bounds: Bounds) -> BodyRooms:
     patience, clock = bounds.body_patience_seconds, time.monotonic
-    return BodyRooms(
-        BodyRoom(bounds.bodies_bytes, patience, clock), BodyRoom(bounds.reading_bodies_bytes, patience, clock)
-    )
+    sizes = (bounds.bodies_bytes, bounds.reading_bodies_bytes, bounds.answers_bytes)
+    return BodyRooms(*(BodyRoom(size, patience, clock) for size in sizes))

@@ -1,13 +1,14 @@
 """Routes for sampling sessions and sample requests."""
 
 import msgspec
-from litestar import Controller, get, post
+from litestar import Controller, Request, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.sampling.request import validation
 from spmd_tx.coordinator.storage.tables import Sampler
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
@@ -69,7 +70,7 @@ class SamplingController(Controller):
 
     @post("/asample", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def asample(
-        self, data: JSONBody[SampleRequest], services: Service, access: Accessible
+        self, data: JSONBody[SampleRequest], request: Request, services: Service, access: Accessible
     ) -> FutureResponse:
         """Queue samples of one prompt. Invalid requests are refused here, not through the future."""
         if data.sampling_session_id is None or data.seq_id is None:
@@ -77,14 +78,15 @@ class SamplingController(Controller):
                 "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.3 or newer, "
                 "which creates a sampling session first"
             )
-        validation.check_sample(data, services.limits)
+        size = len(await request.body())
+        await compute(size, validation.check_sample, data, services.limits)
         sampler = await access.sampler(data.sampling_session_id)
         await _check_open(sampler, services)
         is_base = sampler.model_path is None and sampler.model_id is None
         sample = msgspec.structs.replace(
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
-        payload = msgspec.json.encode(sample)
+        payload = await compute(size, msgspec.json.encode, sample)
         tokens = most_tokens(sample, services.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(

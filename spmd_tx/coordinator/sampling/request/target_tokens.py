@@ -3,8 +3,8 @@
 Dimension key: L prompt token, W most tokens named at one position.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -70,7 +70,8 @@ def read(tensor: TensorData, prompt_length: int, vocab_size: int) -> TargetToken
         raise InvalidRequest(f"{_WHAT} names no token; name at least one, or leave it out")
     rows = rows[named]
     # Rows come in order, so a cell's place is its distance from the first one of its row.
-    places = np.arange(rows.size) - np.searchsorted(rows, rows)
+    firsts = np.flatnonzero(np.diff(rows, prepend=-1))
+    places = np.arange(rows.size) - np.repeat(firsts, np.diff(firsts, append=rows.size))
     compact = np.full((shape[0], int(places.max()) + 1), NO_TOKEN, np.int32)
     compact[rows, places] = tokens[named]
     return TargetTokens(compact, named, rows, places, shape, row_starts, columns)
@@ -94,19 +95,27 @@ def _layout(
                 f"{_WHAT} holds {cells} values and its shape {list(shape)} wants {shape[0] * shape[1]}"
             )
         return np.repeat(np.arange(shape[0]), shape[1]), None, None
+    row_starts, places = _indices(starts), _indices(columns)
     is_consistent = (
         starts is not None
         and columns is not None
-        and len(starts) == shape[0] + 1
-        and len(columns) == cells
-        and starts[0] == 0
-        and starts[-1] == cells
-        and all(before <= after for before, after in pairwise(starts))
-        and all(0 <= column < shape[1] for column in columns)
+        and row_starts.size == shape[0] + 1
+        and places.size == cells
+        and row_starts[0] == 0
+        and row_starts[-1] == cells
+        and bool((np.diff(row_starts) >= 0).all())
+        and bool(((places >= 0) & (places < shape[1])).all())
     )
     if not is_consistent:
         raise InvalidRequest(
             f"{_WHAT} is sparse, and its indices do not fit its shape {list(shape)} and {cells} values"
         )
-    row_starts = np.asarray(starts, np.int64)
-    return np.repeat(np.arange(shape[0]), np.diff(row_starts)), row_starts, np.asarray(columns, np.int64)
+    return np.repeat(np.arange(shape[0]), np.diff(row_starts)), row_starts, places
+
+
+def _indices(numbers: Sequence[int] | None) -> np.ndarray:
+    """Return indices as an array; one that no index fits is -1."""
+    try:
+        return np.asarray(numbers or (), np.int64)
+    except OverflowError:
+        return np.full(len(numbers or ()), -1)

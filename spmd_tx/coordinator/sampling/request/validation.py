@@ -24,7 +24,9 @@ def check_sample(request: SampleRequest, limits: Limits) -> None:
 
 
 def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
-    length = 0
+    length = sum(len(chunk.tokens or ()) for chunk in prompt.chunks)
+    if length > limits.max_context:
+        return length  # is refused for that, and may have millions of tokens
     for chunk in prompt.chunks:
         if chunk.tokens is None:
             raise InvalidRequest(
@@ -34,7 +36,6 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
         if chunk.tokens and not 0 <= min(chunk.tokens) <= max(chunk.tokens) < limits.vocab_size:
             wrong = next(token for token in chunk.tokens if not 0 <= token < limits.vocab_size)
             raise InvalidRequest(f"the prompt has the token ID {wrong}; {vocabulary(limits)}")
-        length += len(chunk.tokens)
     if not length:
         raise InvalidRequest("the prompt is empty; send at least one token")
     return length

@@ -1,13 +1,20 @@
 import asyncio
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import httpx
+import msgspec
+import numpy as np
 import pytest
 
-from spmd_tx.coordinator.http.openai import stream
+from spmd_tx.coordinator.http.openai import stream, writing
 from spmd_tx.coordinator.requests.records import Failed, Finished
-from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
+from spmd_tx.coordinator.wire.sampling_protobuf import (
+    SampledSequence,
+    TopLogprobs,
+    encode_sample_response,
+)
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
 
@@ -53,7 +60,7 @@ class SampleByHand:
             await asyncio.sleep(0.001)
         tokens, logprobs = self.tokens[:count], [LOGPROB] * count
         sample = SimpleNamespace(
-            job=job, index=0, tokens=tokens, logprobs=logprobs, top=None, stop_reason=None
+            job=job, index=0, tokens=tokens, logprobs=logprobs, top_of=lambda *_: None, stop_reason=None
         )
         self.services.progress.hear(sample)
         while watches[job.request_id].changed.is_set():
@@ -64,6 +71,30 @@ class SampleByHand:
         outcome = Finished(PROTOBUF, encode_sample_response([sequence]))
         self.services.queue.resolve(await self.request_id(), outcome)
         return events(await self.answering)
+
+
+WIDTH, LONG = 120, 100
+
+
+def wide():
+    """A long sample with many likeliest tokens in each place."""
+    tokens = np.tile(np.arange(WIDTH, dtype=np.int32), (LONG, 1))
+    top = TopLogprobs(tokens, np.zeros((LONG, WIDTH), np.float32))
+    return SampledSequence([DRAWN_TOKEN] * LONG, [LOGPROB] * LONG, "length", top)
+
+
+async def answer_wide(services, oai, samples, **more):
+    """Ask for likeliest tokens, and answer with these samples."""
+    services.scheduler.is_paused = True
+    first = len(services.scheduler.arrived)
+    body = completion(n=len(samples), max_tokens=len(samples[0].tokens), logprobs=WIDTH, **more)
+    answering = asyncio.create_task(oai.post("completions", json=body))
+    while len(services.scheduler.arrived) == first:
+        assert not answering.done(), answering.result().text
+        await asyncio.sleep(0.01)
+    outcome = Finished(PROTOBUF, encode_sample_response(samples))
+    services.queue.resolve(services.scheduler.arrived[first].id, outcome)
+    return answering
 
 
 @pytest.fixture
@@ -190,3 +221,58 @@ async def test_a_conversation_that_cannot_fit_is_refused(services, oai):
     body = {"model": BASE_MODEL, "messages": [{"role": "user", "content": "x" * (5 << 20)}]}
     refused = await oai.post("chat/completions", json=body)
     assert (refused.status_code, "more than 4.0 MiB" in refused.text) == (400, True)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_wide_answer_has_all_of_its_tokens(services, oai, streamed, monkeypatch):
+    monkeypatch.setattr(writing, "SHORT_BYTES", 64 << 10)
+    response = await (await answer_wide(services, oai, [wide(), wide()], stream=streamed))
+    choices = [each["choices"][0] for each in events(response)] if streamed else response.json()["choices"]
+    for index in (0, 1):
+        mine = [choice["logprobs"] for choice in choices if choice["index"] == index]
+        assert sum(len(each["tokens"]) for each in mine) == LONG
+        assert sum(len(each["top_logprobs"]) for each in mine) == LONG
+    assert len(choices) > 2 if streamed else len(choices) == 2
+    assert "content-length" not in response.headers  # it was sent as it was written
+    answers = services.body_rooms.answers
+    assert answers.free == answers.capacity
+
+
+async def test_a_wide_answer_waits_until_others_are_sent(services, oai):
+    room = services.body_rooms.answers
+    taken = [room.place(owner, room.capacity, lambda: None) for owner in ("a", "b")]  # half of it each
+    for place in taken:
+        await room.take(place, room.capacity)
+    answering = await answer_wide(services, oai, [wide()])
+    narrow = await oai.get("models")
+    assert (narrow.status_code, answering.done()) == (200, False)
+    for place in taken:
+        room.leave(place)
+    assert len((await answering).json()["choices"]) == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+async def test_a_wide_answer_that_gets_no_room_is_to_be_asked_for_again(app, services, oai, streamed):
+    bounds = msgspec.structs.replace(services.config.bounds, body_room_seconds=0.05)
+    config = msgspec.structs.replace(services.config, bounds=bounds)
+    app.state.services = dataclasses.replace(services, config=config)
+    room = services.body_rooms.answers
+    for owner in ("a", "b"):
+        await room.take(room.place(owner, room.capacity, lambda: None), room.capacity)
+    response = await (await answer_wide(services, oai, [wide()], stream=streamed))
+    error = (events(response)[-1] if streamed else response.json())["error"]
+    assert response.status_code == (200 if streamed else 429)
+    assert (error["type"], "the limit answers_bytes" in error["message"]) == ("rate_limit_error", True)
+
+
+async def test_likeliest_tokens_of_all_prompts_of_a_call_are_limited(services, oai):
+    refused = await oai.post(
+        "completions", json=completion(prompt=[[1]] * 8, n=128, max_tokens=8, logprobs=256)
+    )
+    assert (refused.status_code, "at most 1048576 are given by one call" in refused.text) == (400, True)
+    assert services.scheduler.arrived == []
+
+
+async def test_a_list_longer_than_any_prompt_is_refused_by_its_length(services, oai):
+    refused = await oai.post("completions", json=completion(prompt=[1] * 100_000))
+    assert (refused.status_code, "prompt is a list of 100000" in refused.text) == (400, True)

@@ -1,0 +1,98 @@
+"""One sample of a call: what is new of it, copied for a thread that writes it, and how its text goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
+
+TOKEN_COST = 16  # of making a token into text, where writing one of the likeliest tokens costs 1
+
+
+class PartialSample(Protocol):
+    """Shows the known part of a sample: while it is drawn, or from its result."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+
+    @property
+    def logprobs(self) -> list[float]: ...
+
+    @property
+    def stop_reason(self) -> Literal["stop", "length"] | None: ...
+
+    def top_of(self, first: int, end: int) -> TopLogprobs | None:
+        """Return the likeliest tokens in the places of some tokens; None unless they are wanted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Holds a copy of tokens of one choice: a thread reads it while more are drawn."""
+
+    choice: Choice
+    tokens: list[int]
+    logprobs: list[float]
+    top: TopLogprobs | None
+    stop_reason: Literal["stop", "length"] | None  # None: more follows
+
+    @property
+    def cost(self) -> int:
+        width = 0 if self.top is None else self.top.tokens.shape[1]
+        return (1 + len(self.tokens)) * (TOKEN_COST + width)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Holds a part with its text."""
+
+    index: int
+    text: str
+    tokens: list[int]
+    logprobs: list[float]
+    offsets: list[int]  # of each token's text in the choice's text, in characters; empty unless wanted
+    finish_reason: Literal["stop", "length"] | None  # None: more follows
+    top: TopLogprobs | None = None  # in the place of each token, if wanted
+
+
+class Choice:
+    """Tracks one sample of a call, and how much of it was sent."""
+
+    def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
+        self.index = index
+        self.sent = 0  # tokens
+        self.is_over = False
+        self._text = text
+        self._has_offsets = has_offsets
+
+    def take(self, sample: PartialSample | None, most: int) -> Part | None:
+        """Return the next part that is new, of at most so many tokens, if there is one."""
+        if sample is None or self.is_over:
+            return None
+        first, known = self.sent, len(sample.tokens)
+        end = min(known, first + most)
+        stop_reason = sample.stop_reason if end == known else None
+        if end <= first and stop_reason is None:
+            return None
+        self.sent, self.is_over = max(first, end), stop_reason is not None
+        return Part(
+            self, sample.tokens[first:end], sample.logprobs[first:end], sample.top_of(first, end), stop_reason
+        )
+
+    def delta(self, part: Part) -> Delta:
+        """Make the text of a part. Parts must come in order."""
+        text, offsets = self._add(part)
+        if part.stop_reason is not None:
+            text += self._text.end()
+        return Delta(self.index, text, part.tokens, part.logprobs, offsets, part.stop_reason, part.top)
+
+    def _add(self, part: Part) -> tuple[str, list[int]]:
+        if not self._has_offsets:
+            return self._text.add(part.tokens), []
+        text, offsets = "", list[int]()
+        for token in part.tokens:
+            offsets.append(self._text.length)
+            text += self._text.add([token])
+        return text, offsets

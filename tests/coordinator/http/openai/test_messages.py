@@ -1,0 +1,88 @@
+import pytest
+
+from spmd_tx.coordinator.http.openai.messages import conversation
+from spmd_tx.errors import InvalidRequest
+
+USER = {"role": "user", "content": "hi"}
+
+
+def calls(*ids):
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}} for id in ids
+        ],
+    }
+
+
+def result(id, content="ok"):
+    return {"role": "tool", "content": content} | ({} if id is None else {"tool_call_id": id})
+
+
+def ids(messages):
+    return [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
+
+
+@pytest.mark.parametrize(
+    "sent, order",
+    [
+        ([calls("a", "b", "c"), result("c"), result("a"), result("b")], ["a", "b", "c"]),
+        ([calls("a", "b"), result("b"), result("a"), USER, calls("c"), result("c")], ["a", "b", "c"]),
+        ([calls("b", "a"), result("a"), result("a"), result("b")], ["b", "a", "a"]),
+        ([calls("a", "b"), result("b"), result(None)], ["b", None]),
+        ([result(None)], [None]),
+    ],
+)
+def test_results_stand_in_the_order_of_their_calls(sent, order):
+    assert ids(conversation([USER, *sent])) == order
+
+
+@pytest.mark.parametrize(
+    "sent, complaint",
+    [
+        ([calls("a"), result("b")], "message 2: tool_call_id 'b' is of no call .* whose calls are 'a'"),
+        ([calls("a"), result("a"), USER, result("a")], "message 4: tool_call_id 'a' .* are none"),
+        ([result("a")], "message 1: .* are none; send results right behind their calls"),
+        ([calls(*map(str, range(99))), result("x" * 9999)], "'xxx.*\\.\\.\\. is of no call"),
+        ([result(["a"])], "tool_call_id is \\['a'\\]; send a text"),
+        ([calls({"a": 1})], "id is {'a': 1}; send a text"),
+        ([USER | {"role": None}], "message 1 has no role"),
+        ([USER | {"content": 5}], "content is 5; send text"),
+        (
+            [USER | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "part of type 'image_url'",
+        ),
+        ([USER | {"content": [{"type": "input_audio", "input_audio": {}}]}], "part of type 'input_audio'"),
+        ([USER | {"content": [{"type": "refusal", "refusal": "no"}]}], "part of type 'refusal'"),
+        ([USER | {"content": ["text"]}], "part of type 'text'"),
+        (
+            [USER | {"content": [{"type": "text", "text": "a", "annotations": [1]}]}],
+            "a part of text with annotations",
+        ),
+        ([USER | {"tool_calls": "f"}], "tool_calls is 'f'; send a list"),
+        ([USER | {"tool_calls": [{"type": "custom", "custom": {"name": "f"}}]}], "of type 'custom'"),
+        (
+            [USER | {"tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+            "arguments is 5; send a JSON",
+        ),
+    ],
+)
+def test_what_is_no_conversation_is_refused_by_name(sent, complaint):
+    with pytest.raises(InvalidRequest, match=complaint):
+        conversation([USER, *sent])
+
+
+def test_parts_of_text_are_joined_and_marks_for_caches_are_dropped():
+    parts = [
+        {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}},
+        {"type": "text", "text": "b", "annotations": []},
+    ]
+    sent = USER | {"content": parts, "cache_control": {"type": "ephemeral"}}
+    assert conversation([sent]) == [{"role": "user", "content": "a\nb"}]
+
+
+def test_very_many_results_take_no_more_than_their_number():
+    names = [str(number) for number in range(30_000)]
+    sent = conversation([calls(*names), *map(result, reversed(names))])
+    assert ids(sent) == names
