@@ -19,6 +19,7 @@ from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
+from spmd_tx.coordinator.http.console.streams import NewsStreams
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -26,9 +27,12 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
+from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
@@ -44,8 +48,6 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
-
-SAMPLE_READERS = 2  # consoles at a time whose samples are read from the log
 
 
 class QueueStatus(Protocol):
@@ -122,13 +124,16 @@ class Services:
     quotas: Quotas
     text: LazyModelText
     prompt_texts: PromptTexts
+    samples: SampleReader
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
     polls: Polls
+    turns: Turns
+    metric_names: MetricNames
+    streams: NewsStreams
     shared_answers: SharedAnswers = field(default_factory=SharedAnswers)
-    sample_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SAMPLE_READERS))
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property

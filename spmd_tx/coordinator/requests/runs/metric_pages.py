@@ -1,0 +1,151 @@
+"""Reads the metrics of runs, page by page: the steps of the server, and what clients have sent of their own.
+
+A page ends when its bytes are reached. Rows are read in pieces, and decoded and put together in threads, so
+neither long runs nor large rows hold up the event loop.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple, cast
+
+import msgspec
+from sqlalchemy import Select, Text, select
+from sqlalchemy import cast as cast_in_sql
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from spmd_tx.coordinator.requests.runs.run_metrics import (
+    CLIENT,
+    FORWARD_BACKWARD,
+    IS_LOGGED,
+    Values,
+    count,
+    is_step,
+    merged,
+)
+from spmd_tx.coordinator.runtime.threads import compute
+from spmd_tx.coordinator.storage.tables import RunMetrics
+from spmd_tx.coordinator.wire.console.runs import LoggedPoint, MetricsPoint
+
+FIRST_PIECE, LARGEST_PIECE = 16, 1000  # rows
+PIECE_BYTES = 1 << 20  # that a piece of rows should have
+
+TEXT = cast_in_sql(RunMetrics.metrics, Text)  # as it is stored: databases would decode it in the event loop
+
+
+class Page(NamedTuple):
+    """Holds encoded entries, and where to go on; None: there are no more now."""
+
+    entries: list[msgspec.Raw]
+    following: int | None
+
+
+class _Row(NamedTuple):
+    """Holds what points are made of."""
+
+    seq_id: int
+    kind: str
+    at: float
+    step: int | None
+    metrics: str  # JSON
+
+
+async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
+    """Return the finished steps behind the one with the seq_id ``after`` (-1: all)."""
+    ends = select(RunMetrics.seq_id).where(is_step(line), RunMetrics.seq_id > after)
+    wanted = (await db.scalars(ends.order_by(RunMetrics.seq_id).limit(limit + 1))).all()
+    if not wanted:
+        return Page([], None)
+    last = wanted[:limit][-1]
+    columns = RunMetrics.seq_id, RunMetrics.kind, RunMetrics.at, RunMetrics.step, TEXT
+    query = select(*columns).where(
+        RunMetrics.line == line, RunMetrics.seq_id > after, RunMetrics.seq_id <= last, ~IS_LOGGED
+    )
+    maker = _Points(await _next_step(db, line, after), most_bytes)
+    # A client's row has the number of the request before it, so it comes behind that one.
+    async for rows in _in_pieces(db, query.order_by(RunMetrics.seq_id, RunMetrics.number)):
+        if not await compute(_size(rows), maker.add, [_Row(*row) for row in rows]):
+            break
+    is_last = len(wanted) <= limit and maker.last == last
+    return Page(maker.found, None if is_last else maker.last)
+
+
+async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
+    """Return what a client has sent with steps of its own since the entry with the number ``after``."""
+    columns = RunMetrics.number, RunMetrics.step, RunMetrics.at, TEXT
+    query = select(*columns).where(RunMetrics.line == line, IS_LOGGED, RunMetrics.number > after)
+    found, left, last = list[msgspec.Raw](), most_bytes, after
+    async for rows in _in_pieces(db, query.order_by(RunMetrics.number).limit(limit + 1)):
+        for number, *rest in rows:
+            if len(found) == limit or left <= 0:
+                return Page(found, last)
+            found.append(await compute(len(rest[-1]), _logged, number, *rest))
+            left -= len(rest[-1])
+            last = number
+    return Page(found, None)
+
+
+def _logged(number: int, step: int, at: float, metrics: str) -> msgspec.Raw:
+    return _encoded(LoggedPoint(number, step, at, msgspec.json.decode(metrics, type=Values)))
+
+
+async def _in_pieces(db: AsyncSession, query: Select) -> AsyncIterator[Sequence[tuple]]:
+    """Yield rows whose last column is a text, about PIECE_BYTES at a time."""
+    result = await db.stream(query)
+    rows = FIRST_PIECE
+    while piece := await result.fetchmany(rows):
+        yield [tuple(row) for row in piece]
+        rows = min(max(1, PIECE_BYTES * len(piece) // max(1, _size(piece))), LARGEST_PIECE)
+
+
+def _size(rows: Sequence[tuple]) -> int:
+    return sum(len(row[-1]) for row in rows)
+
+
+class _Points:
+    """Puts rows together into points, until a page has its bytes."""
+
+    def __init__(self, first: int, most_bytes: int) -> None:
+        self.found: list[msgspec.Raw] = []
+        self.last: int | None = None  # seq_id of the last point
+        self._step = first
+        self._left = most_bytes
+        self._passes: list[Values] = []
+        self._said: Values = {}
+
+    def add(self, rows: Sequence[_Row]) -> bool:
+        """Add rows, in their order; return whether the page has room for more."""
+        for row in rows:
+            if self._left <= 0:
+                break
+            metrics: Values = msgspec.json.decode(row.metrics, type=Values)
+            if row.kind == FORWARD_BACKWARD:
+                self._passes.append(metrics)
+            elif row.kind == CLIENT:
+                self._said |= metrics
+            else:
+                self._end(row, metrics)
+        return self._left > 0
+
+    def _end(self, row: _Row, metrics: Values) -> None:
+        step = self._step if row.step is None else row.step
+        point = _encoded(MetricsPoint(row.seq_id, step, row.at, merged(self._passes) | metrics | self._said))
+        self.found.append(point)
+        self._left -= len(bytes(point))
+        self.last, self._step = row.seq_id, step + 1
+        self._passes, self._said = [], {}
+
+
+def _encoded(entry: msgspec.Struct) -> msgspec.Raw:
+    """Encode each entry by itself: a whole page would hold up other threads for too long."""
+    return msgspec.Raw(msgspec.json.encode(entry))
+
+
+async def _next_step(db: AsyncSession, line: str, after: int) -> int:
+    """Return the number of the first step behind a seq_id; thinned runs have the numbers of theirs."""
+    known = select(RunMetrics.seq_id, RunMetrics.step).where(
+        is_step(line), RunMetrics.seq_id <= after, RunMetrics.step.is_not(None)
+    )
+    last = (await db.execute(known.order_by(RunMetrics.seq_id.desc()).limit(1))).first()
+    if last is None:
+        return await count(db, line, RunMetrics.seq_id <= after)
+    since = await count(db, line, RunMetrics.seq_id > last.seq_id, RunMetrics.seq_id <= after)
+    return cast(int, last.step) + 1 + since
