@@ -113,7 +113,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1, description="Open pages of the console that one owner has a stream of news for.")
     ] = 256
     console_streams_in_all: Annotated[
-        int, Meta(ge=1, description="Such streams of all owners together; further pages ask every few seconds.")
+        int,
+        Meta(ge=1, description="Such streams of all owners together; further pages ask every few seconds."),
     ] = 1024
 
     metric_name_characters: Annotated[

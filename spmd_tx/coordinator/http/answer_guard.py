@@ -8,6 +8,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Message, Receive, Scope, Send
 
+from spmd_tx.coordinator.http.authentication import IS_READING
 from spmd_tx.coordinator.http.security.turns import Turn
 from spmd_tx.coordinator.http.services import Services
 
@@ -15,14 +16,14 @@ TURN = "spmd_tx_turn"  # its place in the scope
 PIECE_BYTES = 64 << 10
 
 
-async def in_turn(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+async def in_turn(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
     """Guard routes with costly answers: wait for the owner's turn. Raises TooManyRequests.
 
     What reads and what writes wait in different lines, so that a slow page delays no client at work.
     """
     services: Services = connection.app.state.services
-    what = "changes" if connection.scope.get("method") == "POST" else "pages"
-    turn = await services.turns.take(connection.scope["auth"].owner, what)
+    is_reading = connection.scope.get("method") == "GET" or IS_READING in route.opt
+    turn = await services.turns.take(connection.scope["auth"].owner, "pages" if is_reading else "changes")
     cast(dict[str, Any], connection.scope)[TURN] = turn
 
 

@@ -153,6 +153,7 @@ class SessionResponse(msgspec.Struct, frozen=True):
     sampler_ids: list[str]
     user_metadata: dict[str, str] | None = None
     display_name: str | None = None
+    next_offset: int | None = None  # not in the SDK: where more IDs begin; null: these are all
 
 
 class SessionsResponse(msgspec.Struct, frozen=True):

@@ -1,5 +1,6 @@
 """Routes that show training runs with their metrics, and that take metrics of clients."""
 
+from contextlib import aclosing
 from typing import NamedTuple, cast
 
 import msgspec
@@ -11,12 +12,13 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, Page, Which
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Page, Which
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
+from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import Model, Session
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
@@ -57,12 +59,13 @@ class RunsController(Controller):
         async def answer() -> RunsResponse:
             room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
             async with services.database.reading() as db:
-                found = await db.stream(query.offset(page.offset).limit(page.limit + 1))
-                async for model, session in found:
-                    run = await _run(db, model, session) if len(shown) < page.limit else None
-                    if run is None or not room.takes(run):
-                        return RunsResponse(shown, page.offset + len(shown))
-                    shown.append(run)
+                wanted = query.offset(page.offset).limit(page.limit + 1)
+                async with aclosing(in_pieces(db, wanted, ROWS_AT_ONCE)) as pieces:
+                    async for model, session in (row async for piece in pieces for row in piece):
+                        run = await _run(db, model, session) if len(shown) < page.limit else None
+                        if run is None or not room.takes(run):
+                            return RunsResponse(shown, page.offset + len(shown))
+                        shown.append(run)
             return RunsResponse(shown, None)
 
         whose = access.caller.owner, access.caller.role

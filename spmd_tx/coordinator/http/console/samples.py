@@ -117,7 +117,9 @@ class _Reader:
         body = bodies[0]
         if body is None:
             raise not_kept(request_id)
-        same = [each for each in zip(nearest, bodies, strict=False) if each[1] and each[1].group == body.group]
+        same = [
+            each for each in zip(nearest, bodies, strict=False) if each[1] and each[1].group == body.group
+        ]
         found, left_out, errors = list[_Found](), 0, list[str]()
         for each, other in sorted(same, key=lambda pair: pair[0].row.number):
             assert other is not None

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from contextlib import aclosing
 
 import msgspec
 from sqlalchemy import Text, cast, select
@@ -9,11 +10,13 @@ from sqlalchemy import Text, cast, select
 from spmd_tx.coordinator.requests.runs.run_metrics import CLIENT
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import RunMetrics
 from spmd_tx.errors import InvalidRequest
 
 MOST_RUNS = 256  # whose names are remembered
 ROWS, BYTES = 200, 1 << 20  # of a run's newest messages, from which its names are learned again
+ROWS_AT_ONCE = 20
 
 
 class MetricNames:
@@ -55,13 +58,18 @@ class MetricNames:
 
     async def _read(self, run: str) -> set[int]:
         found, size = set[int](), 0
-        query = select(cast(RunMetrics.metrics, Text)).where(RunMetrics.line == run, RunMetrics.kind == CLIENT)
-        async with self._database.reading() as db:
-            rows = await db.stream_scalars(query.order_by(RunMetrics.number.desc()).limit(ROWS))
-            while size < BYTES and (texts := await rows.fetchmany(ROWS // 10)):
+        query = select(cast(RunMetrics.metrics, Text)).where(
+            RunMetrics.line == run, RunMetrics.kind == CLIENT
+        )
+        query = query.order_by(RunMetrics.number.desc()).limit(ROWS)
+        async with self._database.reading() as db, aclosing(in_pieces(db, query, ROWS_AT_ONCE)) as pieces:
+            async for piece in pieces:
+                texts = [text for (text,) in piece]
                 length = sum(map(len, texts))
                 found |= await compute(length, _hashes, texts)
                 size += length
+                if size > BYTES:
+                    break
         return found
 
 

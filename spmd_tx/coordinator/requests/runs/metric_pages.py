@@ -4,11 +4,12 @@ A page ends when its bytes are reached. Rows are read in pieces, and decoded and
 neither long runs nor large rows hold up the event loop.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any, NamedTuple, cast
 
 import msgspec
-from sqlalchemy import Select, Text, select
+from sqlalchemy import Text, select
 from sqlalchemy import cast as cast_in_sql
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -22,11 +23,9 @@ from spmd_tx.coordinator.requests.runs.run_metrics import (
     merged,
 )
 from spmd_tx.coordinator.runtime.threads import compute
+from spmd_tx.coordinator.storage.row_pieces import sized_pieces
 from spmd_tx.coordinator.storage.tables import RunMetrics
 from spmd_tx.coordinator.wire.console.runs import LoggedPoint, MetricsPoint
-
-FIRST_PIECE, LARGEST_PIECE = 16, 1000  # rows
-PIECE_BYTES = 1 << 20  # that a piece of rows should have
 
 TEXT = cast_in_sql(RunMetrics.metrics, Text)  # as it is stored: databases would decode it in the event loop
 
@@ -61,9 +60,12 @@ async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes
     )
     maker = _Points(await _next_step(db, line, after), most_bytes)
     # A client's row has the number of the request before it, so it comes behind that one.
-    async for rows in _in_pieces(db, query.order_by(RunMetrics.seq_id, RunMetrics.number)):
-        if not await compute(_size(rows), maker.add, [_Row(*row) for row in rows]):
-            break
+    query = query.order_by(RunMetrics.seq_id, RunMetrics.number)
+    async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
+        async for rows in pieces:
+            size = sum(map(_bytes_of, rows))
+            if not await compute(size, maker.add, [_Row(*row) for row in rows]):
+                break
     is_last = len(wanted) <= limit and maker.last == last
     return Page(maker.found, None if is_last else maker.last)
 
@@ -72,32 +74,38 @@ async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes
     """Return what a client has sent with steps of its own since the entry with the number ``after``."""
     columns = RunMetrics.number, RunMetrics.step, RunMetrics.at, TEXT
     query = select(*columns).where(RunMetrics.line == line, IS_LOGGED, RunMetrics.number > after)
-    found, left, last = list[msgspec.Raw](), most_bytes, after
-    async for rows in _in_pieces(db, query.order_by(RunMetrics.number).limit(limit + 1)):
-        for number, *rest in rows:
-            if len(found) == limit or left <= 0:
-                return Page(found, last)
-            found.append(await compute(len(rest[-1]), _logged, number, *rest))
-            left -= len(rest[-1])
-            last = number
-    return Page(found, None)
+    query = query.order_by(RunMetrics.number).limit(limit + 1)
+    maker = _LoggedPoints(after, limit, most_bytes)
+    async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
+        async for rows in pieces:
+            if not await compute(sum(map(_bytes_of, rows)), maker.add, [tuple(row) for row in rows]):
+                return Page(maker.found, maker.last)
+    return Page(maker.found, None)
 
 
-def _logged(number: int, step: int, at: float, metrics: str) -> msgspec.Raw:
-    return _encoded(LoggedPoint(number, step, at, msgspec.json.decode(metrics, type=Values)))
+class _LoggedPoints:
+    """Encodes what a client has sent, until a page has its bytes or its entries."""
+
+    def __init__(self, after: int, limit: int, most_bytes: int) -> None:
+        self.found: list[msgspec.Raw] = []
+        self.last = after  # number of the last one
+        self._limit = limit
+        self._left = most_bytes
+
+    def add(self, rows: Sequence[tuple[int, int, float, str]]) -> bool:
+        """Add rows, in their order; return whether there was room for all of them."""
+        for number, step, at, metrics in rows:
+            if len(self.found) == self._limit or self._left <= 0:
+                return False
+            values = msgspec.json.decode(metrics, type=Values)
+            self.found.append(_encoded(LoggedPoint(number, step, at, values)))
+            self._left -= len(metrics)
+            self.last = number
+        return True
 
 
-async def _in_pieces(db: AsyncSession, query: Select) -> AsyncIterator[Sequence[tuple]]:
-    """Yield rows whose last column is a text, about PIECE_BYTES at a time."""
-    result = await db.stream(query)
-    rows = FIRST_PIECE
-    while piece := await result.fetchmany(rows):
-        yield [tuple(row) for row in piece]
-        rows = min(max(1, PIECE_BYTES * len(piece) // max(1, _size(piece))), LARGEST_PIECE)
-
-
-def _size(rows: Sequence[tuple]) -> int:
-    return sum(len(row[-1]) for row in rows)
+def _bytes_of(row: Sequence[Any]) -> int:
+    return len(row[-1])
 
 
 class _Points:
