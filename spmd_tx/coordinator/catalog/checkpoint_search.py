@@ -9,8 +9,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.catalog.session_search import ROUNDING_SECONDS, ROWS_AT_ONCE
 from spmd_tx.coordinator.catalog.searched_page import SearchedPage
+from spmd_tx.coordinator.catalog.session_search import ROUNDING_SECONDS, ROWS_AT_ONCE
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen

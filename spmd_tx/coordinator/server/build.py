@@ -21,16 +21,14 @@ from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.checkpoints.uploads import Uploads
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
+from spmd_tx.coordinator.http.console.streams import NewsStreams
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
-from spmd_tx.coordinator.http.console.streams import NewsStreams
 from spmd_tx.coordinator.http.security.body_room import make_rooms
-from spmd_tx.coordinator.http.security.turns import Turns
-from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
-from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
 from spmd_tx.coordinator.http.security.quotas import Quotas
 from spmd_tx.coordinator.http.security.signed_urls import open_signed_urls
+from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.services import Health, RequestScheduler, Services
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
@@ -44,6 +42,8 @@ from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
+from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork

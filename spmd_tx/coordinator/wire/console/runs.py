@@ -47,11 +47,11 @@ class LoggedPoint(msgspec.Struct, frozen=True):
     metrics: dict[str, float | None]  # null: not finite
 
 
-class MetricsResponse(msgspec.Struct, frozen=True):
+class MetricsResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     points: list[MetricsPoint]  # oldest first
     next_after: int | None  # to ask for the next ones; null: there are none now
-    logged: list[LoggedPoint]  # in order of arrival; a later one of the same step adds to it
-    next_logged_after: int | None  # as next_after
+    logged: list[LoggedPoint] = []  # in order of arrival; a later one of the same step adds to it
+    next_logged_after: int | None = None  # as next_after
 
 
 class LogMetricsRequest(msgspec.Struct, frozen=True):
