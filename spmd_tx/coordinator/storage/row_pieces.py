@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
-FIRST_ROWS, MOST_ROWS = 16, 1000  # of a piece
+FIRST_ROWS, MOST_ROWS = 16, 100  # of a piece: large rows may follow small ones
 PIECE_BYTES = 1 << 20  # that a piece should have
 
 
