@@ -87,8 +87,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         Meta(
             ge=64 << 10,
-            description="Bytes at which a page of a listing ends: of runs, checkpoints, sessions, metrics, usage "
-            "or audit entries.",
+            description="Bytes at which a page of a listing ends: of runs, checkpoints, sessions, metrics, "
+            "usage or audit entries.",
         ),
     ] = 8 << 20
     answers_waiting: Annotated[

@@ -95,7 +95,7 @@ class History:
         return [self._logged[step] for step in sorted(self._logged)]
 
     def read(self, server: Server, after: int | None) -> Points:
-        """Read the server's steps behind a place again, and what else is new. Returns the client's new steps."""
+        """Read the server's steps behind a place, and return what is new of the client's own steps."""
         found, steps = list[dict[str, Any]](), set[int]()
         more = True
         while more:
@@ -113,7 +113,7 @@ class History:
         return [self._logged[step] for step in sorted(steps)]
 
     def read_on(self, server: Server) -> Points:
-        """Read what is new, and the last steps as they are now. Returns the client's new steps."""
+        """Read what is new, and the last steps as they are now, and return as ``read`` does."""
         again = self.points[-LAST_STEPS - 1]["seq"] if len(self.points) > LAST_STEPS else -1
         known, self.points = self.points, self.points[: max(0, len(self.points) - LAST_STEPS)]
         try:

@@ -32,7 +32,8 @@ async def search(
 ) -> CheckpointSearchResponse:
     """Find one page, which may be short, or even empty, where the search takes long.
 
-    Metadata is compared here, since databases differ in JSON. Raises NotFound for a project without a session that the caller may see.
+    Metadata is compared here, since databases differ in JSON. Raises NotFound for a project without a session
+    that the caller may see.
     """
     async with database.reading() as db:
         await _check_projects(db, request.project_ids or [], caller)

@@ -1,4 +1,4 @@
-"""Builds the answers of the listing routes, newest first. Pages end when their bytes are reached. Reads only."""
+"""Builds the answers of the listing routes, newest first, in pages of bounded size. Reads only."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence

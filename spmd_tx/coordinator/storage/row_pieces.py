@@ -1,4 +1,4 @@
-"""Reads the rows of a query piece by piece, so that large ones neither fill the memory nor hold up the loop."""
+"""Reads the rows of a query piece by piece, so that they neither fill the memory nor hold up the loop."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, TypeVar

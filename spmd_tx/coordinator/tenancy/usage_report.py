@@ -149,8 +149,9 @@ class _Gatherer:
         """Return what there was room for. Raises InvalidRequest where all of it was asked for."""
         if self._page.offset is None:
             raise InvalidRequest(
-                f"this usage takes more than {show_size(WHOLE * self._page.most_bytes)}; ask for fewer hours at "
-                "a time, or send offset=0 and then each next_offset (the operator raises the limit answer_bytes)"
+                f"this usage takes more than {show_size(WHOLE * self._page.most_bytes)}; ask for fewer hours "
+                "at a time, or send offset=0 and then each next_offset (the operator raises the limit "
+                "answer_bytes)"
             )
         return self._response(self._seen)
 

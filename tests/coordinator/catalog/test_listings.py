@@ -82,7 +82,10 @@ async def test_checkpoints_of_a_run_have_a_cursor_only_where_they_are_not_all(da
         return await listings.run_checkpoints(database, "s1:train:0", ALICE, offset, PageRoom(room))
 
     whole = await read(MOST)
-    assert ([each.checkpoint_id for each in whole.checkpoints], whole.cursor) == (["weights/b", "weights/a"], None)
+    assert ([each.checkpoint_id for each in whole.checkpoints], whole.cursor) == (
+        ["weights/b", "weights/a"],
+        None,
+    )
     first = await read(MOST // 2)
     assert (len(first.checkpoints), first.cursor.limit, first.cursor.total_count) == (1, 1, 2)
     rest = await read(MOST // 2, offset=1)
@@ -92,7 +95,9 @@ async def test_checkpoints_of_a_run_have_a_cursor_only_where_they_are_not_all(da
 async def test_a_session_with_many_samplers_is_read_in_parts(database):
     async with database.transaction() as db:
         for number in range(5):
-            db.add(Sampler(id=f"s1:sample:{number}", session_id="s1", base_model="x", created_at=float(number)))
+            db.add(
+                Sampler(id=f"s1:sample:{number}", session_id="s1", base_model="x", created_at=float(number))
+            )
     row = Session(id="s1", user_metadata=None, display_name=None)
     found, offset = [], 0
     while offset is not None:

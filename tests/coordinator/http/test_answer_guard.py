@@ -22,7 +22,13 @@ def fill(services):
         async with services.database.transaction() as db:
             db.add(Session(id="s", created_at=0.0, tags=[], owner="local"))
             for number in range(runs):
-                adapter = {"rank": 8, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
+                adapter = {
+                    "rank": 8,
+                    "alpha": 8.0,
+                    "train_attn": True,
+                    "train_mlp": True,
+                    "train_unembed": True,
+                }
                 about = {"session_id": "s", "base_model": "x", "user_metadata": {"notes": "x" * size}}
                 db.add(Model(id=f"s:train:{number}", created_at=float(number), **adapter, **about))
 

@@ -95,7 +95,7 @@ class RunsController(Controller):
         logged_after: FromQuery[int] = -1,
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
-        """Return what is behind two places, as ``/training_runs/.../metrics``, as of the last news or later."""
+        """Return metrics as ``/training_runs/.../metrics`` does, as of the last news or later."""
         wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
         key = "metrics", *wanted, services.queue.news.told
         return _json(await services.shared_answers.get(key, lambda: _points(services, wanted)))

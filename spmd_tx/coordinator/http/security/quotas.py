@@ -1,4 +1,4 @@
-"""Quotas of keys and owners: requests and polls per second, sessions, metadata, metrics, samples, adapters."""
+"""Quotas of keys and owners: requests and polls per second, sessions, metadata, metrics, samples, models."""
 
 import asyncio
 import time
@@ -127,8 +127,8 @@ class Quotas:
         seconds = self._take("metrics", caller.owner, most / DAY_SECONDS, float(most), size)
         if seconds:
             raise TooManyRequests(
-                f"{caller.owner!r} has sent {most} bytes of metrics in a day, the most that one owner may send. "
-                "Send fewer or shorter ones, or ask the operator to raise the limit metrics_bytes_per_day",
+                f"{caller.owner!r} has sent {most} bytes of metrics in a day, the most that one owner may "
+                "send. Send fewer, or ask the operator to raise the limit metrics_bytes_per_day",
                 seconds,
             )
 

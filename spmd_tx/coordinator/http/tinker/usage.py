@@ -67,7 +67,7 @@ class UsageController(Controller):
         day: FromQuery[date | None] = None,
         before: FromQuery[int | None] = None,
     ) -> AuditResponse:
-        """Return the audit log of one day, UTC; by default of today. The newest entries that fit are in it."""
+        """Return the audit log of one day, UTC; by default of today. If it is long, its newest part."""
         end = None if before is None else min(max(before, 0), MOST_NUMBER)
         query = audit.AuditQuery(event_type, day or datetime.now(UTC).date(), end)
         room, found, last = PageRoom(services.config.bounds.answer_bytes), list[AuditEntry](), 0

@@ -29,7 +29,7 @@ class MetricNames:
         self._known: OrderedDict[str, set[int]] = OrderedDict()  # by run, the last one used at the end
 
     async def add(self, run: str, names: Collection[str]) -> None:
-        """Note the names of a message. Raises InvalidRequest if they are too long, or too many for the run."""
+        """Note the names of a message. Raises InvalidRequest if one is too long, or they are too many."""
         for name in names:
             if len(name) > self._most_characters:
                 raise InvalidRequest(

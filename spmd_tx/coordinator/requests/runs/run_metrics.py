@@ -71,7 +71,7 @@ async def add_of_client(
 ) -> int:
     """Add what a client says of a step of its own, or of the next one that is finished (None).
 
-    What it says of the next one is one row, however many messages it takes. Returns the bytes that are stored.
+    What it says of the next one is one row, however many messages it takes. Returns the row's bytes.
     """
     row = RunMetrics(
         line=line, seq_id=seq_id, kind=CLIENT, at=clock.now(), step=step, metrics=_finite(values)

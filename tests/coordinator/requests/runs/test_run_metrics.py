@@ -84,7 +84,9 @@ async def test_what_a_client_says_of_its_own_steps_stays_as_it_was_sent(database
         await say(database, 4, values, step=number)
     entries, following = await read_logged(database)
     assert ([(each.step, each.metrics) for each in entries], following) == (sent, None)
-    assert all(not each.metrics.keys() & {"reward", "test/reward", "kl"} for each in (await read(database))[0])
+    assert all(
+        not each.metrics.keys() & {"reward", "test/reward", "kl"} for each in (await read(database))[0]
+    )
 
 
 async def test_what_a_client_has_sent_is_read_in_pages(database):
