@@ -156,7 +156,7 @@ def test_what_a_client_sends_is_shown_with_its_own_steps(stub, spmd_tx_runs):
     assert code == 0
     servers, clients = output.out.split(run_tables.BY_CLIENT)
     assert "reward" not in servers
-    rows = [line.split() for line in clients.splitlines()]
+    rows = [line.split() for line in clients.split("\n\n")[0].splitlines()]
     assert [row[2:] for row in rows if row[:1] == ["70"]] == [["0.5", "0.125"]]
     assert [row[2:] for row in rows if row[:1] == ["5000"]] == [["0.75", "-"]]
     shown = json.loads(spmd_tx_runs("show", RUN, "--json")[1].out)

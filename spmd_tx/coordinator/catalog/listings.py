@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
@@ -161,7 +161,7 @@ async def checkpoints(database: Database, page: Page, caller: Caller, room: Page
 
 
 async def _checkpoints(
-    database: Database, query: Select[tuple[Checkpoint]], page: Page, room: PageRoom
+    database: Database, query: Select[Checkpoint], page: Page, room: PageRoom
 ) -> CheckpointsResponse:
     async def entries(db: AsyncSession) -> AsyncGenerator[WireCheckpoint]:
         wanted = query.order_by(*NEWEST_FIRST).offset(page.offset).limit(page.limit)
@@ -185,7 +185,7 @@ async def _count(db: AsyncSession, query: Select[Any]) -> int:
     return await db.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
-def _with_newest() -> "Select[tuple[Model, str, float | None, int | None, int | None]]":
+def _with_newest() -> "Select[Unpack[tuple[Any, ...]]]":
     """Select models, each with its owner, the time of its newest request, and its newest checkpoints."""
     request = select(RequestRow.created_at).where(RequestRow.line == Model.id)
     last_request = request.order_by(RequestRow.seq_id.desc()).limit(1).scalar_subquery()
@@ -196,7 +196,7 @@ def _with_newest() -> "Select[tuple[Model, str, float | None, int | None, int | 
 
 
 async def _training_runs(
-    db: AsyncSession, query: "Select[tuple[Model, str, float | None, int | None, int | None]]"
+    db: AsyncSession, query: "Select[Unpack[tuple[Any, ...]]]"
 ) -> AsyncGenerator[TrainingRun]:
     async for some in in_pieces(db, query, ROWS_AT_ONCE):
         numbers = {number for _, _, _, *last in some for number in last if number is not None}

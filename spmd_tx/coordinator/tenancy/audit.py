@@ -61,9 +61,7 @@ def add_by_session(db: orm.Session, name: str, session_id: str, tinker_path: str
         add(db, AuditEvent(name, caller, session.owner, details))
 
 
-def entries(
-    db: AsyncSession, query: AuditQuery, caller: Caller
-) -> AsyncGenerator[Sequence[Row[tuple[AuditRow]]]]:
+def entries(db: AsyncSession, query: AuditQuery, caller: Caller) -> AsyncGenerator[Sequence[Row[AuditRow]]]:
     """Yield the entries that a caller may see, newest first: admins all, others those about what they own."""
     rows = select(AuditRow).order_by(AuditRow.number.desc())
     if caller.role != "admin":

@@ -168,8 +168,13 @@ class _Gatherer:
         return UsageResponse(self._events, metadata, next_offset=next_offset)
 
 
-async def current_storage(db: AsyncSession, project_id: str | None, caller: Caller) -> StorageResponse:
-    """The storage that a caller may see, by owner and by the present project of the run's session."""
+async def current_storage(
+    db: AsyncSession, project_id: str | None, caller: Caller, most_bytes: int = Bounds().answer_bytes
+) -> StorageResponse:
+    """Return the storage that a caller may see, by owner and by the present project of the run's session.
+
+    Raises InvalidRequest where these are too many for an answer.
+    """
     groups = Session.project_id, Checkpoint.owner
     query = (
         select(*groups, func.count(), func.sum(Checkpoint.size_bytes))
@@ -181,15 +186,20 @@ async def current_storage(db: AsyncSession, project_id: str | None, caller: Call
     )
     if project_id is not None:
         query = query.where(Session.project_id == project_id)
-    return StorageResponse(
-        [
-            StorageItem(project, owner, owner, count, int(size), int(size) / GIGABYTE)
-            for project, owner, count, size in await db.execute(query)
-        ]
-    )
+    room, items = PageRoom(WHOLE * most_bytes), list[StorageItem]()
+    async with aclosing(in_pieces(db, query, ROWS_AT_ONCE)) as pieces:
+        async for project, owner, count, size in (row async for piece in pieces for row in piece):
+            item = StorageItem(project, owner, owner, count, int(size), int(size) / GIGABYTE)
+            if not room.takes(item):
+                raise InvalidRequest(
+                    f"the storage of all projects takes more than {show_size(WHOLE * most_bytes)}; ask for "
+                    "one of them with project_id (the operator raises the limit answer_bytes)"
+                )
+            items.append(item)
+    return StorageResponse(items)
 
 
-def _stored(start: float, end: float, caller: Caller) -> Select[tuple[StoredCheckpoint]]:
+def _stored(start: float, end: float, caller: Caller) -> Select[StoredCheckpoint]:
     is_there = or_(StoredCheckpoint.deleted_at.is_(None), StoredCheckpoint.deleted_at > start)
     query = select(StoredCheckpoint).where(and_(StoredCheckpoint.created_at < end, is_there))
     return query.where(is_seen(caller, StoredCheckpoint.owner))

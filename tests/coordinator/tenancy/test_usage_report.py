@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import delete, select, update
 
-from spmd_tx.coordinator.storage.tables import Checkpoint, Session, StoredCheckpoint, UsageRow
+from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
 from spmd_tx.coordinator.tenancy import stored_checkpoints, usage_report
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, Page, window
@@ -164,3 +164,22 @@ async def test_usage_that_is_too_much_for_an_answer_is_refused_with_the_remedy(d
     with pytest.raises(InvalidRequest, match="ask for fewer hours at a time, or send offset=0") as refused:
         await usage_of(database, Page(None, 1000))
     assert "3.9 KiB" in str(refused.value)
+
+
+async def test_the_storage_of_too_many_projects_is_refused_with_the_remedy(database):
+    async with database.transaction() as db:
+        for number in range(3):
+            run, about = f"s{number}:train:0", {"created_at": at(0), "base_model": "x", "owner": "alice"}
+            db.add(
+                Session(id=f"s{number}", tags=[], owner="alice", created_at=at(0), project_id=f"p{number}")
+            )
+            shape = {"rank": 8, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
+            db.add(Model(id=run, session_id=f"s{number}", created_at=at(0), base_model="x", **shape))
+            db.add(Checkpoint(run_id=run, kind="weights", name="a", size_bytes=7, **about))
+    async with database.reading() as db:
+        whole = await usage_report.current_storage(db, None, ALICE)
+        one = await usage_report.current_storage(db, "p1", ALICE, most_bytes=1)
+        with pytest.raises(InvalidRequest, match="ask for one of them with project_id"):
+            await usage_report.current_storage(db, None, ALICE, most_bytes=1)
+    assert sorted(item.project_id for item in whole.data) == ["p0", "p1", "p2"]
+    assert [(item.project_id, item.size_bytes) for item in one.data] == [("p1", 7)]

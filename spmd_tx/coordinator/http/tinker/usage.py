@@ -56,7 +56,8 @@ class UsageController(Controller):
     ) -> StorageResponse:
         """Return the bytes of the checkpoints that there are now."""
         async with services.database.reading() as db:
-            return await usage_report.current_storage(db, project_id, access.caller)
+            most = services.config.bounds.answer_bytes
+            return await usage_report.current_storage(db, project_id, access.caller, most)
 
     @get("/audit", guards=[in_turn])
     async def audit(

@@ -166,7 +166,7 @@ def _stride(steps: int) -> int:
     return max(1, -(-steps // THINNED_POINTS))
 
 
-async def _leave_each(db: AsyncSession, rows: Select[tuple[int, int]], stride: int) -> None:
+async def _leave_each(db: AsyncSession, rows: "Select[int, Any]", stride: int) -> None:
     """Delete rows whose place, counted from 1, is not one of every ``stride``."""
     placed = rows.subquery()
     is_between = and_(placed.c.place > 0, (placed.c.place - 1) % stride != 0)
