@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, true
@@ -185,7 +185,7 @@ async def _count(db: AsyncSession, query: Select[Any]) -> int:
     return await db.scalar(select(func.count()).select_from(query.subquery())) or 0
 
 
-def _with_newest() -> "Select[Unpack[tuple[Any, ...]]]":
+def _with_newest() -> "Select[*tuple[Any, ...]]":
     """Select models, each with its owner, the time of its newest request, and its newest checkpoints."""
     request = select(RequestRow.created_at).where(RequestRow.line == Model.id)
     last_request = request.order_by(RequestRow.seq_id.desc()).limit(1).scalar_subquery()
@@ -195,9 +195,7 @@ def _with_newest() -> "Select[Unpack[tuple[Any, ...]]]":
     return select(Model, Session.owner, last_request, *last).join(Session, Session.id == Model.session_id)
 
 
-async def _training_runs(
-    db: AsyncSession, query: "Select[Unpack[tuple[Any, ...]]]"
-) -> AsyncGenerator[TrainingRun]:
+async def _training_runs(db: AsyncSession, query: "Select[*tuple[Any, ...]]") -> AsyncGenerator[TrainingRun]:
     async for some in in_pieces(db, query, ROWS_AT_ONCE):
         numbers = {number for _, _, _, *last in some for number in last if number is not None}
         found = await db.scalars(select(Checkpoint).where(Checkpoint.number.in_(numbers)))

@@ -19,7 +19,6 @@ from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
-from spmd_tx.coordinator.http.console.streams import NewsStreams
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -32,6 +31,7 @@ from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
 from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper

@@ -21,7 +21,6 @@ from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore
 from spmd_tx.coordinator.checkpoints.uploads import Uploads
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
-from spmd_tx.coordinator.http.console.streams import NewsStreams
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
@@ -43,6 +42,7 @@ from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
 from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of

@@ -1,7 +1,7 @@
 """Reads the rows of a query piece by piece, so that they neither fill the memory nor hold up the loop."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import TypeVarTuple, Unpack
+from typing import TypeVarTuple
 
 from sqlalchemy import Row, Select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,8 +13,8 @@ PIECE_BYTES = 1 << 20  # that a piece should have
 
 
 async def in_pieces(
-    db: AsyncSession, query: "Select[Unpack[Columns]]", rows: int
-) -> "AsyncGenerator[Sequence[Row[Unpack[Columns]]]]":
+    db: AsyncSession, query: "Select[*Columns]", rows: int
+) -> "AsyncGenerator[Sequence[Row[*Columns]]]":
     """Yield so many rows at a time. Other queries of the session may run in between."""
     result = await db.stream(query)
     try:
@@ -25,8 +25,8 @@ async def in_pieces(
 
 
 async def sized_pieces(
-    db: AsyncSession, query: "Select[Unpack[Columns]]", size_of: "Callable[[Row[Unpack[Columns]]], int]"
-) -> "AsyncGenerator[Sequence[Row[Unpack[Columns]]]]":
+    db: AsyncSession, query: "Select[*Columns]", size_of: "Callable[[Row[*Columns]], int]"
+) -> "AsyncGenerator[Sequence[Row[*Columns]]]":
     """Yield as many rows at a time as have PIECE_BYTES, judged by the piece before."""
     result = await db.stream(query)
     try:

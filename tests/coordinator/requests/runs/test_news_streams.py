@@ -3,8 +3,7 @@ import json
 
 import pytest
 
-from spmd_tx.coordinator.http.console import streams
-from spmd_tx.coordinator.requests.runs import run_news
+from spmd_tx.coordinator.requests.runs import news_streams, run_news
 from spmd_tx.coordinator.tenancy import keys
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
@@ -56,12 +55,12 @@ async def started(*those):
 async def test_a_stream_is_alive_and_tells_of_runs_that_have_changed(
     api, services, model_id, streams_of, quickly, monkeypatch
 ):
-    monkeypatch.setattr(streams, "ALIVE_SECONDS", 0.02)
+    monkeypatch.setattr(news_streams, "ALIVE_SECONDS", 0.02)
     stream = streams_of()
-    assert await next_of(stream) == streams.ALIVE
+    assert await next_of(stream) == news_streams.ALIVE
     sent = {"metrics": {"reward": 1.0}}
     (await api.post(f"training_runs/{model_id}/metrics", json=sent)).raise_for_status()
-    while (event := await next_of(stream)) == streams.ALIVE:
+    while (event := await next_of(stream)) == news_streams.ALIVE:
         pass
     assert runs_of(event) == [model_id]
     await stream.aclose()
@@ -87,7 +86,7 @@ async def test_the_stream_of_a_revoked_key_ends_before_the_next_look_for_news(
     services, client_for, streams_of, monkeypatch
 ):
     monkeypatch.setattr(run_news, "SECONDS", 3600.0)
-    monkeypatch.setattr(streams, "KEY_SECONDS", 0.01)
+    monkeypatch.setattr(news_streams, "KEY_SECONDS", 0.01)
     await client_for("alice")
     await client_for("bob")
     of_alice, of_bob = await started(streams_of("alice"), streams_of("bob"))
@@ -123,7 +122,7 @@ async def test_streams_are_bounded_for_each_owner_and_in_all(services, client_fo
 async def test_a_slow_reader_is_dropped_and_holds_nobody_up(
     api, services, model_id, streams_of, quickly, monkeypatch
 ):
-    monkeypatch.setattr(streams, "MOST_BEHIND", 2)
+    monkeypatch.setattr(news_streams, "MOST_BEHIND", 2)
     slow = streams_of()
     first = await started(slow)
     services.queue.news.add(model_id)
