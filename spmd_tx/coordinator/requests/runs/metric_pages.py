@@ -47,6 +47,15 @@ class _Row(NamedTuple):
     metrics: str  # JSON
 
 
+class _LoggedRow(NamedTuple):
+    """Holds what a client has sent."""
+
+    number: int
+    step: int | None  # never None here
+    at: float
+    metrics: str  # JSON
+
+
 async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
     """Return the finished steps behind the one with the seq_id ``after`` (-1: all)."""
     ends = select(RunMetrics.seq_id).where(is_step(line), RunMetrics.seq_id > after)
@@ -78,7 +87,7 @@ async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes
     maker = _LoggedPoints(after, limit, most_bytes)
     async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
         async for rows in pieces:
-            if not await compute(sum(map(_bytes_of, rows)), maker.add, [tuple(row) for row in rows]):
+            if not await compute(sum(map(_bytes_of, rows)), maker.add, [_LoggedRow(*row) for row in rows]):
                 return Page(maker.found, maker.last)
     return Page(maker.found, None)
 
@@ -92,11 +101,12 @@ class _LoggedPoints:
         self._limit = limit
         self._left = most_bytes
 
-    def add(self, rows: Sequence[tuple[int, int, float, str]]) -> bool:
+    def add(self, rows: Sequence[_LoggedRow]) -> bool:
         """Add rows, in their order; return whether there was room for all of them."""
         for number, step, at, metrics in rows:
             if len(self.found) == self._limit or self._left <= 0:
                 return False
+            assert step is not None
             values = msgspec.json.decode(metrics, type=Values)
             self.found.append(_encoded(LoggedPoint(number, step, at, values)))
             self._left -= len(metrics)
