@@ -95,10 +95,10 @@ class _Reader:
             found = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
         places, looked_at = range(len(found[:most])), len(found[:most])
         if search and found:
-            stored = [sample_log.stored(each) for each in found[:to_look_at]]
+            stored = [*map(sample_log.stored, found[:to_look_at])]
             places, looked_at = await self._services.samples.search(stored, search, most, WHOLE)
         shown = [found[place] for place in places]
-        bodies = await self._bodies(shown, EXCERPT)
+        bodies = await self._services.samples.read([*map(sample_log.stored, shown)], EXCERPT)
         if len(bodies) < len(shown):  # reading the others would take too long
             shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
         next_before = None if looked_at == len(found) else found[looked_at - 1].row.number
@@ -113,21 +113,17 @@ class _Reader:
             beside = await sample_log.neighbours(db, logged)
         # The request itself comes first, then what is near: time may end before all are read.
         nearest = sorted(beside, key=lambda each: abs(each.row.number - logged.row.number))
-        bodies = await self._bodies(nearest, WHOLE)
+        bodies = await self._services.samples.read_alike([*map(sample_log.stored, nearest)], WHOLE)
         body = bodies[0]
         if body is None:
             raise not_kept(request_id)
-        same = [
-            each for each in zip(nearest, bodies, strict=False) if each[1] and each[1].group == body.group
-        ]
+        same = [(each, other) for each, other in zip(nearest, bodies, strict=False) if other is not None]
         found, left_out, errors = list[_Found](), 0, list[str]()
         for each, other in sorted(same, key=lambda pair: pair[0].row.number):
-            assert other is not None
             if each.row.error is not None:
                 errors.append(each.row.error)
-            some = other.answers[: WHOLE.samples - len(found)]
-            found += [_Found(each, place, answer) for place, answer in enumerate(some)]
-            left_out += other.num_answers - len(some)
+            found += [_Found(each, place, answer) for place, answer in enumerate(other.answers)]
+            left_out += other.num_answers - len(other.answers)
         parts = [body.prompt, *(answer.content for _, _, answer in found)]
         texts = await self._services.prompt_texts.pieces([part.tokens for part in parts])
         prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
@@ -174,9 +170,6 @@ class _Reader:
             num_samples=0 if body is None else body.num_answers,
             error=row.error,
         )
-
-    async def _bodies(self, logged: Sequence[Logged], size: Size) -> list[Body | None]:
-        return await self._services.samples.read([sample_log.stored(each) for each in logged], size)
 
     async def _steps_of(self, sampler: Sampler) -> int | None:
         if sampler.id not in self._steps:

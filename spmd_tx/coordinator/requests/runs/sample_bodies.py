@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -58,6 +58,9 @@ class Part:
     def length(self) -> int:
         """The tokens of the whole."""
         return len(self.tokens) + self.left_out
+
+
+NOTHING = Part([], None, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,25 @@ def read_some(payloads: Path, stored: Iterable[Stored], size: Size, seconds: flo
     for each in stored:
         found.append(read(payloads, each, size))
         if time.monotonic() > end:
+            break
+    return found
+
+
+def read_alike(payloads: Path, stored: Sequence[Stored], size: Size, seconds: float) -> list[Body | None]:
+    """Read as ``read_some`` does, but leave out what is not of the first one's group (None).
+
+    All together have as many answers as one may have, and the first one has the prompt.
+    """
+    end, found, left = time.monotonic() + seconds, list[Body | None](), size.samples
+    for each in stored:
+        body, first = read(payloads, each, size), found[0] if found else None
+        if body is not None and first is not None:
+            body = replace(body, prompt=NOTHING) if body.group == first.group else None
+        if body is not None:
+            body = replace(body, answers=body.answers[:left])
+            left -= len(body.answers)
+        found.append(body)
+        if found[0] is None or time.monotonic() > end:
             break
     return found
 

@@ -25,6 +25,8 @@ SHORT_BYTES = 64 << 10  # of all bodies
 COMPRESSED = 16  # bytes of a body that a byte in a file counts for: files are compressed
 IDLE_SECONDS = 60.0  # after which the child ends
 
+READ = {False: sample_bodies.read_some, True: sample_bodies.read_alike}  # by whether they must be alike
+
 _HERE = "spmd_tx.coordinator.requests.runs.sample_reader"
 
 
@@ -51,10 +53,16 @@ class SampleReader:
 
     async def read(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
         """Return what the first of these requests hold. Raises InvalidRequest."""
+        return await self._read(stored, size, alike=False)
+
+    async def read_alike(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
+        """Return those of these requests that have the prompt of the first. Raises InvalidRequest."""
+        return await self._read(stored, size, alike=True)
+
+    async def _read(self, stored: Sequence[Stored], size: Size, *, alike: bool) -> list[Body | None]:
         if _is_short(stored):
-            read = partial(sample_bodies.read_some, self._places.payloads)
-            return await asyncio.to_thread(read, stored, size, self._seconds)
-        arguments = {"stored": stored, "size": size, "seconds": self._seconds}
+            return await asyncio.to_thread(READ[alike], self._places.payloads, stored, size, self._seconds)
+        arguments = {"stored": stored, "size": size, "seconds": self._seconds, "alike": alike}
         return msgspec.convert(await self._outside("read_outside", arguments), list[Body | None])
 
     async def search(self, stored: Sequence[Stored], text: str, most: int, size: Size) -> Searched:
@@ -85,9 +93,11 @@ def _is_short(stored: Sequence[Stored]) -> bool:
     return sum(sizes) <= SHORT_BYTES
 
 
-def read_outside(payloads: str, stored: list[Any], size: Any, seconds: float) -> list[Body | None]:
+def read_outside(
+    payloads: str, stored: list[Any], size: Any, seconds: float, alike: bool
+) -> list[Body | None]:
     """Read bodies in a child process."""
-    return sample_bodies.read_some(Path(payloads), _stored(stored), _size(size), seconds)
+    return READ[alike](Path(payloads), _stored(stored), _size(size), seconds)
 
 
 def search_outside(

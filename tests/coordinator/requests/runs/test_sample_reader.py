@@ -66,6 +66,16 @@ async def test_a_child_process_reads_and_finds_the_same_as_a_thread(reader, stor
     assert [(each.places, each.looked_at) for each in searched] == [([0], 3), ([2], 3), ([], 3)]
 
 
+@pytest.mark.parametrize("most", [1 << 30, 0], ids=["thread", "child"])
+async def test_what_is_alike_shares_a_prompt_and_the_number_of_answers(reader, stored, monkeypatch, most):
+    monkeypatch.setattr(sample_reader, "SHORT_BYTES", most)
+    first, _, other = stored
+    bodies = await reader.read_alike([first, other, *[first] * 9], ALL)
+    answers = [None if body is None else (len(body.answers), body.num_answers) for body in bodies]
+    assert answers == [(1, 1), None, *[(1, 1)] * 7, *[(0, 1)] * 2]
+    assert [body.prompt.length > 0 for body in bodies if body is not None] == [True, *[False] * 9]
+
+
 async def test_reading_and_searching_end_after_some_time_and_have_done_one_at_least(reader, stored):
     reader._seconds = 0.0
     assert len(await reader.read(stored, ALL)) == 1
