@@ -103,8 +103,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int, Meta(ge=1, description="Such answers that are made at a time, of all owners together.")
     ] = 4
     answer_send_seconds: Annotated[
-        float, Meta(gt=0, description="Seconds within which a client must read each 64 KiB of an answer.")
-    ] = 30.0
+        float, Meta(gt=0, description="Seconds within which a client must read such an answer.")
+    ] = 120.0
     search_seconds: Annotated[
         float,
         Meta(gt=0, description="Seconds that one page of a search takes; the next page goes on from there."),

@@ -2,28 +2,38 @@
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Message, Receive, Scope, Send
 
-from spmd_tx.coordinator.http.authentication import IS_READING
 from spmd_tx.coordinator.http.security.turns import Turn
 from spmd_tx.coordinator.http.services import Services
 
 TURN = "spmd_tx_turn"  # its place in the scope
 PIECE_BYTES = 64 << 10
+TURN_SECONDS = 5.0  # for which the owner's next answer waits until one is read
 
 
-async def in_turn(connection: ASGIConnection[Any, Any, Any, Any], route: BaseRouteHandler) -> None:
-    """Guard routes with costly answers: wait for the owner's turn. Raises TooManyRequests.
+async def in_turn(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Guard routes with costly answers, and without bodies: wait for the owner's turn.
 
-    What reads and what writes wait in different lines, so that a slow page delays no client at work.
+    Raises TooManyRequests.
+    """
+    await take_turn(connection, "pages")
+
+
+async def take_turn(
+    connection: ASGIConnection[Any, Any, Any, Any], what: Literal["pages", "changes"]
+) -> None:
+    """Wait for the owner's turn, in a route whose body has arrived: others must not wait for that.
+
+    What reads and what writes wait in different lines, so that a slow page delays no client at work. Raises
+    TooManyRequests.
     """
     services: Services = connection.app.state.services
-    is_reading = connection.scope.get("method") == "GET" or IS_READING in route.opt
-    turn = await services.turns.take(connection.scope["auth"].owner, "pages" if is_reading else "changes")
+    turn = await services.turns.take(connection.scope["auth"].owner, what)
     cast(dict[str, Any], connection.scope)[TURN] = turn
 
 
@@ -48,7 +58,6 @@ class _Answer:
     def __init__(self, scope: dict[str, Any], send: Send) -> None:
         self._scope = scope
         self._send = send
-        self._is_given_up = False  # its client does not read; the server closes the connection
 
     @property
     def turn(self) -> Turn | None:
@@ -61,14 +70,15 @@ class _Answer:
             return
         turn.made()
         services: Services = self._scope["litestar_app"].state.services
+        waiting = asyncio.get_running_loop().call_later(TURN_SECONDS, turn.sent)
         try:
-            for piece in _pieces(message):
-                if self._is_given_up:
-                    return
-                async with asyncio.timeout(services.config.bounds.answer_send_seconds):
+            async with asyncio.timeout(services.config.bounds.answer_send_seconds):
+                for piece in _pieces(message):
                     await self._send(piece)
         except TimeoutError:
-            self._is_given_up = True
+            pass  # its client does not read: the server closes a connection whose answer is not complete
+        finally:
+            waiting.cancel()
 
 
 def _pieces(message: HTTPResponseBodyEvent) -> Iterator[HTTPResponseBodyEvent]:

@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import socket
+from contextlib import AsyncExitStack
 
 import pytest
 
+from spmd_tx.coordinator.http import answer_guard
 from spmd_tx.coordinator.storage.tables import Model, Session
 from tests.coordinator.http.real_server import SECONDS, answer_of, connected, head, sqlite_only
 from tests.coordinator.http.real_server import bound as bound  # a fixture
@@ -57,6 +59,29 @@ async def test_a_client_that_does_not_read_is_dropped_and_its_owner_goes_on(clie
             while piece := await loop.sock_recv(slow, 1 << 16):
                 received += len(piece)
         assert 0 < received < 100 * 60_000
+
+
+async def test_an_owner_waits_some_seconds_only_for_what_is_not_read(client, port, fill, monkeypatch):
+    monkeypatch.setattr(answer_guard, "TURN_SECONDS", 0.05)
+    await fill(100)
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", port))
+        slow.sendall(b"GET /api/v1/training_runs?limit=100 HTTP/1.1\r\nhost: server\r\n\r\n")
+        answer = await asyncio.wait_for(client.get("training_runs?limit=1"), SECONDS)
+        assert answer.status_code == 200
+
+
+async def test_bodies_that_do_not_arrive_hold_nobody_up(client, port, app):
+    most = app.state.services.config.bounds.answers_at_once
+    async with AsyncExitStack() as stack:
+        for path in ["sessions/search", "checkpoints/search", "training_runs/s:train:0/metrics"] * most:
+            _, writer = await stack.enter_async_context(connected(port))
+            writer.write(head(path, content_length=1000))
+            await writer.drain()
+        await asyncio.sleep(0.1)
+        answer = await asyncio.wait_for(client.get("training_runs"), SECONDS)
+        assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("status", [404, 400])

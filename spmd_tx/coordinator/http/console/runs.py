@@ -4,7 +4,7 @@ from contextlib import aclosing
 from typing import NamedTuple, cast
 
 import msgspec
-from litestar import Controller, MediaType, Response, get, post
+from litestar import Controller, MediaType, Request, Response, get, post
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Page, Which
-from spmd_tx.coordinator.http.answer_guard import in_turn
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
@@ -116,11 +116,12 @@ class RunMetricsController(Controller):
         wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
         return _json(await _points(services, wanted))
 
-    @post(METRICS, status_code=HTTP_200_OK, guards=[in_turn])
+    @post(METRICS, status_code=HTTP_200_OK)
     async def log(
         self,
         run_id: FromPath[str],
         data: JSONBody[LogMetricsRequest],
+        request: Request,
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
@@ -130,6 +131,7 @@ class RunMetricsController(Controller):
         if data.step is not None and not 0 <= data.step < 2**53:
             raise InvalidRequest(f"step is {data.step}; steps count from 0, and are below 2**53")
         model = await access.model(run_id)
+        await take_turn(request, "changes")
         await services.metric_names.add(model.id, data.metrics)
         async with services.database.transaction() as db:
             newest = await rows.highest_number(db, model.id)

@@ -70,6 +70,7 @@ class Turn:
         self._line = line
         self._began_at = time.monotonic()
         self._rest: float | None = None  # seconds; None: it is not made yet
+        self._has_ended = False
 
     def made(self) -> None:
         """Note that the answer is made, or failed. A second call changes nothing."""
@@ -78,7 +79,12 @@ class Turn:
             self._turns.made()
 
     def sent(self) -> None:
-        """End the turn, after as long a rest as the answer took to make: others have half of the time."""
+        """End the turn, after as long a rest as the answer took to make: others have half of the time.
+
+        A second call changes nothing.
+        """
         self.made()
         assert self._rest is not None
-        asyncio.get_running_loop().call_later(self._rest, self._turns.end, self._line)
+        if not self._has_ended:
+            self._has_ended = True
+            asyncio.get_running_loop().call_later(self._rest, self._turns.end, self._line)

@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
-from spmd_tx.coordinator.http.answer_guard import in_turn
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
@@ -144,11 +144,12 @@ class CheckpointsController(Controller):
         page, room = listings.Page(offset, limit), PageRoom(services.config.bounds.answer_bytes)
         return await listings.checkpoints(services.database, page, access.caller, room)
 
-    @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS, guards=[in_turn])
+    @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
-        self, data: JSONBody[CheckpointSearchRequest], services: Service, access: Accessible
+        self, data: JSONBody[CheckpointSearchRequest], request: Request, services: Service, access: Accessible
     ) -> CheckpointSearchResponse:
         """Search checkpoints by project, metadata, kind, owner and base model."""
+        await take_turn(request, "pages")
         return await checkpoint_search.search(services.database, data, access.caller, services.config.bounds)
 
     @get("/training_runs/{run_id:str}/checkpoints", guards=[in_turn])

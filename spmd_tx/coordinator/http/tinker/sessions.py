@@ -8,7 +8,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
-from spmd_tx.coordinator.http.answer_guard import in_turn
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
@@ -141,11 +141,12 @@ class SessionsController(Controller):
         page, which = Page(offset, limit), Which(access_scope)
         return await listings.sessions(services.database, page, access.caller, which)
 
-    @post("/sessions/search", status_code=HTTP_200_OK, opt=READS, guards=[in_turn])
+    @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
-        self, data: JSONBody[SessionSearchRequest], services: Service, access: Accessible
+        self, data: JSONBody[SessionSearchRequest], request: Request, services: Service, access: Accessible
     ) -> SessionSearchResponse:
         """Search sessions by project, metadata, name, owner and status."""
+        await take_turn(request, "pages")
         return await session_search.search(services.database, data, access.caller, services.config.bounds)
 
     @get("/sessions/{session_id:str}", guards=[in_turn])
