@@ -86,6 +86,54 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         ),
     ] = 1000
 
+    answer_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 << 10,
+            description="Bytes at which a page of a listing ends: of runs, checkpoints, sessions, metrics, "
+            "usage or audit entries.",
+        ),
+    ] = 8 << 20
+    answers_waiting: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Listings and pages of the console that one owner waits for: they are made one after "
+            "the other. Further ones get 429.",
+        ),
+    ] = 64
+    answers_at_once: Annotated[
+        int, Meta(ge=1, description="Such answers that are made at a time, of all owners together.")
+    ] = 4
+    answer_send_seconds: Annotated[
+        float, Meta(gt=0, description="Seconds within which a client must read such an answer.")
+    ] = 120.0
+    search_seconds: Annotated[
+        float,
+        Meta(gt=0, description="Seconds that one page of a search takes; the next page goes on from there."),
+    ] = 2.0
+    console_streams: Annotated[
+        int, Meta(ge=1, description="Open pages of the console that one owner has a stream of news for.")
+    ] = 256
+    console_streams_in_all: Annotated[
+        int,
+        Meta(ge=1, description="Such streams of all owners together; further pages ask every few seconds."),
+    ] = 1024
+
+    metric_name_characters: Annotated[
+        int, Meta(ge=1, le=1000, description="Characters of the name of a metric that a client sends.")
+    ] = 256
+    metric_names: Annotated[
+        int, Meta(ge=1, description="Different metrics that clients send about one run.")
+    ] = 1000
+    metrics_bytes_per_day: Annotated[
+        int,
+        Meta(
+            ge=1 << 20,
+            description="Bytes of metrics that the clients of one owner send in a day, as they are stored.",
+        ),
+    ] = 1 << 30
+
     seq_ids_ahead: Annotated[
         int,
         Meta(ge=1, description="How far a training request's `seq_id` may be ahead of its model's others."),

@@ -20,10 +20,19 @@ export interface Run {
   last: Record<string, Value>;
 }
 
+/** One of the server's steps. */
 export interface Point {
   seq: number;
   step: number;
   at: number; // seconds since the epoch
+  metrics: Record<string, Value>;
+}
+
+/** What a client has sent of one of its own steps; a later one of the same step adds to it. */
+export interface Logged {
+  number: number; // in the order of arrival
+  step: number; // as the client counts
+  at: number;
   metrics: Record<string, Value>;
 }
 
@@ -35,6 +44,9 @@ export class Refused extends Error {
     super(message);
   }
 }
+
+const TRIES = 3; // after the first
+const BUSY_SECONDS = 2;
 
 export const mustSignIn = signal(false);
 export const signIns = signal(0); // pages load anew after each
@@ -62,8 +74,16 @@ async function reason(response: Response): Promise<string> {
   return `the server answered ${response.status}`;
 }
 
+/** Asks for something to be shown, and again where the server has too many answers to make at the moment. */
 export async function get<T>(path: string): Promise<T> {
-  return (await request("GET", path)).json();
+  for (let left = TRIES; ; left--) {
+    try {
+      return await (await request("GET", path)).json();
+    } catch (error) {
+      if (!(error instanceof Refused) || error.status !== 429 || left === 0) throw error;
+      await new Promise((wake) => setTimeout(wake, 1000 * BUSY_SECONDS));
+    }
+  }
 }
 
 /** Signs in with a key. Raises Refused where the server does not know it. */
@@ -193,7 +213,7 @@ export function getUse(hours: number): Promise<Use> {
 }
 
 /** The events of a day, UTC, by the route that the SDK uses. */
-export function getAudit(day: string): Promise<{ entries: AuditEntry[] }> {
+export function getAudit(day: string): Promise<{ entries: AuditEntry[]; next_before: number | null }> {
   return get(url`/api/v1/audit?day=${day}`);
 }
 
@@ -305,6 +325,7 @@ export interface SampleGroup {
   max_tokens: number | null;
   samples: Sample[];
   left_out: number;
+  not_read: number; // requests that may have the same prompt
   errors: string[];
 }
 
@@ -317,14 +338,22 @@ export function getSampleGroup(id: string, request: string): Promise<SampleGroup
   return get(url`/console/api/runs/${id}/samples/${request}`);
 }
 
-/** Gives the points after `after`, oldest first, page by page. */
-export async function* metricPages(id: string, after: number | null): AsyncGenerator<Point[]> {
-  for (let next = after, more = true; more; ) {
-    const page: { points: Point[]; next_after: number | null } = await get(
-      url`/console/api/runs/${id}/metrics?limit=5000` + (next === null ? "" : url`&after=${next}`),
-    );
-    if (page.points.length) yield page.points;
-    more = page.next_after !== null && page.next_after !== next;
-    next = page.next_after;
+interface MetricsPage {
+  points: Point[];
+  next_after: number | null;
+  logged?: Logged[]; // absent: none
+  next_logged_after?: number;
+}
+
+/** Gives what is behind two places, oldest first, page by page. */
+export async function* metricPages(id: string, after: number | null, loggedAfter: number | null): AsyncGenerator<{ points: Point[]; logged: Logged[] }> {
+  for (let more = true; more; ) {
+    const places = [["limit", 5000], ["after", after], ["logged_after", loggedAfter]].flatMap(([name, place]) => (place === null ? [] : [`${name}=${place}`]));
+    const page: MetricsPage = await get(url`/console/api/runs/${id}/metrics?` + places.join("&"));
+    const { points, logged = [] } = page;
+    if (points.length || logged.length) yield { points, logged };
+    more = page.next_after !== null || page.next_logged_after !== undefined;
+    after = points.at(-1)?.seq ?? after;
+    loggedAfter = logged.at(-1)?.number ?? loggedAfter;
   }
 }

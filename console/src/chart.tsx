@@ -2,8 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { duration, mark, number } from "./format";
-import { curve, smooth, type Axis } from "./series";
-import type { Point } from "./api";
+import { curve, smooth, type Axis, type Shown as Point } from "./series";
 import { theme } from "./theme";
 
 const HEIGHT = 150; // CSS pixels

@@ -1,31 +1,26 @@
 // The points of runs that are shown, kept up to date.
 import { signal } from "@preact/signals";
-import { metricPages, type Point } from "./api";
+import { metricPages, type Logged, type Point } from "./api";
 import type { Changed } from "./live";
-import { withDerived } from "./series";
+import { withDerived, type Shown } from "./series";
+
+/** What is known of one run. */
+interface History {
+  points: Point[]; // of the server's steps
+  logged: Map<number, Logged>; // by the client's step
+  loggedAfter: number | null; // number of the last one that has come
+}
 
 export class Histories {
-  readonly points = signal<ReadonlyMap<string, Point[]>>(new Map());
+  readonly points = signal<ReadonlyMap<string, Shown[]>>(new Map());
   readonly error = signal<string | null>(null);
+  #known = new Map<string, History>();
   #loading = new Map<string, Promise<void>>();
 
   /** Loads what is new of these runs; one that is being loaded is left alone until it is there. */
   async refresh(ids: string[], changed: Changed = "all"): Promise<void> {
     const stale = ids.filter((id) => changed === "all" || changed.has(id));
-    await Promise.all(stale.map(async (id) => {
-      const step = changed === "all" ? null : changed.get(id);
-      if (step == null) return this.#loading.get(id) ?? this.#start(id);
-      while (this.#loading.has(id)) await this.#loading.get(id);
-      this.#forget(id, step);
-      return this.#start(id);
-    }));
-  }
-
-  /** Drops the points from a step on, which a client has added to. */
-  #forget(id: string, step: number): void {
-    const known = this.points.value.get(id) ?? [];
-    const kept = known.filter((point) => point.step < step);
-    if (kept.length < known.length) this.points.value = new Map(this.points.value).set(id, kept);
+    await Promise.all(stale.map((id) => this.#loading.get(id) ?? this.#start(id)));
   }
 
   #start(id: string): Promise<void> {
@@ -38,10 +33,22 @@ export class Histories {
   }
 
   async #load(id: string): Promise<void> {
-    for await (const page of metricPages(id, this.points.value.get(id)?.at(-1)?.seq ?? null)) {
-      const known = this.points.value.get(id) ?? [];
-      const fresh = withDerived(page, known.at(-1));
-      this.points.value = new Map(this.points.value).set(id, [...known, ...fresh]);
+    const known: History = this.#known.get(id) ?? { points: [], logged: new Map(), loggedAfter: null };
+    this.#known.set(id, known);
+    for await (const { points, logged } of metricPages(id, known.points.at(-1)?.seq ?? null, known.loggedAfter)) {
+      known.points.push(...withDerived(points, known.points.at(-1)));
+      for (const each of logged) {
+        const before = known.logged.get(each.step);
+        known.logged.set(each.step, before ? { ...before, metrics: { ...before.metrics, ...each.metrics } } : each);
+        known.loggedAfter = each.number;
+      }
+      this.points.value = new Map(this.points.value).set(id, shown(known));
     }
   }
+}
+
+/** The server's steps, then the client's, each in their order. */
+function shown({ points, logged }: History): Shown[] {
+  const ofClient = [...logged.values()].sort((a, b) => a.step - b.step);
+  return [...points.map((point) => ({ ...point, countedBy: "server" as const })), ...ofClient.map((each) => ({ ...each, countedBy: "client" as const }))];
 }

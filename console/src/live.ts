@@ -1,7 +1,7 @@
 // Tells pages when runs have new points: by the server's stream, or every two seconds while there is none.
 
-/** The runs that have changed, each with the first step that a client has added to. */
-export type Changed = Map<string, number | null> | "all";
+/** The runs that have changed. */
+export type Changed = ReadonlySet<string> | "all";
 
 /** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended. */
 export function poll(load: () => Promise<void>, seconds: number): () => void {
@@ -20,7 +20,7 @@ export function poll(load: () => Promise<void>, seconds: number): () => void {
 export function watch(tell: (runs: Changed) => void): () => void {
   const stream = new EventSource("/console/api/stream");
   let isConnected = false;
-  let missed: Changed = new Map(); // while the page cannot be seen
+  let missed: Changed = new Set(); // while the page cannot be seen
   const changed = (runs: Changed) => {
     if (document.hidden) missed = together(missed, runs);
     else tell(runs);
@@ -28,7 +28,7 @@ export function watch(tell: (runs: Changed) => void): () => void {
   const seen = () => {
     if (document.hidden || (missed !== "all" && missed.size === 0)) return;
     const runs = missed;
-    missed = new Map();
+    missed = new Set();
     tell(runs);
   };
   document.addEventListener("visibilitychange", seen);
@@ -41,8 +41,8 @@ export function watch(tell: (runs: Changed) => void): () => void {
     isConnected = false;
   });
   stream.addEventListener("changed", (event) => {
-    const { runs, steps }: { runs: string[]; steps: Record<string, number> } = JSON.parse((event as MessageEvent<string>).data);
-    changed(new Map(runs.map((id) => [id, steps[id] ?? null])));
+    const { runs }: { runs: string[] } = JSON.parse((event as MessageEvent<string>).data);
+    changed(new Set(runs));
   });
   const timer = setInterval(() => {
     if (!isConnected && !document.hidden) changed("all");
@@ -54,13 +54,7 @@ export function watch(tell: (runs: Changed) => void): () => void {
   };
 }
 
-/** The runs of both, each with the earlier step. */
+/** The runs of both. */
 function together(one: Changed, other: Changed): Changed {
-  if (one === "all" || other === "all") return "all";
-  const both = new Map(one);
-  for (const [id, step] of other) {
-    const steps = [both.get(id), step].filter((each) => each != null);
-    both.set(id, steps.length > 0 ? Math.min(...steps) : null);
-  }
-  return both;
+  return one === "all" || other === "all" ? "all" : new Set([...one, ...other]);
 }

@@ -3,6 +3,9 @@ import type { Point, Run, Value } from "./api";
 
 export type Axis = "step" | "time";
 
+/** A point of a chart: one of the server's steps, or of the client's own. */
+export type Shown = (Omit<Point, "seq"> & { countedBy: "server" | "client" });
+
 export interface Curve {
   x: number[];
   y: Value[];
@@ -44,7 +47,7 @@ export function headline(run: Run): [string, Value] | null {
 }
 
 /** All names in these points, those that most readers want first. */
-export function metricNames(runs: Iterable<Point[]>): string[] {
+export function metricNames(runs: Iterable<Shown[]>): string[] {
   const names = new Set<string>();
   for (const points of runs) for (const point of points) for (const name in point.metrics) names.add(name);
   const rank = (name: string) => {
@@ -54,13 +57,15 @@ export function metricNames(runs: Iterable<Point[]>): string[] {
   return [...names].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
 }
 
-export function curve(points: Point[], name: string, axis: Axis): Curve {
-  const start = points[0]?.at ?? 0;
-  const had = points.filter((point) => Object.hasOwn(point.metrics, name));
-  return {
-    x: had.map((point) => (axis === "step" ? point.step : point.at - start)),
-    y: had.map((point) => point.metrics[name] ?? null),
-  };
+/** The values of a metric, in the order of the axis: clients need not send their steps in order. */
+export function curve(points: Shown[], name: string, axis: Axis): Curve {
+  const start = points.reduce((least, point) => Math.min(least, point.at), Infinity);
+  const values = new Map<number, Value>();
+  for (const point of points) {
+    if (Object.hasOwn(point.metrics, name)) values.set(axis === "step" ? point.step : point.at - start, point.metrics[name] ?? null);
+  }
+  const found = [...values].sort(([a], [b]) => a - b);
+  return { x: found.map(([x]) => x), y: found.map(([, y]) => y) };
 }
 
 /** Exponential moving average without the bias towards zero at its start; gaps stay gaps. */
@@ -75,14 +80,14 @@ export function smooth(values: Value[], weight: number): Value[] {
   });
 }
 
-/** The points as text, a row per step. Spreadsheets take a name that begins with = or the like for a formula, so it gets an apostrophe. */
-export function csv(runs: [string, Point[]][]): string {
+/** The points as text, a row per step of the server or of the client. Spreadsheets take a name that begins with = or the like for a formula, so it gets an apostrophe. */
+export function csv(runs: [string, Shown[]][]): string {
   const names = metricNames(runs.map(([, points]) => points));
   const harmless = (text: string) => (/^[=+\-@\t\r]/.test(text) ? `'${text}` : text);
   const quoted = (text: string) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const value = (point: Point, name: string) => (Object.hasOwn(point.metrics, name) ? (point.metrics[name] ?? "") : "");
+  const value = (point: Shown, name: string) => (Object.hasOwn(point.metrics, name) ? (point.metrics[name] ?? "") : "");
   const rows = runs.flatMap(([id, points]) =>
-    points.map((point) => [id, point.step, point.at, ...names.map((name) => value(point, name))].join(",")),
+    points.map((point) => [id, point.step, point.at, ...names.map((name) => value(point, name)), point.countedBy].join(",")),
   );
-  return [["run", "step", "at", ...names.map((name) => quoted(harmless(name)))].join(","), ...rows].join("\n") + "\n";
+  return [["run", "step", "at", ...names.map((name) => quoted(harmless(name))), "counted by"].join(","), ...rows].join("\n") + "\n";
 }

@@ -16,7 +16,8 @@ FIRST = ("reward", "loss:sum", "entropy:mean", "kl:mean", "unclipped_grad_l2:mea
 MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
 CURVE_HEIGHT, CURVE_MARGIN, WIDEST_CURVE = 8, 16, 100
-LINES_BESIDE = CURVE_HEIGHT + 7  # of a page, besides the rows of steps
+LINES_BESIDE = CURVE_HEIGHT + 8  # of a page, besides the rows of steps
+BY_CLIENT = "steps as the client counts them:"
 
 Metrics = Mapping[str, float | None]
 Points = list[dict[str, Any]]  # as the server tells them
@@ -45,6 +46,20 @@ def state(run: Mapping[str, Any]) -> str:
     """Say for how long the client of an open run has been silent; "" where that is nothing unusual."""
     seconds = run.get("silent_seconds")  # an older server does not tell it
     return "" if seconds is None else f"no heartbeat for {seconds:.0f} s"
+
+
+def of_run(run: str, points: Points, logged: Points, metric: str | None, console: Console) -> Group:
+    """Show the last steps of a run, and those that its client counts by itself, each with a curve.
+
+    Raises StartError where none has the metric.
+    """
+    if not logged:
+        return of_steps(run, points, metric, console)
+    known = [any(metric in each["metrics"] for each in steps) for steps in (points, logged)]
+    shown = [of_steps(run, points, metric, console)] if metric is None or known[0] or not known[1] else []
+    if metric is None or known[1]:
+        shown += [Text(), Text(BY_CLIENT), of_steps(run, logged, metric, console)]
+    return Group(*shown)
 
 
 def of_steps(run: str, points: Points, metric: str | None, console: Console, most: int = LAST_STEPS) -> Group:
@@ -78,6 +93,11 @@ def line(point: dict[str, Any]) -> str:
     names = _columns([point["metrics"]])
     values = zip(map(readable, names), _values(point["metrics"], names), strict=True)
     return "  ".join([f"step {point['step']}", _clock(point), *(f"{name} {value}" for name, value in values)])
+
+
+def line_of_client(point: dict[str, Any]) -> str:
+    """Describe in a line what a client has sent of a step that it counts by itself."""
+    return f"client's {line(point)}"
 
 
 def readable(text: str) -> str:

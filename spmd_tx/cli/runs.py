@@ -2,7 +2,8 @@
 
 import json
 import time
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -56,14 +57,14 @@ def show(
 ) -> None:
     """Show the last steps of a run, and the curve of a metric."""
     server = Server(url, api_key)
-    run = _whole(server, run)
-    points = _points(server, run, -1)
+    history = History(_whole(server, run))
+    history.read(server, -1)
     if as_json:
-        typer.echo(json.dumps(points, indent=2))
+        typer.echo(json.dumps([*history.points, *history.logged], indent=2))
         return
     console = consoles.console()
-    console.print(run_tables.of_steps(run, points, metric, console))
-    if state := run_tables.state(server.ask(f"/console/api/runs/{quote(run, safe='')}")):
+    console.print(run_tables.of_run(history.run, history.points, history.logged, metric, console))
+    if state := run_tables.state(server.ask(f"/console/api/runs/{quote(history.run, safe='')}")):
         console.print(f"its session is open, but there is {state}")
 
 
@@ -74,57 +75,98 @@ def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = ""
     Where the output is no terminal, it prints a line per step.
     """
     server, console = Server(url, api_key), consoles.console()
-    run = _whole(server, run)
-    points = _points(server, run, -1)
+    history = History(_whole(server, run))
+    history.read(server, -1)
     try:
         if console.is_terminal:
-            _redraw(server, run, points, metric, console)
+            _redraw(server, history, metric, console)
         else:
-            _print_lines(server, run, points)
+            _print_lines(server, history)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
 
-def _redraw(server: Server, run: str, points: Points, metric: str | None, console: Console) -> None:
+@dataclass
+class History:
+    """Holds what is known of a run."""
+
+    run: str
+    points: Points = field(default_factory=list)  # of the server's steps
+    _logged: dict[int, dict[str, Any]] = field(default_factory=dict)  # by the client's own step
+    _logged_after: int = -1  # number of the last entry that was read
+
+    @property
+    def logged(self) -> Points:
+        """What the client has sent of steps that it counts by itself, in their order."""
+        return [self._logged[step] for step in sorted(self._logged)]
+
+    def read(self, server: Server, after: int | None) -> Points:
+        """Read the server's steps behind a place, and return what is new of the client's own steps."""
+        found, steps = list[dict[str, Any]](), set[int]()
+        more = True
+        while more:
+            places = f"logged_after={self._logged_after}&after={after}"
+            page = server.ask(f"training_runs/{quote(self.run, safe='')}/metrics?{places}")
+            found += page["points"]
+            for entry in page.get("logged", ()):
+                known = self._logged.get(entry["step"], {"metrics": {}})
+                self._logged[entry["step"]] = entry | {"metrics": known["metrics"] | entry["metrics"]}
+                self._logged_after = entry["number"]
+                steps.add(entry["step"])
+            more = page["next_after"] is not None or page.get("next_logged_after") is not None
+            after = found[-1]["seq"] if found else after
+        self.points += found
+        return [self._logged[step] for step in sorted(steps)]
+
+    def read_on(self, server: Server) -> Points:
+        """Read what is new, and the last steps as they are now, and return as ``read`` does."""
+        again = self.points[-LAST_STEPS - 1]["seq"] if len(self.points) > LAST_STEPS else -1
+        known, self.points = self.points, self.points[: max(0, len(self.points) - LAST_STEPS)]
+        try:
+            return self.read(server, again)
+        except Unreachable:
+            self.points = known
+            raise
+
+
+def _redraw(server: Server, history: History, metric: str | None, console: Console) -> None:
     def view() -> Group:
         rows = max(1, min(LAST_STEPS, console.height - run_tables.LINES_BESIDE))
-        return run_tables.of_steps(run, points, metric, console, rows)
+        steps = run_tables.of_steps(history.run, history.points, metric, console, rows)
+        lines = [run_tables.line_of_client(each) for each in history.logged[-1:]]
+        return Group(steps, *map(Text, lines))
 
     with Live(view(), console=console, auto_refresh=False) as live:
         while True:
             time.sleep(EVERY_SECONDS)
             try:
-                points = _newer(server, run, points)
+                history.read_on(server)
             except Unreachable as error:
                 live.update(Group(view(), Text(f"{error}; trying again", style="yellow")), refresh=True)
             else:
                 live.update(view(), refresh=True)
 
 
-def _print_lines(server: Server, run: str, points: Points) -> None:
+def _print_lines(server: Server, history: History) -> None:
     """Print a line per step, a look later than it was seen, as clients add their metrics after it."""
-    printed, is_told = -1, False
+    printed, is_told, news = -1, False, history.logged
     while True:
-        known = points[-1]["seq"] if points else -1
+        for each in news:
+            typer.echo(run_tables.line_of_client(each))
+        known = history.points[-1]["seq"] if history.points else -1
         time.sleep(EVERY_SECONDS)
         try:
-            points = _newer(server, run, points)
+            news = history.read_on(server)
         except Unreachable as error:
             if not is_told:
                 typer.echo(f"spmd-tx: {error}; trying again", err=True)
-            is_told = True
+            is_told, news = True, []
             continue
         is_told = False
-        for point in points:
+        for point in history.points:
             if printed < point["seq"] <= known:
                 typer.echo(run_tables.line(point))
                 printed = point["seq"]
-
-
-def _newer(server: Server, run: str, points: Points) -> Points:
-    """Return the points with those that are new, and with the last ones as they are now."""
-    again = points[-LAST_STEPS - 1]["seq"] if len(points) > LAST_STEPS else -1
-    return points[: max(0, len(points) - LAST_STEPS)] + _points(server, run, again)
 
 
 def _whole(server: Server, beginning: str) -> str:
@@ -138,11 +180,3 @@ def _whole(server: Server, beginning: str) -> str:
     if len(found) > 1:
         raise StartError(f"more than one run begins with {beginning!r}; give more of the ID")
     return found[0]
-
-
-def _points(server: Server, run: str, after: int | None) -> Points:
-    found: Points = []
-    while after is not None:
-        page = server.ask(f"training_runs/{quote(run, safe='')}/metrics?after={after}")
-        found, after = found + page["points"], page["next_after"]
-    return found

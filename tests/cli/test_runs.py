@@ -4,6 +4,7 @@ import sys
 import threading
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 import pytest
 from rich.console import Console
@@ -23,6 +24,7 @@ class Stub:
     def __init__(self):
         self.points = [point(step) for step in range(3)]
         self.runs = [{"id": RUN, "owner": "ada", "created_at": 0.0, "steps": 3, "last": {"loss:sum": 1.5}}]
+        self.logged = []
         self.looks = []  # what the next looks get instead: bytes, or a status
         self.key = None
         stub = self
@@ -50,7 +52,12 @@ class Stub:
             return json.dumps({"runs": self.runs, "next_cursor": None}).encode()
         after = int(path.rpartition("=")[2])
         newer = [each for each in self.points if each["seq"] > after]
-        return json.dumps({"points": newer, "next_after": None}).encode()
+        answer = {"points": newer, "next_after": None}
+        logged_after = int(parse_qs(path.partition("?")[2])["logged_after"][0])
+        logged = [each for each in self.logged if each["number"] > logged_after]
+        if len(logged) > 2:
+            answer["next_logged_after"] = logged[1]["number"]
+        return json.dumps(answer | ({"logged": logged[:2]} if logged else {})).encode()
 
 
 @pytest.fixture
@@ -139,6 +146,39 @@ def test_tail_prints_a_line_per_step_and_outlasts_a_restart_of_the_server(stub, 
     assert [line[0] for line in lines] == [f"step {n}" for n in range(4)]
     assert all(line[2:] == ["reward 0.25", "loss:sum 1.5"] for line in lines)
     assert "trying again" in output.err
+
+
+def logged(number, step, **metrics):
+    return {"number": number, "step": step, "at": 1_764_000_000.0, "metrics": metrics}
+
+
+def test_what_a_client_sends_is_shown_with_its_own_steps(stub, spmd_tx_runs):
+    stub.logged = [logged(1, 70, reward=0.5), logged(4, 5000, reward=0.75), logged(5, 70, kl=0.125)]
+    code, output = spmd_tx_runs("show", RUN)
+    assert code == 0
+    servers, clients = output.out.split(run_tables.BY_CLIENT)
+    assert "reward" not in servers
+    rows = [line.split() for line in clients.split("\n\n")[0].splitlines()]
+    assert [row[2:] for row in rows if row[:1] == ["70"]] == [["0.5", "0.125"]]
+    assert [row[2:] for row in rows if row[:1] == ["5000"]] == [["0.75", "-"]]
+    shown = json.loads(spmd_tx_runs("show", RUN, "--json")[1].out)
+    assert [each["step"] for each in shown] == [0, 1, 2, 70, 5000]
+    only = spmd_tx_runs("show", RUN, "--metric", "reward")[1].out
+    assert "5000" in only
+    assert "loss:sum" not in only
+    assert spmd_tx_runs("show", RUN, "--metric", "none")[0] == 2
+
+
+def test_tail_prints_what_a_client_sends_as_it_comes(stub, spmd_tx_runs, monkeypatch):
+    def sleep(_):
+        if len(stub.logged) == 2:
+            raise KeyboardInterrupt
+        stub.logged.append(logged(1 + len(stub.logged), 70, **{f"metric {len(stub.logged)}": 1.0}))
+
+    monkeypatch.setattr(runs.time, "sleep", sleep)
+    lines = [line.split("  ") for line in spmd_tx_runs("tail", RUN)[1].out.splitlines()]
+    sent = [line[2:] for line in lines if line[0] == "client's step 70"]
+    assert sent == [["metric 0 1"], ["metric 0 1", "metric 1 1"]]
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 60, 50, 30])

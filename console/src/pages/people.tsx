@@ -141,7 +141,8 @@ function Audit({ failed }: Part) {
   const [day, setDay] = useState(today);
   const [filter, setFilter] = useState("");
   const [entries, setEntries] = useState<AuditEntry[] | null>(null);
-  useEffect(() => poll(() => getAudit(day).then((found) => setEntries(found.entries.reverse()), failed), 2 * POLL_SECONDS), [day]);
+  const [isCut, setIsCut] = useState(false);
+  useEffect(() => poll(() => getAudit(day).then((found) => (setEntries(found.entries.reverse()), setIsCut(found.next_before != null)), failed), 2 * POLL_SECONDS), [day]);
   if (!entries) return null;
   const words = filter.toLowerCase().split(/\s+/);
   const wanted = entries.filter((each) => words.every((word) => JSON.stringify(each).toLowerCase().includes(word)));
@@ -160,6 +161,7 @@ function Audit({ failed }: Part) {
         </table>
       )}
       {wanted.length > MOST_ENTRIES && <p class="note">and {number(wanted.length - MOST_ENTRIES)} older ones</p>}
+      {isCut && <p class="note">The day has more events than fit here; these are the newest.</p>}
     </Wide>
   );
 }

@@ -42,7 +42,7 @@ export function Runs() {
     void histories.refresh(ids);
     return watch((changed) => {
       if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
-      else changed.forEach((_, id) => void getRun(id).then((run) => setRuns((known) => merged(known ?? [], [run])), () => undefined));
+      else changed.forEach((id) => void getRun(id).then((run) => setRuns((known) => merged(known ?? [], [run])), () => undefined));
       void histories.refresh(ids, changed);
     });
   }, [ids.join()]);

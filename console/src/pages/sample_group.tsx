@@ -42,6 +42,7 @@ function Shown({ facts }: { facts: Facts }) {
       <Legend />
       <div class="side-by-side">{facts.samples.map((each, i) => <One key={`${each.request_id} ${each.place}`} sample={each} number={i + 1} />)}</div>
       {facts.left_out > 0 && <p class="note">and {number(facts.left_out)} more</p>}
+      {facts.not_read > 0 && <p class="note">{number(facts.not_read)} requests that may have the same prompt were not looked at, since they are long.</p>}
     </>
   );
 }

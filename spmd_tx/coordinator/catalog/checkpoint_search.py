@@ -1,12 +1,15 @@
 """Searches checkpoints, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from uuid import UUID
 
 from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import listings
+from spmd_tx.coordinator.catalog.searched_page import SearchedPage
 from spmd_tx.coordinator.catalog.session_search import ROUNDING_SECONDS, ROWS_AT_ONCE
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
@@ -16,6 +19,7 @@ from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointSearchRequest,
     CheckpointSearchResponse,
 )
+from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
 from spmd_tx.coordinator.wire.moments import read_moment, write_moment
 from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, UserSearchOwner, as_texts
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -24,24 +28,24 @@ MOST_NUMBER = 2**31 - 1  # of the column
 
 
 async def search(
-    database: Database, request: CheckpointSearchRequest, caller: Caller
+    database: Database, request: CheckpointSearchRequest, caller: Caller, bounds: Bounds = DEFAULT_BOUNDS
 ) -> CheckpointSearchResponse:
-    """Find one page. Metadata is compared here, since databases differ in JSON.
+    """Find one page, which may be short, or even empty, where the search takes long.
 
-    Raises NotFound for a project without a session that the caller may see.
+    Metadata is compared here, since databases differ in JSON. Raises NotFound for a project without a session
+    that the caller may see.
     """
     async with database.reading() as db:
         await _check_projects(db, request.project_ids or [], caller)
-        found: list[Checkpoint] = []
-        async for row in _candidates(db, request, caller):
-            if request.user_metadata.items() <= (as_texts(row.user_metadata) or {}).items():
-                found.append(row)
-                if len(found) > request.limit:
+        page = SearchedPage[Checkpoint](request.limit, bounds)
+        async with aclosing(_candidates(db, request, caller)) as candidates:
+            async for row in candidates:
+                is_wanted = request.user_metadata.items() <= (as_texts(row.user_metadata) or {}).items()
+                if not page.look_at(row, listings.on_the_wire(row) if is_wanted else None):
                     break
-    page = found[: request.limit]
-    last = page[-1] if len(found) > request.limit else None
+    last = page.last
     return CheckpointSearchResponse(
-        listings.on_the_wire(page),
+        [listings.on_the_wire(row) for row in page.found],
         last and CheckpointSearchCursor(write_moment(last.created_at), str(UUID(int=last.number))),
     )
 
@@ -59,7 +63,7 @@ async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: 
 
 async def _candidates(
     db: AsyncSession, request: CheckpointSearchRequest, caller: Caller
-) -> AsyncIterator[Checkpoint]:
+) -> AsyncGenerator[Checkpoint]:
     """Yield the checkpoints that meet the conditions on columns, from the cursor on."""
     query = select(Checkpoint).where(*_conditions(request, caller))
     query = query.order_by(*listings.NEWEST_FIRST).limit(ROWS_AT_ONCE)

@@ -1,14 +1,18 @@
 """Searches sessions, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 from sqlalchemy import ColumnElement, and_, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.catalog.searched_page import SearchedPage
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
+from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
 from spmd_tx.coordinator.wire.moments import read_moment, write_moment
 from spmd_tx.coordinator.wire.sessions import (
     Active,
@@ -28,7 +32,7 @@ from spmd_tx.coordinator.wire.sessions import (
 
 Status = Active | ClientFinished | None
 SilentSeconds = Callable[[str], float | None]
-ROWS_AT_ONCE = 500
+ROWS_AT_ONCE = 50  # with metadata of 64 KiB each
 ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
 
@@ -36,34 +40,35 @@ async def search(
     database: Database,
     request: SessionSearchRequest,
     caller: Caller,
+    bounds: Bounds = DEFAULT_BOUNDS,
     silent_seconds: SilentSeconds = lambda session_id: None,
 ) -> SessionSearchResponse:
-    """Find one page. Names and metadata are compared here, since databases differ in case and JSON.
+    """Find one page, which may be short, or even empty, where the search takes long.
 
-    ``silent_seconds`` says of an open session for how long its client has been silent, if that is unusual.
+    Names and metadata are compared here, since databases differ in case and JSON. ``silent_seconds`` says of
+    an open session for how long its client has been silent, if that is unusual.
     """
-    async with database.reading() as db:
-        found: list[Session] = []
-        async for session in _candidates(db, request, caller):
-            if _is_wanted(session, request):
-                found.append(session)
-                if len(found) > request.limit:
-                    break
-        page = found[: request.limit]
-        saved = await _saved(db, [session.id for session in page])
-    last = page[-1] if len(found) > request.limit else None
+    page = SearchedPage[Session](request.limit, bounds)
+
+    def summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
+        return _summary(session, _status(session, silent_seconds), checkpoints, size)
+
+    async with database.reading() as db, aclosing(_candidates(db, request, caller)) as candidates:
+        async for session in candidates:
+            entry = summary(session, 0, 0) if _is_wanted(session, request) else None
+            if not page.look_at(session, entry):
+                break
+        saved = await _saved(db, [session.id for session in page.found])
+    last = page.last
     return SessionSearchResponse(
-        [
-            _summary(session, _status(session, silent_seconds), *saved.get(session.id, (0, 0)))
-            for session in page
-        ],
+        [summary(session, *saved.get(session.id, (0, 0))) for session in page.found],
         last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
 
 async def _candidates(
     db: AsyncSession, request: SessionSearchRequest, caller: Caller
-) -> AsyncIterator[Session]:
+) -> AsyncGenerator[Session]:
     """The sessions that meet the conditions on columns, from the cursor on."""
     query = select(Session).where(is_seen(caller, Session.owner), *_conditions(request, caller))
     query = query.order_by(Session.created_at.desc(), Session.id.desc()).limit(ROWS_AT_ONCE)

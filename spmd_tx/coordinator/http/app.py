@@ -8,6 +8,7 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
+from spmd_tx.coordinator.http.answer_guard import AnswerGuard
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.pages import PagesController
@@ -75,7 +76,7 @@ def make_app(services: Services) -> Litestar:
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,
-        middleware=[BodyGuard(), TraceHeaders()],
+        middleware=[AnswerGuard(), BodyGuard(), TraceHeaders()],
         openapi_config=OpenAPIConfig(
             title="spmd_tx",
             version=version("spmd_tx"),

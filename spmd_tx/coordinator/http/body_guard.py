@@ -13,6 +13,7 @@ from litestar.types import (
     Send,
     WebSocketReceiveMessage,
 )
+from litestar.utils.scope.state import CONNECTION_STATE_KEY
 
 from spmd_tx.coordinator.http.authentication import (
     HAS_BATCH,
@@ -48,6 +49,9 @@ class BodyGuard:
                 await app(scope, body.receive, send)
             finally:
                 body.leave()
+                # It holds the body, and is part of a cycle: both would stay until the next collection of
+                # garbage, which is rare.
+                scope["state"].pop(CONNECTION_STATE_KEY, None)
 
         return guarded
 

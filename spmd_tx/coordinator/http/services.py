@@ -26,9 +26,13 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
+from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
+from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
@@ -46,7 +50,6 @@ from spmd_tx.errors import Unavailable
 from spmd_tx.models.config import ModelConfig
 
 OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
-SAMPLE_READERS = 2  # consoles at a time whose samples are read from the log
 
 
 class QueueStatus(Protocol):
@@ -123,13 +126,16 @@ class Services:
     quotas: Quotas
     text: LazyModelText
     prompt_texts: PromptTexts
+    samples: SampleReader
     progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
     polls: Polls
+    turns: Turns
+    metric_names: MetricNames
+    streams: NewsStreams
     shared_answers: SharedAnswers = field(default_factory=SharedAnswers)
-    sample_readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(SAMPLE_READERS))
     body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
 
     @property

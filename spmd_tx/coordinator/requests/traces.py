@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "traces"  # in the data directory
 MAX_REQUESTS = 200_000  # of one trace, the newest
 READ_AT_ONCE = 500  # while nothing else runs
+BUILDERS = 2  # traces that are built at a time
 FRESH_SECONDS = 10.0  # up to this age a trace is served again
 PATIENCE_SECONDS = 2.0  # for a small trace in the same call; the SDK asks again after 5 seconds
 KEPT_SECONDS = 2 * 3600.0  # longer than its URL is valid
@@ -133,12 +134,14 @@ class Export:
 
 
 class TraceExports:
-    """Builds traces, one at a time for each session."""
+    """Builds traces, one at a time for each owner: a large one takes seconds, and 100 MB of memory."""
 
     def __init__(self, database: Database, data_dir: Path) -> None:
         self._database = database
         self._folder = data_dir / FOLDER
         self._building: dict[str, asyncio.Task[None]] = {}  # by session
+        self._owners: set[str] = set()  # whose traces are being built
+        self._has_builder = asyncio.Semaphore(BUILDERS)
         self._errors: dict[str, str] = {}  # not reported yet; by session
 
     async def export(self, session: Session) -> Export:
@@ -150,6 +153,8 @@ class TraceExports:
                 return Export(error=error)
             if await asyncio.to_thread(_is_fresh, path):
                 return Export(path)
+        if session.id not in self._building and session.owner in self._owners:
+            return Export()  # the client asks again, and its turn comes
         building = self._building.get(session.id) or self._start(session, path)
         await asyncio.wait([building], timeout=PATIENCE_SECONDS)
         if not building.done():
@@ -158,9 +163,14 @@ class TraceExports:
         return Export(path) if error is None else Export(error=error)
 
     def _start(self, session: Session, path: Path) -> asyncio.Task[None]:
+        self._owners.add(session.owner)
         building = self._building[session.id] = asyncio.create_task(self._build(session, path))
-        building.add_done_callback(lambda _: self._building.pop(session.id))
+        building.add_done_callback(lambda _: self._ended(session))
         return building
+
+    def _ended(self, session: Session) -> None:
+        del self._building[session.id]
+        self._owners.discard(session.owner)
 
     def path(self, session_id: str) -> Path:
         return self._folder / f"{folder_name(session_id)}.pftrace"
@@ -174,14 +184,15 @@ class TraceExports:
 
     async def _build(self, session: Session, path: Path) -> None:
         try:
-            requests = await self._requests(session.id)
-            about = {
-                "session_id": session.id,
-                "display_name": session.display_name,
-                "sdk_version": session.sdk_version,
-                "requests": len(requests),
-            }
-            await asyncio.to_thread(_write, path, requests, clock.now(), about)
+            async with self._has_builder:
+                requests = await self._requests(session.id)
+                about = {
+                    "session_id": session.id,
+                    "display_name": session.display_name,
+                    "sdk_version": session.sdk_version,
+                    "requests": len(requests),
+                }
+                await asyncio.to_thread(_write, path, requests, clock.now(), about)
         except OUTAGES as error:
             logger.warning("the trace of session %s was not built: %s", session.id, error)
             self._errors[session.id] = "the server's storage does not answer; try again"

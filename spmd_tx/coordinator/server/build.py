@@ -27,6 +27,7 @@ from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.security.body_room import make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
 from spmd_tx.coordinator.http.security.signed_urls import open_signed_urls
+from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.services import Health, RequestScheduler, Services
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import Generations, Plan
@@ -40,6 +41,9 @@ from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
+from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
+from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
+from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork
@@ -185,9 +189,12 @@ async def open_services(
     stack: AsyncExitStack,
 ) -> Services:
     """Make what the routes need, around a scheduler; the stack closes it."""
-    database, queue = stores.database, stores.queue
+    database, queue, bounds = stores.database, stores.queue, config.bounds
+    keyring = await open_keyring(database, config.data_dir)
     prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
     stack.push_async_callback(prompt_texts.close)
+    samples = SampleReader(Places(config.data_dir / "payloads", model.directory), model.text, bounds)
+    stack.push_async_callback(samples.close)
     return Services(
         config=config,
         model=model.config,
@@ -210,20 +217,24 @@ async def open_services(
         health=health,
         storage=stores.disk,
         reaper=stores.reaper,
-        keyring=await open_keyring(database, config.data_dir),
+        keyring=keyring,
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
         quotas=Quotas(database, stores.catalog, queue, config.bounds),
         text=model.text,
         prompt_texts=prompt_texts,
+        samples=samples,
         progress=progress,
         implicit_samplers=ImplicitSamplers(
             stores.catalog, ServedNames(config.model_names, model.max_context)
         ),
         notices=Notices(),
-        body_rooms=make_rooms(config.bounds),
-        polls=Polls(config.bounds.polls),
-        line_numbers=LineNumbers(database, config.bounds.seq_ids_ahead),
+        body_rooms=make_rooms(bounds),
+        turns=Turns(bounds),
+        polls=Polls(bounds.polls),
+        line_numbers=LineNumbers(database, bounds.seq_ids_ahead),
+        metric_names=MetricNames(database, bounds.metric_names, bounds.metric_name_characters),
+        streams=NewsStreams(queue.news, stores.catalog, keyring, bounds),
     )
 
 

@@ -1,14 +1,15 @@
 """The audit log: who did what to what, and when. An event's row joins the transaction of the event itself."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, date, datetime, time
 from typing import Any, NamedTuple
 
-from sqlalchemy import delete, orm, select
+from sqlalchemy import Row, delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import AuditRow, Session
 from spmd_tx.coordinator.tenancy.callers import Caller
 
@@ -16,6 +17,7 @@ OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's h
 
 DAY_SECONDS = 24 * 3600.0
 MOST_ENTRIES = 10_000  # of one answer, the newest
+ROWS_AT_ONCE = 500
 
 # The SDK's words for what can be asked for, and the prefixes of the matching events.
 RESOURCES = {"checkpoints": "checkpoint", "projects": "project", "teams": "team", "organizations": "key"}
@@ -26,6 +28,7 @@ class AuditQuery(NamedTuple):
 
     event_type: str  # "all", or one of RESOURCES
     day: date  # UTC
+    before: int | None = None  # number of an entry, which is newer than these; None: the newest
 
 
 class AuditEvent(NamedTuple):
@@ -58,16 +61,18 @@ def add_by_session(db: orm.Session, name: str, session_id: str, tinker_path: str
         add(db, AuditEvent(name, caller, session.owner, details))
 
 
-async def entries(db: AsyncSession, query: AuditQuery, caller: Caller) -> Sequence[AuditRow]:
-    """The entries that a caller may see, oldest first: admins see all, others those about what they own."""
-    rows = select(AuditRow).order_by(AuditRow.number.desc()).limit(MOST_ENTRIES)
+def entries(db: AsyncSession, query: AuditQuery, caller: Caller) -> AsyncGenerator[Sequence[Row[AuditRow]]]:
+    """Yield the entries that a caller may see, newest first: admins all, others those about what they own."""
+    rows = select(AuditRow).order_by(AuditRow.number.desc())
     if caller.role != "admin":
         rows = rows.where(AuditRow.owner == caller.owner)
     if query.event_type != "all":
         rows = rows.where(AuditRow.event.startswith(RESOURCES[query.event_type] + "_", autoescape=True))
+    if query.before is not None:
+        rows = rows.where(AuditRow.number < query.before)
     begin = datetime.combine(query.day, time(), UTC).timestamp()
     rows = rows.where(AuditRow.at >= begin, AuditRow.at < begin + DAY_SECONDS)
-    return (await db.scalars(rows)).all()[::-1]
+    return in_pieces(db, rows.limit(MOST_ENTRIES + 1), ROWS_AT_ONCE)
 
 
 async def forget(db: AsyncSession, before: float) -> None:

@@ -151,7 +151,7 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -
 
 
 @functools.cache
-def _model_text(directory: str) -> ModelText:
+def lasting_model_text(directory: str) -> ModelText:
     """Load the model's text once in a child process that lasts."""
     return load_model_text(Path(directory))
 
@@ -160,7 +160,7 @@ def tokenize_outside(
     directory: str, texts: list[str], most_tokens: int, special_tokens: bool = True, **_: object
 ) -> list[bytes]:
     """Tokenize texts in a child process; returns the tokens of each, int32."""
-    tokenizer = _model_text(directory).tokenizer
+    tokenizer = lasting_model_text(directory).tokenizer
     found = []
     for text in texts:
         (tokens,) = tokenize(tokenizer, [text], special_tokens)
@@ -175,7 +175,7 @@ def tokenize_outside(
 
 def decode_outside(directory: str, sequences: list[bytes], whole: bool) -> list[list[str]]:
     """Make tokens into text in a child process."""
-    return _decoded(_model_text(directory).tokenizer, token_texts.unpack(sequences), whole)
+    return _decoded(lasting_model_text(directory).tokenizer, token_texts.unpack(sequences), whole)
 
 
 def _decoded(tokenizer: Tokenizer, sequences: Sequence[Sequence[int]], whole: bool) -> list[list[str]]:
@@ -189,7 +189,7 @@ def converse_outside(
 ) -> list[bytes]:
     """Render and tokenize a conversation in a child process; returns its tokens, int32."""
     messages, options = msgspec.json.decode(conversation)
-    text = _model_text(directory).template.render(messages, options, most_bytes, seconds)
+    text = lasting_model_text(directory).template.render(messages, options, most_bytes, seconds)
     return tokenize_outside(directory, [text], most_tokens, special_tokens=False)
 
 

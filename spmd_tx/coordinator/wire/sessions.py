@@ -155,6 +155,7 @@ class SessionResponse(msgspec.Struct, frozen=True):
     display_name: str | None = None
     is_open: bool = True
     silent_seconds: float | None = None  # as in a search; the SDK does not read it
+    next_offset: int | None = None  # not in the SDK: where more IDs begin; null: these are all
 
 
 class SessionsResponse(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ class UsageResponse(msgspec.Struct, frozen=True):
     data: list[UsageEvent]
     sessions: dict[str, UsageSession]
     cost_data_through: datetime | None = None  # null: nothing was billed
+    next_offset: int | None = None  # not in the SDK: where the next page begins; null: there is none
 
 
 class StorageItem(msgspec.Struct, frozen=True):
@@ -88,4 +89,5 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 
 class AuditResponse(msgspec.Struct, frozen=True):
-    entries: list[AuditEntry]
+    entries: list[AuditEntry]  # oldest first
+    next_before: int | None = None  # not in the SDK: to ask for older ones of the day; null: there are none

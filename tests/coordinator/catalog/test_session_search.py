@@ -1,5 +1,6 @@
 import pytest
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.session_search import ROWS_AT_ONCE, search
 from spmd_tx.coordinator.storage.tables import Session
 from spmd_tx.coordinator.tenancy.callers import Caller
@@ -25,7 +26,7 @@ def found(database):
 
     async def found(caller=ALICE, **wish) -> list[str]:
         body = {"limit": 200, **wish}
-        answer = await search(database, SessionSearchRequest(**body), caller)
+        answer = await search(database, SessionSearchRequest(**body), caller, Bounds())
         return [session.session_id for session in answer.sessions]
 
     return found
@@ -34,7 +35,7 @@ def found(database):
 async def pages(database, limit):
     cursor, seen = None, []
     while True:
-        page = await search(database, SessionSearchRequest(limit=limit, cursor=cursor), ALICE)
+        page = await search(database, SessionSearchRequest(limit=limit, cursor=cursor), ALICE, Bounds())
         seen.append([session.session_id for session in page.sessions])
         cursor = page.next_cursor
         if cursor is None:
@@ -90,7 +91,7 @@ async def test_the_status_is_what_became_of_the_session(add, database, found):
     assert await found(statuses=[finished]) == ["done", "broken"]
     assert await found(statuses=[schemas.FailedQuery(), schemas.CancelledQuery()]) == []
     assert await found(statuses=[schemas.ClientFinishedQuery(["success"]), active]) == ["done", "active"]
-    answer = await search(database, SessionSearchRequest(session_id="silent"), ALICE)
+    answer = await search(database, SessionSearchRequest(session_id="silent"), ALICE, Bounds())
     assert answer.sessions[0].status is None
 
 

@@ -3,6 +3,7 @@
 import ast
 import asyncio
 import itertools
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from contextlib import AsyncExitStack
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 import httpx
 import pytest
@@ -205,13 +206,18 @@ def in_a_store(name: str, _: Site, folder: Path) -> str:
 
 def in_an_address_of_the_command_line(name: str, *_: object) -> str:
     asked = []
+
+    def send(_: Server, request: Any) -> bytes:
+        asked.append(urlsplit(request.full_url))
+        answer = {"runs": [{"id": name}], "next_cursor": None, "points": [], "next_after": None}
+        return json.dumps(answer).encode()
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            Server, "send", lambda _, request: asked.append(request) or b'{"points": [], "next_after": null}'
-        )
+        patch.setattr(Server, "send", send)
         runs.show(name, None, True, "http://server", "")
-    address = urlsplit(asked[0].full_url)
-    assert (address.query, address.fragment) == ("after=-1", "")
+    search, address = asked
+    assert parse_qs(search.query) == {"limit": ["2"], "beginning": [name]}
+    assert (address.query, address.fragment) == ("logged_after=-1&after=-1", "")
     return unquote(address.path).removeprefix("/api/v1/training_runs/").removesuffix("/metrics")
 
 

@@ -1,7 +1,10 @@
+import asyncio
 import json
 from itertools import pairwise
 
+from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, events, write
+from spmd_tx.coordinator.storage.tables import Session
 
 
 def request(number, begin, end, line="m", kind="sample", **more):
@@ -85,3 +88,26 @@ def test_the_file_is_json_with_all_events():
 
 def test_an_empty_trace_is_a_trace():
     assert json.loads(b"".join(write([], 4.0, {})))["traceEvents"] == []
+
+
+async def test_traces_are_built_one_at_a_time_for_each_owner(database, tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "PATIENCE_SECONDS", 0.01)
+    exports, owners = traces.TraceExports(database, tmp_path), {"a1": "alice", "a2": "alice", "b": "bob"}
+    sessions = {id: Session(id=id, owner=owner) for id, owner in owners.items()}
+    may_go_on, building = asyncio.Event(), set()
+
+    async def requests(session_id):
+        building.add(session_id)
+        await may_go_on.wait()
+        return []
+
+    monkeypatch.setattr(exports, "_requests", requests)
+    for id in ("a1", "a2", "b", "a1"):
+        assert await exports.export(sessions[id]) == traces.Export()
+    assert building == {"a1", "b"}
+    may_go_on.set()
+    async with asyncio.timeout(60):
+        for id in sessions:
+            while (await exports.export(sessions[id])).path is None:
+                await asyncio.sleep(0.01)
+    assert building == sessions.keys()

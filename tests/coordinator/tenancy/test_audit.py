@@ -3,6 +3,7 @@ import json
 import pytest
 
 from spmd_tx.coordinator.tenancy import keys
+from tests.coordinator.http.real_server import bound as bound  # a fixture
 from tests.coordinator.http.routes import BASE_MODEL
 
 
@@ -114,3 +115,20 @@ async def test_questions_that_make_no_sense_are_refused(alice, question):
 @pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
 async def test_the_first_and_the_last_day_of_the_calendar_have_no_entries(alice, day):
     assert await entries(alice, event_type="all", day=day) == []
+
+
+async def test_a_long_day_is_read_in_parts_the_newest_first(alice, bound):
+    for _ in range(7):
+        (await alice.post("create_session", json={})).raise_for_status()
+    whole = (await alice.get("audit")).json()
+    assert (len(whole["entries"]), whole["next_before"]) == (8, None)  # with the key that was created
+    bound(answer_bytes=600)
+    found, before = [], {}
+    while True:
+        part = (await alice.get("audit", params=before)).raise_for_status().json()
+        assert 0 < len(part["entries"]) <= 3
+        found = part["entries"] + found
+        if part["next_before"] is None:
+            break
+        before = {"before": part["next_before"]}
+    assert found == whole["entries"]

@@ -3,10 +3,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import delete, select, update
 
-from spmd_tx.coordinator.storage.tables import Checkpoint, StoredCheckpoint
+from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
 from spmd_tx.coordinator.tenancy import stored_checkpoints, usage_report
 from spmd_tx.coordinator.tenancy.callers import Caller
-from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, window
+from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, Page, window
 from spmd_tx.errors import InvalidRequest
 
 ALICE = Caller("alice", "user")
@@ -113,3 +113,73 @@ async def test_what_was_deleted_long_ago_is_forgotten(database):
 def test_a_window_is_whole_hours_and_up_to_fourteen_days(start, end, complaint):
     with pytest.raises(InvalidRequest, match=complaint):
         window(start.isoformat(), end.isoformat())
+
+
+@pytest.fixture
+async def much(database):
+    """Six hours of four samplers in two sessions with long metadata, and two checkpoints."""
+    async with database.transaction() as db:
+        for session in "st":
+            about = {
+                "created_at": at(0),
+                "tags": [],
+                "owner": "alice",
+                "user_metadata": {"notes": "x" * 1000},
+            }
+            db.add(Session(id=session, **about))
+        for number in range(24):
+            line, session = f"sampler {number % 4}", "st"[number % 2]
+            amounts = dict.fromkeys(("trained", "forwarded", "prompt", "cached", "checkpoints"), 0)
+            row = {"hour": int(at(number // 4)), "line": line, "session_id": session, "owner": "alice"}
+            db.add(UsageRow(**row, **amounts, sampled=number + 1))
+    for name in "ab":
+        await save(database, name, 0, int(GIGABYTE))
+    await look(database, 0)
+
+
+async def usage_of(database, page):
+    wanted = window(START.isoformat(), (START + timedelta(days=1)).isoformat())
+    async with database.reading() as db:
+        return await usage_report.usage(db, wanted, ALICE, at(6), page)
+
+
+async def test_usage_is_read_in_pages_and_all_of_it_is_in_one(database, much):
+    whole = await usage_of(database, Page())
+    assert len(whole.data) == 24 + 2 * 6
+    found, metadata, offset, pages = [], {}, 0, 0
+    while offset is not None:
+        page = await usage_of(database, Page(offset, 3000))
+        assert 0 < len(page.data) < 10
+        assert {event.session_id for event in page.data} - {None} == page.sessions.keys()
+        found, metadata, offset = found + page.data, metadata | page.sessions, page.next_offset
+        pages += 1
+    assert pages > 3
+    assert sorted(map(repr, found)) == sorted(map(repr, whole.data))
+    assert metadata == whole.sessions
+    order = [(event.bucket_start, -getattr(event.event_info, "token_count", 0)) for event in whole.data]
+    assert order == sorted(order)
+
+
+async def test_usage_that_is_too_much_for_an_answer_is_refused_with_the_remedy(database, much):
+    with pytest.raises(InvalidRequest, match="ask for fewer hours at a time, or send offset=0") as refused:
+        await usage_of(database, Page(None, 1000))
+    assert "3.9 KiB" in str(refused.value)
+
+
+async def test_the_storage_of_too_many_projects_is_refused_with_the_remedy(database):
+    async with database.transaction() as db:
+        for number in range(3):
+            run, about = f"s{number}:train:0", {"created_at": at(0), "base_model": "x", "owner": "alice"}
+            db.add(
+                Session(id=f"s{number}", tags=[], owner="alice", created_at=at(0), project_id=f"p{number}")
+            )
+            shape = {"rank": 8, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
+            db.add(Model(id=run, session_id=f"s{number}", created_at=at(0), base_model="x", **shape))
+            db.add(Checkpoint(run_id=run, kind="weights", name="a", size_bytes=7, **about))
+    async with database.reading() as db:
+        whole = await usage_report.current_storage(db, None, ALICE)
+        one = await usage_report.current_storage(db, "p1", ALICE, most_bytes=1)
+        with pytest.raises(InvalidRequest, match="ask for one of them with project_id"):
+            await usage_report.current_storage(db, None, ALICE, most_bytes=1)
+    assert sorted(item.project_id for item in whole.data) == ["p0", "p1", "p2"]
+    assert [(item.project_id, item.size_bytes) for item in one.data] == [("p1", 7)]

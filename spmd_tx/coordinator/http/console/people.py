@@ -9,10 +9,12 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import ApiKey, UsageRow
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
@@ -24,6 +26,7 @@ from spmd_tx.errors import Forbidden, NotFound
 MOST_KEYS = 1000
 MOST_HOURS = 24 * 7
 MOST_ROWS = 20_000  # an hour of an owner each
+ROWS_AT_ONCE = 1000
 
 AMOUNTS = (UsageRow.trained, UsageRow.forwarded, UsageRow.prompt, UsageRow.cached, UsageRow.sampled)
 
@@ -31,15 +34,16 @@ AMOUNTS = (UsageRow.trained, UsageRow.forwarded, UsageRow.prompt, UsageRow.cache
 class PeopleController(Controller):
     path = "/console/api"
 
-    @get("/keys", opt=UNMETERED)
+    @get("/keys", opt=UNMETERED, guards=[in_turn])
     async def keys(self, services: Service, access: Accessible) -> KeysResponse:
         """List API keys, for admins only."""
         _check_admin(access)
+        newest = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id.desc()).limit(MOST_KEYS)
         async with services.database.reading() as db:
-            rows = await keys.listed(db)
-        newest = rows[::-1][:MOST_KEYS]
+            rows = (await db.scalars(newest)).all()
+            count = await db.scalar(select(func.count(ApiKey.id))) or 0
         now = time.time()
-        return KeysResponse([_shown(row, access.caller, now) for row in newest], len(rows) - len(newest))
+        return KeysResponse([_shown(row, access.caller, now) for row in rows], count - len(rows))
 
     @delete("/keys/{key_id:str}", status_code=HTTP_200_OK)
     async def revoke_key(
@@ -54,7 +58,7 @@ class PeopleController(Controller):
         await services.keyring.look()
         return StatusResponse("ok")
 
-    @get("/usage", opt=UNMETERED)
+    @get("/usage", opt=UNMETERED, guards=[in_turn])
     async def usage(self, services: Service, access: Accessible, hours: FromQuery[int] = 24) -> UseResponse:
         """Return what each owner has used, by the hour, in the last hours and the present one."""
         _check_admin(access)
@@ -75,8 +79,10 @@ async def _use(db: AsyncSession, since: int) -> list[HourOfUse]:
     sums = (func.sum(amount) for amount in AMOUNTS)
     groups = UsageRow.hour, UsageRow.owner
     query = select(*groups, *sums).where(UsageRow.hour >= since).group_by(*groups).order_by(*groups)
-    found = await db.execute(query.limit(MOST_ROWS + 1))
-    return [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in found]
+    found = list[HourOfUse]()
+    async for piece in in_pieces(db, query.limit(MOST_ROWS + 1), ROWS_AT_ONCE):
+        found += [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in piece]
+    return found
 
 
 def _shown(row: ApiKey, caller: Caller, now: float) -> Key:

@@ -1,27 +1,29 @@
 """Routes that show training runs with their metrics, and that take metrics of clients."""
 
-import asyncio
-import json
 import re
-import time
-from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import NamedTuple, cast
 
-from litestar import Controller, get, post
+import msgspec
+from litestar import Controller, MediaType, Request, Response, get, post
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
-from litestar.response import ServerSentEvent, ServerSentEventMessage
+from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, Page, Which
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Page, Which
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
-from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
-from spmd_tx.coordinator.requests.runs import run_metrics
+from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
+from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import Model, Session
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
+    LoggedPoint,
     LogMetricsRequest,
     MetricsPoint,
     MetricsResponse,
@@ -29,19 +31,21 @@ from spmd_tx.coordinator.wire.console.runs import (
     RunsResponse,
 )
 from spmd_tx.coordinator.wire.fields import StatusResponse
-from spmd_tx.errors import Forbidden, InvalidRequest, NotFound
+from spmd_tx.coordinator.wire.page_room import PageRoom
+from spmd_tx.errors import InvalidRequest
 
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 BEGINNING = re.compile(r"[0-9A-Za-z:-]{0,200}")  # of a run's ID
-KEY_SECONDS = 0.25  # between two looks whether the key is valid
-ALIVE_SECONDS = 15.0  # between two signs of life
+ROW_BYTES = 100  # that a row takes beside its metrics
+POINTS = {HTTP_200_OK: ResponseSpec(MetricsResponse, generate_examples=False)}
+STREAM_HEADERS = {"Cache-Control": "no-cache", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
 
 
 class RunsController(Controller):
     path = "/console/api/runs"
 
-    @get("/", opt=UNMETERED)
+    @get("/", opt=UNMETERED, guards=[in_turn])
     async def runs(
         self,
         services: Service,
@@ -50,10 +54,13 @@ class RunsController(Controller):
         cursor: FromQuery[int] = 0,
         beginning: FromQuery[str] = "",
     ) -> RunsResponse:
-        """List the runs that the caller may see, newest first; perhaps only those whose IDs begin so."""
+        """List the runs that the caller may see, newest first; perhaps only those whose IDs begin so.
+
+        A page ends when its bytes are reached.
+        """
         if BEGINNING.fullmatch(beginning) is None:
             raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
-        offset, limit = Page(cursor, min(limit, 100)).clamped()
+        page = Page(cursor, min(limit, 100)).clamped()
         query = (
             select(Model, Session)
             .join(Session, Session.id == Model.session_id)
@@ -62,16 +69,22 @@ class RunsController(Controller):
         )
 
         async def answer() -> RunsResponse:
+            room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
             async with services.database.reading() as db:
-                found = (await db.execute(query.offset(offset).limit(limit + 1))).all()
-                shown = [await _run(services, db, model, session) for model, session in found[:limit]]
-            return RunsResponse(shown, offset + limit if len(found) > limit else None)
+                wanted = query.offset(page.offset).limit(page.limit + 1)
+                async with aclosing(in_pieces(db, wanted, ROWS_AT_ONCE)) as pieces:
+                    async for model, session in (row async for piece in pieces for row in piece):
+                        run = await _run(services, db, model, session) if len(shown) < page.limit else None
+                        if run is None or not room.takes(run):
+                            return RunsResponse(shown, page.offset + len(shown))
+                        shown.append(run)
+            return RunsResponse(shown, None)
 
         whose = access.caller.owner, access.caller.role
         news = services.queue.news.told
-        return await services.shared_answers.get(("runs", *whose, offset, limit, beginning, news), answer)
+        return await services.shared_answers.get(("runs", *whose, *page, beginning, news), answer)
 
-    @get("/{run_id:str}", opt=UNMETERED)
+    @get("/{run_id:str}", opt=UNMETERED, guards=[in_turn])
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
         """Return a run, with what its client has said of it."""
         model = await access.model(run_id)
@@ -84,51 +97,59 @@ class RunsController(Controller):
         key = "run", model.id, services.queue.news.told
         return await services.shared_answers.get(key, answer)
 
-    @get("/{run_id:str}/metrics", opt=UNMETERED)
+    @get("/{run_id:str}/metrics", opt=UNMETERED, guards=[in_turn], responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
         services: Service,
         access: Accessible,
         after: FromQuery[int] = -1,
+        logged_after: FromQuery[int] = -1,
         limit: FromQuery[int] = MOST_POINTS,
-    ) -> MetricsResponse:
-        """Return the steps behind the one with the number ``after``, as of the last news or later."""
-        key = "metrics", (await access.model(run_id)).id, after, limit, services.queue.news.told
-        return await services.shared_answers.get(key, lambda: _points(services, access, run_id, after, limit))
+    ) -> Response[bytes]:
+        """Return metrics as ``/training_runs/.../metrics`` does, as of the last news or later."""
+        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
+        key = "metrics", *wanted, services.queue.news.told
+        return _json(await services.shared_answers.get(key, lambda: _points(services, wanted)))
 
 
 class RunMetricsController(Controller):
-    @get(METRICS, opt=UNMETERED)
+    @get(METRICS, opt=UNMETERED, guards=[in_turn], responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
         services: Service,
         access: Accessible,
         after: FromQuery[int] = -1,
+        logged_after: FromQuery[int] = -1,
         limit: FromQuery[int] = MOST_POINTS,
-    ) -> MetricsResponse:
-        """Return the steps behind the one with the number ``after``."""
-        return await _points(services, access, run_id, after, limit)
+    ) -> Response[bytes]:
+        """Return the steps behind the one with the seq ``after``, and a client's own behind a number."""
+        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
+        return _json(await _points(services, wanted))
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
         self,
         run_id: FromPath[str],
         data: JSONBody[LogMetricsRequest],
+        request: Request,
         services: Service,
         access: Accessible,
     ) -> StatusResponse:
-        """Keep what a client knows of a step beside the server's own metrics of it."""
+        """Keep what a client knows, of a step of its own or of the next one that the server finishes."""
         if not 0 < len(data.metrics) <= MOST_METRICS:
             raise InvalidRequest(f"metrics has {len(data.metrics)} entries; send 1 to {MOST_METRICS}")
         if data.step is not None and not 0 <= data.step < 2**53:
-            raise InvalidRequest(f"step is {data.step}; steps count from 0")
+            raise InvalidRequest(f"step is {data.step}; steps count from 0, and are below 2**53")
         model = await access.model(run_id)
+        await take_turn(request, "changes")
+        await services.metric_names.add(model.id, data.metrics)
         async with services.database.transaction() as db:
             newest = await rows.highest_number(db, model.id)
-            run_metrics.add_of_client(db, model.id, newest, data.step, data.metrics)
-        services.queue.news.add(model.id, data.step)
+            size = await run_metrics.add_of_client(db, model.id, newest, data.step, data.metrics)
+            services.quotas.check_metrics(access.caller, size + ROW_BYTES)
+        services.queue.news.add(model.id)
         return StatusResponse("success")
 
 
@@ -136,51 +157,39 @@ class StreamController(Controller):
     path = "/console/api/stream"
 
     @get("/", opt=UNMETERED)
-    async def stream(self, services: Service, access: Accessible) -> ServerSentEvent:
+    async def stream(self, services: Service, access: Accessible) -> Stream:
         """Send the ids of runs that have new metrics, at most every two seconds."""
-        return ServerSentEvent(_changes(services, access))
+        services.streams.check(access.caller)
+        events = services.streams.events(access.caller, services.health.closing)
+        return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
-async def _points(services: Services, access: Access, run_id: str, after: int, limit: int) -> MetricsResponse:
-    model = await access.model(run_id)
-    start, most = min(max(after, -1), MAX_OFFSET), min(max(limit, 1), MOST_POINTS)
+class _Wanted(NamedTuple):
+    """Selects metrics of a run."""
+
+    run: str
+    after: int  # seq of a point
+    logged_after: int  # number of what a client has sent
+    limit: int  # of either
+
+
+async def _points(services: Services, wanted: _Wanted) -> bytes:
+    after, logged_after = (min(max(place, -1), MAX_OFFSET) for place in wanted[1:3])
+    most, size = min(max(wanted.limit, 1), MOST_POINTS), services.config.bounds.answer_bytes // 2
     async with services.database.reading() as db:
-        found, following = await run_metrics.points(db, model.id, start, most)
-    return MetricsResponse([MetricsPoint(*each) for each in found], following)
+        points = await metric_pages.points(db, wanted.run, after, most, size)
+        logged = await metric_pages.logged(db, wanted.run, logged_after, most, size)
+    answer = MetricsResponse(
+        cast(list[MetricsPoint], points.entries),
+        points.following,
+        cast(list[LoggedPoint], logged.entries),
+        logged.following,
+    )
+    return msgspec.json.encode(answer)
 
 
-async def _changes(services: Services, access: Access) -> AsyncIterator[ServerSentEventMessage]:
-    news, seen = services.queue.news, dict[str, bool]()
-    number, spoke_at = news.told, time.monotonic()
-    while not services.health.closing.done():
-        await asyncio.wait([services.health.closing], timeout=min(KEY_SECONDS, news.seconds_left()))
-        try:
-            services.keyring.vouch(access.caller)
-        except Forbidden:  # the key was revoked
-            return
-        changed = news.since(number)
-        if changed is None:  # a slow reader: the page asks for everything when it connects again
-            return
-        number = news.told
-        for run in changed.keys() - seen.keys():
-            seen[run] = await _sees(access, run)
-        shown = [run for run in changed if seen[run]]
-        if shown:
-            steps = {run: changed[run] for run in shown if changed[run] is not None}
-            yield ServerSentEventMessage(event="changed", data=json.dumps({"runs": shown, "steps": steps}))
-        elif time.monotonic() < spoke_at + ALIVE_SECONDS:
-            continue
-        else:
-            yield ServerSentEventMessage(comment="alive")
-        spoke_at = time.monotonic()
-
-
-async def _sees(access: Access, run: str) -> bool:
-    try:
-        await access.model(run)
-    except NotFound:
-        return False
-    return True
+def _json(content: bytes) -> Response[bytes]:
+    return Response(content, media_type=MediaType.JSON)
 
 
 async def _run(services: Services, db: AsyncSession, model: Model, session: Session) -> Run:

@@ -4,22 +4,22 @@ They read the log of requests, so they show what the server keeps of it. What th
 with, is bounded, however long prompts and answers are.
 """
 
-import asyncio
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from litestar import Controller, get
 from litestar.params import FromPath, FromQuery
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
-from spmd_tx.coordinator.requests.runs.sample_log import Answer, Body, Logged, Part, Size
+from spmd_tx.coordinator.requests.runs.sample_bodies import Answer, Body, Part, Size
+from spmd_tx.coordinator.requests.runs.sample_log import Logged
 from spmd_tx.coordinator.storage.tables import Model, Sampler
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
@@ -33,7 +33,7 @@ from spmd_tx.coordinator.wire.console.run_samples import (
 
 MOST_REQUESTS = 50  # of a page
 MOST_LOOKED_AT = 200  # requests, in a search
-MOST_SEARCHED = 1 << 20  # tokens, in a search
+MOST_ERRORS = 32  # of a group
 DIGITS = 4  # of log-probabilities
 
 EXCERPT = Size(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
@@ -43,7 +43,7 @@ WHOLE = Size(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # what a grou
 class SamplesController(Controller):
     path = "/console/api/runs"
 
-    @get("/{run_id:str}/samples", opt=UNMETERED)
+    @get("/{run_id:str}/samples", opt=UNMETERED, guards=[in_turn])
     async def samples(
         self,
         run_id: FromPath[str],
@@ -59,20 +59,18 @@ class SamplesController(Controller):
         end = None if before is None else min(max(before, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
-            async with services.sample_readers:
-                return await _Reader(services, access).page(model, end, most, search)
+            return await _Reader(services, access).page(model, end, most, search)
 
         key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search
         return await services.shared_answers.get_costly(key, answer)
 
-    @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED)
+    @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED, guards=[in_turn])
     async def group(
         self, run_id: FromPath[str], request_id: FromPath[str], services: Service, access: Accessible
     ) -> SampleGroup:
         """Return the samples of a request, and of others with the same prompt, token by token."""
         model = await access.model(run_id)
-        async with services.sample_readers:
-            return await _Reader(services, access).group(model, request_id)
+        return await _Reader(services, access).group(model, request_id)
 
 
 class _Found(NamedTuple):
@@ -84,30 +82,28 @@ class _Found(NamedTuple):
 
 
 class _Reader:
-    """Reads samples for one answer, one body at a time."""
+    """Reads samples for one answer."""
 
     def __init__(self, services: Services, access: Access) -> None:
         self._services = services
         self._caller = access.caller
-        self._payloads: Path = services.config.data_dir / "payloads"
         self._steps: dict[str, int | None] = {}  # by sampler
 
     async def page(self, model: Model, before: int | None, most: int, search: str) -> SamplesPage:
         to_look_at = MOST_LOOKED_AT if search else most
         async with self._services.database.reading() as db:
             found = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
-        shown, looked_at, searched = list[Logged](), 0, 0
-        for logged in found[:to_look_at]:
-            if len(shown) == most or searched > MOST_SEARCHED:
-                break
-            looked_at += 1
-            tokens = await self._searched(logged) if search else []
-            searched += sum(map(len, tokens))
-            if not search or await self._is_in(search, tokens):
-                shown.append(logged)
+        places, looked_at = range(len(found[:most])), len(found[:most])
+        if search and found:
+            stored = [*map(sample_log.stored, found[:to_look_at])]
+            places, looked_at = await self._services.samples.search(stored, search, most, WHOLE)
+        shown = [found[place] for place in places]
+        bodies = await self._services.samples.read([*map(sample_log.stored, shown)], EXCERPT)
+        if len(bodies) < len(shown):  # reading the others would take too long
+            shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
         next_before = None if looked_at == len(found) else found[looked_at - 1].row.number
         hours = self._services.config.keep_results_hours
-        return SamplesPage(await self._listed(shown), looked_at, next_before, hours)
+        return SamplesPage(await self._listed(shown, bodies), looked_at, next_before, hours)
 
     async def group(self, model: Model, request_id: str) -> SampleGroup:
         async with self._services.database.reading() as db:
@@ -115,19 +111,19 @@ class _Reader:
             if logged is None:
                 raise not_kept(request_id)
             beside = await sample_log.neighbours(db, logged)
-        body = await self._body(logged, WHOLE)
+        # The request itself comes first, then what is near: time may end before all are read.
+        nearest = sorted(beside, key=lambda each: abs(each.row.number - logged.row.number))
+        bodies = await self._services.samples.read_alike([*map(sample_log.stored, nearest)], WHOLE)
+        body = bodies[0]
         if body is None:
             raise not_kept(request_id)
+        same = [(each, other) for each, other in zip(nearest, bodies, strict=False) if other is not None]
         found, left_out, errors = list[_Found](), 0, list[str]()
-        for each in beside:
-            other = body if each.row.id == request_id else await self._body(each, WHOLE)
-            if other is None or other.group != body.group:
-                continue
+        for each, other in sorted(same, key=lambda pair: pair[0].row.number):
             if each.row.error is not None:
                 errors.append(each.row.error)
-            some = other.answers[: WHOLE.samples - len(found)]
-            found += [_Found(each, place, answer) for place, answer in enumerate(some)]
-            left_out += other.num_answers - len(some)
+            found += [_Found(each, place, answer) for place, answer in enumerate(other.answers)]
+            left_out += other.num_answers - len(other.answers)
         parts = [body.prompt, *(answer.content for _, _, answer in found)]
         texts = await self._services.prompt_texts.pieces([part.tokens for part in parts])
         prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
@@ -141,11 +137,11 @@ class _Reader:
             max_tokens=body.params.max_tokens,
             samples=[_sample(*each) for each in zip(found, contents, strict=True)],
             left_out=left_out,
-            errors=errors,
+            not_read=len(nearest) - len(bodies),
+            errors=errors[:MOST_ERRORS],
         )
 
-    async def _listed(self, shown: Sequence[Logged]) -> list[SampledRequest]:
-        bodies = [await self._body(logged, EXCERPT) for logged in shown]
+    async def _listed(self, shown: Sequence[Logged], bodies: Sequence[Body | None]) -> list[SampledRequest]:
         tokens = list[list[int]]()
         for body in bodies:
             if body is not None:
@@ -174,20 +170,6 @@ class _Reader:
             num_samples=0 if body is None else body.num_answers,
             error=row.error,
         )
-
-    async def _searched(self, logged: Logged) -> list[list[int]]:
-        body = await self._body(logged, WHOLE)
-        if body is None:
-            return []
-        return [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
-
-    async def _is_in(self, search: str, tokens: Sequence[list[int]]) -> bool:
-        """Return whether a text stands in a prompt or in an answer, in any case of its letters."""
-        wanted = search.lower()
-        return any(wanted in text.lower() for text in await self._services.prompt_texts.decode(tokens))
-
-    async def _body(self, logged: Logged, size: Size) -> Body | None:
-        return await asyncio.to_thread(sample_log.read, self._payloads, logged.row, size)
 
     async def _steps_of(self, sampler: Sampler) -> int | None:
         if sampler.id not in self._steps:

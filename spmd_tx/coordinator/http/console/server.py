@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from litestar import Controller, get
 
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import tenants
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
@@ -30,7 +31,7 @@ MOST_SUSPECTS = 50
 class ServerController(Controller):
     path = "/console/api/server"
 
-    @get("/", opt=UNMETERED)
+    @get("/", opt=UNMETERED, guards=[in_turn])
     async def server(self, services: Service, access: Accessible) -> ServerPage:
         """Return the state of the server, for admins only."""
         if access.caller.role != "admin":
@@ -65,7 +66,7 @@ async def _page(services: Services) -> ServerPage:
         tenants=by_owner,
         queue=work.queue(),
         queue_length=work.queue_length,
-        throughput=work.throughput(),
+        throughput=await work.throughput(),
         disk=Disk(services.storage.free_bytes, services.storage.bytes_by_kind, services.storage.problem),
         suspects=await _suspects(services),
     )

@@ -1,7 +1,8 @@
 """Adds up the work of the last minutes, by owner and by time."""
 
+import asyncio
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from sqlalchemy import select
@@ -34,20 +35,30 @@ class Work:
     async def tenants(self) -> list[Tenant]:
         """List the owners with any work, those for whom devices worked longest first."""
         await self._find_owners()
+        seconds = self._device_seconds()
+        return await asyncio.to_thread(self._tenants, seconds)
+
+    def _tenants(self, seconds: Mapping[str, float]) -> list[Tenant]:
+        """Add up the requests of each owner. Takes a second where there are many; blocks."""
         by_owner = defaultdict[str, list[Timed]](list)
         for timed in (*self._ended, *self._open):
             by_owner[self._owners.get(timed.request.session_id, UNKNOWN)].append(timed)
-        seconds = self._device_seconds()
         everybodys = sum(seconds.values()) or 1.0
-        found = [self._tenant(owner, timed, seconds[owner] / everybodys) for owner, timed in by_owner.items()]
+        found = [
+            self._tenant(owner, timed, seconds.get(owner, 0.0) / everybodys)
+            for owner, timed in by_owner.items()
+        ]
         return sorted(found, key=lambda tenant: (-tenant.device_share, tenant.owner))
 
     def queue(self) -> list[Unfinished]:
         """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
         return [self._unfinished(timed) for timed in self._open[:MOST_UNFINISHED]]
 
-    def throughput(self) -> list[Throughput]:
+    async def throughput(self) -> list[Throughput]:
         """List what was done in each slice; the last one is left out, as it is not over."""
+        return await asyncio.to_thread(self._throughput)
+
+    def _throughput(self) -> list[Throughput]:
         tokens = defaultdict[tuple[int, bool], int](int)
         for timed in self._ended:
             is_training = timed.request.kind in TRAINING

@@ -1,19 +1,22 @@
 """The route that shows where the time of a run goes."""
 
+import asyncio
 import math
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from litestar import Controller, get
 from litestar.params import FromPath, FromQuery
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
-from spmd_tx.coordinator.requests.runs.time_shares import Segment, Span
+from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, Segment, Span
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import Model, Sampler
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
@@ -28,7 +31,7 @@ KEYS_PER_QUERY = 500
 class TimelineController(Controller):
     path = "/console/api/runs"
 
-    @get("/{run_id:str}/timing", opt=UNMETERED)
+    @get("/{run_id:str}/timing", opt=UNMETERED, guards=[in_turn])
     async def timing(
         self,
         run_id: FromPath[str],
@@ -40,13 +43,13 @@ class TimelineController(Controller):
         if math.isnan(seconds):
             raise InvalidRequest("seconds is not a number; name the length of the time to be shown")
         model = await access.model(run_id)
-        asked = min(max(seconds, SLICE_SECONDS), KEPT_SECONDS)
+        asked = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
 
         async def answer() -> RunTiming:
             until = clock.now()
             known_since = max(model.created_at, services.queue.recent.known_since)
             window = max(until - asked, min(known_since, until - SLICE_SECONDS)), until
-            return _timing(services, await _requests(services, model, window), window)
+            return await _timing(services, await _requests(services, model, window), window)
 
         return await services.shared_answers.get_costly(("timing", model.id, asked), answer)
 
@@ -78,16 +81,19 @@ async def _of_other_models(db: AsyncSession, model: Model, lines: Collection[str
     return found
 
 
-def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
+class _Shares(NamedTuple):
+    """Holds what is computed of a window."""
+
+    staged: list[tuple[Timed, list[Segment]]]
+    slices: list[time_shares.TimeSlice]
+
+
+async def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
     until = window[1]
-    staged = [(timed, time_shares.segments(timed, until)) for timed in requests]
-    slices = time_shares.slices(
-        [stage for _, stages in staged for stage in stages],
-        services.health.record.outages(until),
-        window,
-        SLICE_SECONDS,
-        _DeviceSeconds(services, {(each.request.session_id, each.request.line) for each in requests}),
-    )
+    lines = {(each.request.session_id, each.request.line) for each in requests}
+    devices = _DeviceSeconds(services, lines, window)
+    outages = services.health.record.outages(until)
+    staged, slices = await asyncio.to_thread(_shares, requests, outages, window, devices)
     seconds = time_shares.total(slices)
     shown = sorted(staged, key=lambda each: each[0].request.number)[-MOST_SHOWN:]
     waiting = [timed.request.id for timed, _ in shown if timed.finished_at is None][:MOST_REASONS]
@@ -107,18 +113,29 @@ def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunT
     )
 
 
-class _DeviceSeconds:
-    """Tells how long devices worked for some lines, and how long for others."""
+def _shares(
+    requests: Sequence[Timed], outages: Sequence[Span], window: Span, devices: DeviceSeconds
+) -> _Shares:
+    """Divide a window among causes. Takes a second where there are many requests; blocks."""
+    staged = [(timed, time_shares.segments(timed, window[1])) for timed in requests]
+    stages = [stage for _, stages in staged for stage in stages]
+    return _Shares(staged, time_shares.slices(stages, outages, window, SLICE_SECONDS, devices))
 
-    def __init__(self, services: Services, lines: Collection[Line]) -> None:
-        self._recent = services.queue.recent
-        self._lines = lines
+
+class _DeviceSeconds:
+    """Tells how long devices worked for some lines, and how long for others, in the slices of a window."""
+
+    def __init__(self, services: Services, lines: Collection[Line], window: Span) -> None:
+        first, last = (int(moment // SLICE_SECONDS) for moment in window)
+        self._known = dict[int, tuple[float, float]]()
+        for number in range(first, last + 1):
+            devices = services.queue.recent.devices(number * SLICE_SECONDS)
+            own = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
+            own = min(own, devices.total)  # lines may share a command
+            self._known[number] = own, devices.total - own
 
     def __call__(self, at: float) -> tuple[float, float]:
-        devices = self._recent.devices(at)
-        own = sum(devices.by_line.get(line, 0.0) for line in self._lines)
-        own = min(own, devices.total)  # lines may share a command
-        return own, devices.total - own
+        return self._known.get(int(at // SLICE_SECONDS), (0.0, 0.0))
 
 
 def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> TimedRequest:

@@ -1,4 +1,4 @@
-"""Quotas of keys and owners: requests and polls per second, sessions, metadata, queued samples, adapters."""
+"""Quotas of keys and owners: requests and polls per second, sessions, metadata, metrics, samples, models."""
 
 import asyncio
 import time
@@ -119,6 +119,17 @@ class Quotas:
                 f"the sessions and models that {caller.owner!r} created in the last day have {most} bytes of "
                 "labels and metadata, the most that one owner may have. Shorten them, or ask the operator to "
                 "raise the limit metadata_bytes_per_day"
+            )
+
+    def check_metrics(self, caller: Caller, size: int) -> None:
+        """Raise TooManyRequests when ``size`` more bytes exceed the owner's metrics per day."""
+        most = self._bounds.metrics_bytes_per_day
+        seconds = self._take("metrics", caller.owner, most / DAY_SECONDS, float(most), size)
+        if seconds:
+            raise TooManyRequests(
+                f"{caller.owner!r} has sent {most} bytes of metrics in a day, the most that one owner may "
+                "send. Send fewer, or ask the operator to raise the limit metrics_bytes_per_day",
+                seconds,
             )
 
     @asynccontextmanager

@@ -11,6 +11,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
@@ -35,6 +36,7 @@ from spmd_tx.coordinator.wire.checkpoints import (
 )
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.page_room import PageRoom
 from spmd_tx.coordinator.wire.training import (
     LoadWeightsRequest,
     SaveWeightsForSamplerRequest,
@@ -130,7 +132,7 @@ class CheckpointsController(Controller):
             train_attn=manifest.train_attn,
         )
 
-    @get("/checkpoints")
+    @get("/checkpoints", guards=[in_turn])
     async def checkpoints(
         self,
         services: Service,
@@ -139,23 +141,30 @@ class CheckpointsController(Controller):
         offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
         """List checkpoints, newest first."""
-        return await listings.checkpoints(services.database, listings.Page(offset, limit), access.caller)
+        page, room = listings.Page(offset, limit), PageRoom(services.config.bounds.answer_bytes)
+        return await listings.checkpoints(services.database, page, access.caller, room)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
-        self, data: JSONBody[CheckpointSearchRequest], services: Service, access: Accessible
+        self, data: JSONBody[CheckpointSearchRequest], request: Request, services: Service, access: Accessible
     ) -> CheckpointSearchResponse:
         """Search checkpoints by project, metadata, kind, owner and base model."""
-        return await checkpoint_search.search(services.database, data, access.caller)
+        await take_turn(request, "pages")
+        return await checkpoint_search.search(services.database, data, access.caller, services.config.bounds)
 
-    @get("/training_runs/{run_id:str}/checkpoints")
+    @get("/training_runs/{run_id:str}/checkpoints", guards=[in_turn])
     async def run_checkpoints(
-        self, run_id: FromPath[str], services: Service, access: Accessible
+        self,
+        run_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
-        """List the checkpoints of a run, which may have outlived it."""
+        """List the checkpoints of a run, which may have outlived it. A cursor says where more begin."""
         checkpoint_paths.check_name("a training run", run_id)
-        found = await listings.run_checkpoints(services.database, run_id, access.caller)
-        if not found.checkpoints:
+        room = PageRoom(services.config.bounds.answer_bytes)
+        found = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
+        if not found.checkpoints and not (found.cursor and found.cursor.total_count):
             await access.model(run_id)
         return found
 

@@ -10,6 +10,7 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
@@ -19,6 +20,7 @@ from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits
 from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
 from spmd_tx.coordinator.wire.futures import FutureResponse
+from spmd_tx.coordinator.wire.page_room import PageRoom
 from spmd_tx.coordinator.wire.training import (
     CreateModelRequest,
     GetInfoRequest,
@@ -54,7 +56,7 @@ class ModelsController(Controller):
             lora_rank=model.rank,
         )
 
-    @get("/training_runs")
+    @get("/training_runs", guards=[in_turn])
     async def training_runs(
         self,
         services: Service,
@@ -64,9 +66,10 @@ class ModelsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
         project_id: FromQuery[str | None] = None,
     ) -> TrainingRunsResponse:
-        """List training runs, newest first."""
+        """List training runs, newest first. The cursor tells how many there are, where a page ends early."""
         page, which = Page(offset, limit), Which(access_scope, project_id)
-        return await listings.training_runs(services.database, page, access.caller, which)
+        room = PageRoom(services.config.bounds.answer_bytes)
+        return await listings.training_runs(services.database, page, access.caller, which, room)
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str], services: Service, access: Accessible) -> TrainingRun:

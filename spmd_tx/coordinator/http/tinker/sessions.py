@@ -8,6 +8,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
 from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
@@ -32,6 +33,8 @@ from spmd_tx.coordinator.wire.sessions import (
     SupportedModel,
     TraceExportResponse,
 )
+
+BYTES_OF_ID = 128  # of a model and a sampler together
 
 
 class TracesController(Controller):
@@ -125,7 +128,7 @@ class SessionsController(Controller):
             services.scheduler.session_ended(session_id)
         return StatusResponse("ok")
 
-    @get("/sessions")
+    @get("/sessions", guards=[in_turn])
     async def sessions(
         self,
         services: Service,
@@ -140,18 +143,26 @@ class SessionsController(Controller):
 
     @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
-        self, data: JSONBody[SessionSearchRequest], services: Service, access: Accessible
+        self, data: JSONBody[SessionSearchRequest], request: Request, services: Service, access: Accessible
     ) -> SessionSearchResponse:
         """Search sessions by project, metadata, name, owner and status."""
-        silent_seconds = services.catalog.silent_seconds
-        return await session_search.search(services.database, data, access.caller, silent_seconds)
+        await take_turn(request, "pages")
+        return await session_search.search(
+            services.database,
+            data,
+            access.caller,
+            services.config.bounds,
+            services.catalog.silent_seconds,
+        )
 
-    @get("/sessions/{session_id:str}")
+    @get("/sessions/{session_id:str}", guards=[in_turn])
     async def session(
-        self, session_id: FromPath[str], services: Service, access: Accessible
+        self, session_id: FromPath[str], services: Service, access: Accessible, offset: FromQuery[int] = 0
     ) -> SessionResponse:
-        """Return a session with the IDs of its training runs and samplers."""
-        found = await listings.session(services.database, await access.session(session_id))
+        """Return a session with the IDs of its training runs and samplers, oldest first."""
+        most = services.config.bounds.answer_bytes // BYTES_OF_ID
+        session = await access.session(session_id)
+        found = await listings.session(services.database, session, offset, most)
         is_open = not services.catalog.has_ended(session_id)
         silent_seconds = services.catalog.silent_seconds(session_id)
         return msgspec.structs.replace(found, is_open=is_open, silent_seconds=silent_seconds)

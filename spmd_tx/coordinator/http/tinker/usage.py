@@ -1,17 +1,30 @@
 """Routes for usage and for the audit log. Nothing is billed: every cost is 0."""
 
+import asyncio
+from contextlib import aclosing
 from datetime import UTC, date, datetime
-from typing import Literal
+from typing import Literal, cast
 
+import msgspec
 from litestar import Controller, get
 from litestar.params import FromQuery
 
+from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import AuditRow
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage_report
 from spmd_tx.coordinator.wire.moments import Moment
-from spmd_tx.coordinator.wire.usage import AuditEntry, AuditResponse, StorageResponse, UsageResponse
+from spmd_tx.coordinator.wire.page_room import PageRoom
+from spmd_tx.coordinator.wire.usage import (
+    AuditEntry,
+    AuditResponse,
+    StorageResponse,
+    UsageEvent,
+    UsageResponse,
+)
+
+MOST_NUMBER = 2**31 - 1  # of the column
 
 EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 
@@ -19,41 +32,63 @@ EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 class UsageController(Controller):
     path = "/api/v1"
 
-    @get("/billing/usage/events")
+    @get("/billing/usage/events", guards=[in_turn])
     async def usage(
         self,
         services: Service,
         access: Accessible,
         starting_on: FromQuery[Moment],
         ending_before: FromQuery[Moment],
+        offset: FromQuery[int | None] = None,
     ) -> UsageResponse:
-        """Return usage by the hour."""
+        """Return usage by the hour: all of a window, or from an ``offset`` on as much as a page has."""
         wanted, now = usage_report.window(starting_on, ending_before), clock.now()
         async with services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
+        page = usage_report.Page(offset, services.config.bounds.answer_bytes)
         async with services.database.reading() as db:
-            return await usage_report.usage(db, wanted, access.caller, now)
+            found = await usage_report.usage(db, wanted, access.caller, now, page)
+        return await asyncio.to_thread(_encoded, found)
 
-    @get("/billing/usage/checkpoints/current")
+    @get("/billing/usage/checkpoints/current", guards=[in_turn])
     async def current_storage(
         self, services: Service, access: Accessible, project_id: FromQuery[str | None] = None
     ) -> StorageResponse:
         """Return the bytes of the checkpoints that there are now."""
         async with services.database.reading() as db:
-            return await usage_report.current_storage(db, project_id, access.caller)
+            most = services.config.bounds.answer_bytes
+            return await usage_report.current_storage(db, project_id, access.caller, most)
 
-    @get("/audit")
+    @get("/audit", guards=[in_turn])
     async def audit(
         self,
         services: Service,
         access: Accessible,
         event_type: FromQuery[EventType] = "all",
         day: FromQuery[date | None] = None,
+        before: FromQuery[int | None] = None,
     ) -> AuditResponse:
-        """Return the audit log of one day, UTC; by default of today."""
-        query = audit.AuditQuery(event_type, day or datetime.now(UTC).date())
-        async with services.database.reading() as db:
-            return AuditResponse([_entry(row) for row in await audit.entries(db, query, access.caller)])
+        """Return the audit log of one day, UTC; by default of today. If it is long, its newest part."""
+        end = None if before is None else min(max(before, 0), MOST_NUMBER)
+        query = audit.AuditQuery(event_type, day or datetime.now(UTC).date(), end)
+        room, found, last = PageRoom(services.config.bounds.answer_bytes), list[AuditEntry](), 0
+        async with (
+            services.database.reading() as db,
+            aclosing(audit.entries(db, query, access.caller)) as pieces,
+        ):
+            async for row in (row async for piece in pieces for (row,) in piece):
+                entry = _entry(row)
+                if len(found) == audit.MOST_ENTRIES or not room.takes(entry):
+                    return AuditResponse(found[::-1], last)
+                found.append(entry)
+                last = row.number
+        return AuditResponse(found[::-1])
+
+
+def _encoded(found: UsageResponse) -> UsageResponse:
+    """Encode each event by itself, as they are too many to be encoded at once in the event loop. Blocks."""
+    events = [msgspec.Raw(msgspec.json.encode(event)) for event in found.data]
+    return msgspec.structs.replace(found, data=cast(list[UsageEvent], events))
 
 
 def _entry(row: AuditRow) -> AuditEntry:

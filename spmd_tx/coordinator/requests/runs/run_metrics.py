@@ -1,7 +1,8 @@
 """Keeps the metrics of training runs: a row of each request, in the transaction that stores its outcome.
 
-So a crash neither loses nor repeats one. Readers put the rows of a step together: those of its optim_step, of
-the forward_backward requests since the step before, and what the client has sent.
+So a crash neither loses nor repeats one. Readers (metric_pages.py) put the rows of a step together: those of
+its optim_step, of the forward_backward requests since the step before, and what the client has sent of it.
+What a client sends of steps of its own stays as it was sent: its count need not be the server's.
 """
 
 import json
@@ -9,11 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
+import msgspec
 from sqlalchemy import (
     ColumnElement,
     ScalarSelect,
     Select,
     Table,
+    Text,
     and_,
     case,
     delete,
@@ -22,11 +25,13 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy import cast as cast_in_sql
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.requests.records import Finished, Settled
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import Model, RunMetrics
 
@@ -36,27 +41,10 @@ LAST_ROWS = 16  # that a run's newest values are taken from
 THINNED_POINTS = 1000  # steps of a run that are left when it is old
 MOST_THINNED = 20  # runs at a time, since the log waits meanwhile
 
+IS_LOGGED = and_(RunMetrics.kind == CLIENT, RunMetrics.step.is_not(None))  # by a client, of its own steps
+
 Values = dict[str, float | None]
 Column = InstrumentedAttribute[Any]
-
-
-class Point(NamedTuple):
-    """Holds what is known of one step of a run."""
-
-    seq_id: int  # of its optim_step
-    step: int  # from 0
-    at: float  # seconds since the epoch
-    metrics: Values
-
-
-class _Row(NamedTuple):
-    """Holds what points are made of."""
-
-    seq_id: int
-    kind: str
-    at: float
-    step: int | None
-    metrics: Values
 
 
 class Summary(NamedTuple):
@@ -78,14 +66,29 @@ def add(db: orm.Session, settled: Iterable[Settled]) -> None:
         bulk_rows.insert(db, cast(Table, RunMetrics.__table__), rows)
 
 
-def add_of_client(
+async def add_of_client(
     db: AsyncSession, line: str, seq_id: int, step: int | None, values: Mapping[str, float]
-) -> None:
-    """Add what a client says of a step: the one that it names, or the next one that is finished."""
+) -> int:
+    """Add what a client says of a step of its own, or of the next one that is finished (None).
+
+    What it says of the next one is one row, however many messages it takes. Returns the row's bytes.
+    """
     row = RunMetrics(
         line=line, seq_id=seq_id, kind=CLIENT, at=clock.now(), step=step, metrics=_finite(values)
     )
-    db.add(row)
+    newest = await _newest_unnamed(db, line) if step is None else None
+    if newest is not None and (newest.kind, newest.seq_id) == (CLIENT, seq_id):
+        row.metrics = newest.metrics | row.metrics
+        await db.execute(update(RunMetrics), [{"number": newest.number, "metrics": row.metrics}])
+    else:
+        db.add(row)
+    return len(json.dumps(row.metrics))
+
+
+async def _newest_unnamed(db: AsyncSession, line: str) -> RunMetrics | None:
+    """Return the last of the rows from which points are made."""
+    rows = select(RunMetrics).where(RunMetrics.line == line, ~IS_LOGGED)
+    return await db.scalar(rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1))
 
 
 def _row(line: str, seq_id: int, kind: str, values: Mapping[str, float]) -> dict[str, object]:
@@ -97,38 +100,22 @@ def _finite(values: Mapping[str, float]) -> Values:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-async def points(db: AsyncSession, line: str, after: int, limit: int) -> tuple[list[Point], int | None]:
-    """Return the finished steps behind the one with the seq_id ``after`` (-1: all), and where to go on.
-
-    That is None when there are no more steps now.
-    """
-    ends = select(RunMetrics.seq_id).where(_is_step(line), RunMetrics.seq_id > after)
-    wanted = (await db.scalars(ends.order_by(RunMetrics.seq_id).limit(limit + 1))).all()
-    if not wanted:
-        return [], None
-    last = wanted[:limit][-1]
-    found = _points(await _between(db, line, after, last), await _next_step(db, line, after))
-    by_step = {point.step: point for point in found}
-    named = RunMetrics.step.between(found[0].step, found[-1].step)
-    for row in await db.scalars(_of_client(line).where(named)):
-        if row.step in by_step:
-            by_step[row.step].metrics.update(row.metrics)
-    return found, last if len(wanted) > limit else None
-
-
 async def summary(db: AsyncSession, line: str) -> Summary:
     """Return how many steps a run has, and the newest value of each metric."""
-    newest = (
-        select(RunMetrics)
-        .where(RunMetrics.line == line)
-        .order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc())
-        .limit(LAST_ROWS)
-    )
-    rows = (await db.scalars(newest)).all()
-    last: Values = {}
-    for row in reversed(rows):
-        last |= row.metrics
-    return Summary(await _count(db, line), max((row.at for row in rows), default=None), last)
+    newest = select(RunMetrics.at, cast_in_sql(RunMetrics.metrics, Text)).where(RunMetrics.line == line)
+    order = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
+    rows = (await db.execute(newest.order_by(*order).limit(LAST_ROWS))).all()
+    texts = [text for _, text in reversed(rows)]
+    last = await compute(sum(map(len, texts)), _together, texts)
+    return Summary(await count(db, line), max((at for at, _ in rows), default=None), last)
+
+
+def _together(texts: Iterable[str]) -> Values:
+    """Return the last value of each metric."""
+    found: Values = {}
+    for text in texts:
+        found |= msgspec.json.decode(text, type=Values)
+    return found
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
@@ -137,7 +124,7 @@ async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
     await db.execute(
         delete(RunMetrics).where(RunMetrics.line.in_(unchanged)).execution_options(synchronize_session=False)
     )
-    steps = select(func.count()).where(_is_step(Model.id)).scalar_subquery()
+    steps = select(func.count()).where(is_step(Model.id)).scalar_subquery()
     thinnable = select(Model.id).where(
         _newest(RunMetrics.at) < thin_before,
         _newest(RunMetrics.step, RunMetrics.kind == OPTIM_STEP).is_(None),  # else it is thinned already
@@ -154,77 +141,47 @@ def _newest(column: Column, *conditions: ColumnElement[bool]) -> ScalarSelect[An
 
 
 async def _thin(db: AsyncSession, line: str) -> None:
-    """Leave about THINNED_POINTS of a run's steps, evenly and with their numbers, the last one among them."""
-    ends = select(RunMetrics.number, RunMetrics.step).where(_is_step(line)).order_by(RunMetrics.seq_id)
+    """Leave about THINNED_POINTS of a run's steps, evenly and with their numbers, the last one among them.
+
+    The steps that a client counts by itself are thinned in the same way, by themselves.
+    """
+    ends = select(RunMetrics.number, RunMetrics.step).where(is_step(line)).order_by(RunMetrics.seq_id)
     numbers, following = [], 0
     for number, step in await db.execute(ends):
         following = (following if step is None else step) + 1
         numbers.append({"number": number, "step": following - 1})
-    stride = -(-len(numbers) // THINNED_POINTS)
+    stride = _stride(len(numbers))
     await db.execute(update(RunMetrics), numbers[::-1][::stride])
     ended = func.sum(case((RunMetrics.kind == OPTIM_STEP, 1), else_=0))  # steps from a row's own to the last
     newest_first = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
-    rows = select(RunMetrics.number, ended.over(order_by=newest_first).label("ended"))
-    counted = rows.where(RunMetrics.line == line).subquery()
-    is_between = and_(counted.c.ended > 0, (counted.c.ended - 1) % stride != 0)
-    await db.execute(
-        delete(RunMetrics).where(RunMetrics.number.in_(select(counted.c.number).where(is_between)))
-    )
+    rows = select(RunMetrics.number, ended.over(order_by=newest_first).label("place"))
+    await _leave_each(db, rows.where(RunMetrics.line == line, ~IS_LOGGED), stride)
+    are_logged = RunMetrics.line == line, IS_LOGGED
+    logged = await db.scalar(select(func.count(RunMetrics.step.distinct())).where(*are_logged)) or 0
+    place = func.dense_rank().over(order_by=RunMetrics.step.desc()).label("place")
+    await _leave_each(db, select(RunMetrics.number, place).where(*are_logged), _stride(logged))
 
 
-async def _next_step(db: AsyncSession, line: str, after: int) -> int:
-    """Return the number of the first step behind a seq_id; thinned runs have the numbers of theirs."""
-    known = select(RunMetrics).where(_is_step(line), RunMetrics.seq_id <= after, RunMetrics.step.is_not(None))
-    last = await db.scalar(known.order_by(RunMetrics.seq_id.desc()).limit(1))
-    if last is None:
-        return await _count(db, line, RunMetrics.seq_id <= after)
-    since = await _count(db, line, RunMetrics.seq_id > last.seq_id, RunMetrics.seq_id <= after)
-    return cast(int, last.step) + 1 + since
+def _stride(steps: int) -> int:
+    return max(1, -(-steps // THINNED_POINTS))
 
 
-async def _count(db: AsyncSession, line: str, *conditions: ColumnElement[bool]) -> int:
-    query = select(func.count()).select_from(RunMetrics).where(_is_step(line), *conditions)
+async def _leave_each(db: AsyncSession, rows: "Select[int, Any]", stride: int) -> None:
+    """Delete rows whose place, counted from 1, is not one of every ``stride``."""
+    placed = rows.subquery()
+    is_between = and_(placed.c.place > 0, (placed.c.place - 1) % stride != 0)
+    numbers = select(placed.c.number).where(is_between)
+    await db.execute(delete(RunMetrics).where(RunMetrics.number.in_(numbers)))
+
+
+async def count(db: AsyncSession, line: str, *conditions: ColumnElement[bool]) -> int:
+    """Return how many finished steps of a run meet conditions."""
+    query = select(func.count()).select_from(RunMetrics).where(is_step(line), *conditions)
     return await db.scalar(query) or 0
 
 
-async def _between(db: AsyncSession, line: str, after: int, last: int) -> Sequence[_Row]:
-    """Read columns: objects of thousands of rows take twice the time."""
-    is_named = and_(RunMetrics.kind == CLIENT, RunMetrics.step.is_not(None))
-    columns = RunMetrics.seq_id, RunMetrics.kind, RunMetrics.at, RunMetrics.step, RunMetrics.metrics
-    query = select(*columns).where(
-        RunMetrics.line == line, RunMetrics.seq_id > after, RunMetrics.seq_id <= last, ~is_named
-    )
-    # A client's row has the number of the request before it, so it comes behind that one.
-    found = await db.execute(query.order_by(RunMetrics.seq_id, RunMetrics.number))
-    return [_Row(*row) for row in found]
-
-
-def _is_step(line: str | Column) -> ColumnElement[bool]:
+def is_step(line: str | Column) -> ColumnElement[bool]:
     return and_(RunMetrics.line == line, RunMetrics.kind == OPTIM_STEP)
-
-
-def _of_client(line: str) -> Select[RunMetrics]:
-    return (
-        select(RunMetrics)
-        .where(RunMetrics.line == line, RunMetrics.kind == CLIENT)
-        .order_by(RunMetrics.number)
-    )
-
-
-def _points(rows: Sequence[_Row], first: int) -> list[Point]:
-    found: list[Point] = []
-    passes: list[Values] = []
-    said: Values = {}
-    for row in rows:
-        if row.kind == FORWARD_BACKWARD:
-            passes.append(row.metrics)
-        elif row.kind == CLIENT:
-            said |= row.metrics
-        else:
-            step = first if row.step is None else row.step
-            found.append(Point(row.seq_id, step, row.at, merged(passes) | row.metrics | said))
-            passes, said, first = [], {}, step + 1
-    return found
 
 
 def merged(passes: Sequence[Values]) -> Values:

@@ -1,4 +1,4 @@
-"""Runs and their metrics, as the console and ``spmd-tx runs`` read them."""
+"""Runs and their metrics, as the console and ``spmd-tx runs`` read them, and as clients send them."""
 
 import msgspec
 
@@ -34,18 +34,29 @@ class MetricsPoint(msgspec.Struct, frozen=True):
     """Holds the metrics of one optimizer step, and of the passes since the step before."""
 
     seq: int
-    step: int  # from 0
+    step: int  # optimizer steps before it
     at: float
     metrics: dict[str, float | None]  # null: not finite
 
 
-class MetricsResponse(msgspec.Struct, frozen=True):
+class LoggedPoint(msgspec.Struct, frozen=True):
+    """Holds what a client has sent of one of its own steps."""
+
+    number: int  # order of arrival
+    step: int  # as the client counts, which need not be as the server does
+    at: float
+    metrics: dict[str, float | None]  # null: not finite
+
+
+class MetricsResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     points: list[MetricsPoint]  # oldest first
     next_after: int | None  # to ask for the next ones; null: there are none now
+    logged: list[LoggedPoint] = []  # in order of arrival; a later one of the same step adds to it
+    next_logged_after: int | None = None  # as next_after
 
 
 class LogMetricsRequest(msgspec.Struct, frozen=True):
     """Carries what a client knows of a step, such as its reward."""
 
     metrics: dict[Label, float]
-    step: int | None = None  # from 0; null: the next step that is finished
+    step: int | None = None  # of the client's own count, from 0; null: the server's next finished step

@@ -1,12 +1,7 @@
-import asyncio
-import json
-
+import msgspec
 import pytest
 
-from spmd_tx.coordinator.http.console import runs
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.requests.runs import run_news
-from spmd_tx.coordinator.tenancy import keys
+from tests.coordinator.http.real_server import bound as bound  # a fixture
 from tests.coordinator.requests.runs.test_run_metrics import step
 
 
@@ -93,45 +88,69 @@ async def test_a_time_that_is_no_number_is_refused(api, run_id):
     assert "seconds is not a number" in answer.json()["detail"]
 
 
-async def test_the_stream_tells_of_runs_that_have_changed(api, services, run_id, monkeypatch):
-    monkeypatch.setattr(run_news, "SECONDS", 0.01)
-    monkeypatch.setattr(runs, "ALIVE_SECONDS", 0.02)
+async def test_a_page_of_runs_ends_when_its_bytes_are_reached(api, services, session_id, bound):
+    ids = []
+    for number in range(4):
+        body = {
+            "session_id": session_id,
+            "model_seq_id": number,
+            "base_model": "Qwen/Qwen3-0.6B",
+            "lora_config": {"rank": 8},
+            "user_metadata": {"notes": "x" * 40_000},
+        }
+        ids.append((await api.post("create_model", json=body)).json()["model_id"])
+    bound(answer_bytes=100_000)
+    seen, cursor = [], 0
+    while cursor is not None:
+        page = (await api.get(f"http://server/console/api/runs?cursor={cursor}")).json()
+        assert 0 < len(page["runs"]) <= 2
+        seen += [run["id"] for run in page["runs"]]
+        cursor = page["next_cursor"]
+    assert seen == ids[::-1]
 
-    caller = services.keyring.caller(None)
-    everyone = Access(caller, services.catalog, services.checkpoints, services.queue)
-    stream = runs._changes(services, everyone)
-    assert (await anext(stream)).comment == "alive"
-    following = asyncio.ensure_future(anext(stream))
-    await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 1.0}})
-    while (message := await following).event != "changed":
-        following = asyncio.ensure_future(anext(stream))
-    assert json.loads(message.data) == {"runs": [run_id], "steps": {}}
-    following = asyncio.ensure_future(anext(stream))
-    await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 1.0}, "step": 3})
-    while (message := await following).event != "changed":
-        following = asyncio.ensure_future(anext(stream))
-    assert json.loads(message.data) == {"runs": [run_id], "steps": {run_id: 3}}
-    await stream.aclose()
+
+async def test_what_a_client_sends_of_a_step_beyond_the_run_is_shown_with_that_step(api, services, run_id):
+    await step(services.database, 1, line=run_id)
+    sent = {"metrics": {"reward": 0.5}, "step": 5000}
+    (await api.post(f"training_runs/{run_id}/metrics", json=sent)).raise_for_status()
+    for address in (f"training_runs/{run_id}/metrics", f"http://server/console/api/runs/{run_id}/metrics"):
+        answer = (await api.get(address)).json()
+        assert [(each["step"], each["metrics"]) for each in answer["logged"]] == [(5000, {"reward": 0.5})]
+        assert [each["step"] for each in answer["points"]] == [0]
+        last = answer["logged"][-1]["number"]
+        assert "logged" not in (await api.get(f"{address}?logged_after={last}")).json()
+    (run,) = (await api.get("http://server/console/api/runs")).json()["runs"]
+    assert run["last"]["reward"] == 0.5
 
 
-async def test_the_stream_of_a_revoked_key_ends_before_the_next_look_for_news(
-    services, client_for, run_id, monkeypatch
-):
-    monkeypatch.setattr(run_news, "SECONDS", 3600.0)
-    monkeypatch.setattr(runs, "KEY_SECONDS", 0.01)
-    await client_for("alice")
-    (row,) = services.keyring._by_id.values()
+async def test_names_of_metrics_are_bounded(api, services, run_id, monkeypatch):
+    async def log(*names, run=run_id):
+        body = {"metrics": dict.fromkeys(names, 1.0)}
+        return await api.post(f"training_runs/{run}/metrics", json=body)
 
-    class Alices:
-        caller = services.keyring.holder(row.id)
+    refused = await log("x" * 257)
+    assert refused.status_code == 400
+    assert "has 257 characters, and the most is 256" in refused.json()["detail"]
+    monkeypatch.setattr(services.metric_names, "_most", 3)
+    assert (await log("a", "b", "c")).status_code == 200
+    services.metric_names._known.clear()  # a server that was started again learns them from the rows
+    assert (await log("a", "c")).status_code == 200
+    refused = await log("a", "d")
+    assert refused.status_code == 400
+    assert "has 3 metrics of its client, this message names 1 others, such as 'd'" in refused.json()["detail"]
 
-    waiting = asyncio.ensure_future(anext(runs._changes(services, Alices), None))
-    await asyncio.sleep(0.05)
-    assert not waiting.done()
-    async with services.database.transaction() as db:
-        await keys.revoke(db, row.id)
-    await services.keyring.look()
-    assert await asyncio.wait_for(waiting, 60) is None
+
+async def test_metrics_of_a_day_are_bounded_for_each_owner(api, services, run_id, monkeypatch):
+    most = msgspec.structs.replace(services.config.bounds, metrics_bytes_per_day=1 << 20)
+    monkeypatch.setattr(services.quotas, "_bounds", most)
+    body = {"metrics": {f"{number:03d}" + "x" * 250: 1.0 for number in range(256)}}
+    answers = [await api.post(f"training_runs/{run_id}/metrics", json=body | {"step": n}) for n in range(16)]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == sorted(statuses)
+    assert {200, 429} == set(statuses)
+    assert int(answers[-1].headers["retry-after"]) > 0
+    answer = (await api.get(f"training_runs/{run_id}/metrics")).json()
+    assert len(answer["logged"]) == statuses.count(200)  # what was refused is not there
 
 
 async def test_a_run_whose_client_is_silent_is_still_open_and_says_so(api, services, run_id, session_id):

@@ -4,8 +4,8 @@ import pytest
 from sqlalchemy import update
 
 from spmd_tx.coordinator.http.console import samples
-from spmd_tx.coordinator.requests.runs import sample_log
-from spmd_tx.coordinator.requests.runs.sample_log import Size
+from spmd_tx.coordinator.requests.runs import sample_bodies
+from spmd_tx.coordinator.requests.runs.sample_bodies import Size
 from spmd_tx.coordinator.storage.tables import RequestRow
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, sampler_of
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
@@ -198,7 +198,7 @@ async def test_what_is_damaged_or_too_large_is_listed_without_texts(
     api, services, model_id, sampling, of_base, monkeypatch
 ):
     request_id = await sampling.sample(of_base, [1, 2, 3])
-    monkeypatch.setattr(sample_log, "MOST_BYTES", 8)
+    monkeypatch.setattr(sample_bodies, "MOST_BYTES", 8)
     (shown,) = (await page(api, model_id))["requests"]
     assert (shown["id"], shown["prompt"], shown["samples"]) == (request_id, None, [])
     refused = await api.get(f"http://server/console/api/runs/{model_id}/samples/{request_id}")

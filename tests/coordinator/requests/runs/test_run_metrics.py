@@ -1,8 +1,12 @@
+import msgspec
 import pytest
+from sqlalchemy import func, select
 
 from spmd_tx.coordinator.requests.records import Failed, Finished, Request, RequestTimes, Settled
-from spmd_tx.coordinator.requests.runs import run_metrics
+from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.tables import RunMetrics
+from spmd_tx.coordinator.wire.console.runs import LoggedPoint, MetricsPoint
 from tests.coordinator.retention.contents import add_model
 
 RUN, OTHER = "s:train:0", "t:train:0"
@@ -30,12 +34,19 @@ async def step(database, seq_id, loss=1.0, line=RUN):
 
 async def say(database, seq_id, values, step=None, line=RUN):
     async with database.transaction() as db:
-        run_metrics.add_of_client(db, line, seq_id, step, values)
+        return await run_metrics.add_of_client(db, line, seq_id, step, values)
 
 
-async def read(database, after=-1, limit=100, line=RUN):
+async def read(database, after=-1, limit=100, line=RUN, most_bytes=1 << 20):
     async with database.reading() as db:
-        return await run_metrics.points(db, line, after, limit)
+        page = await metric_pages.points(db, line, after, limit, most_bytes)
+    return [msgspec.json.decode(each, type=MetricsPoint) for each in page.entries], page.following
+
+
+async def read_logged(database, after=-1, limit=100, most_bytes=1 << 20):
+    async with database.reading() as db:
+        page = await metric_pages.logged(db, RUN, after, limit, most_bytes)
+    return [msgspec.json.decode(each, type=LoggedPoint) for each in page.entries], page.following
 
 
 async def test_a_step_has_its_own_metrics_and_those_of_the_passes_before_it(database):
@@ -50,22 +61,72 @@ async def test_a_step_has_its_own_metrics_and_those_of_the_passes_before_it(data
     )
     await step(database, 1, line=OTHER)
     (point,), following = await read(database)
-    assert (point.seq_id, point.step, following) == (4, 0, None)
+    assert (point.seq, point.step, following) == (4, 0, None)
     assert point.metrics == pytest.approx(
         {"loss:sum": 4.0, "kl:mean": 0.4, "num_datums:sum": 4.0, "unclipped_grad_l2:mean": 2.0}
     )
 
 
-async def test_what_a_client_says_belongs_to_the_next_step_or_to_the_one_it_names(database):
+async def test_what_a_client_says_without_a_step_belongs_to_the_next_one(database):
     await step(database, 1)
     await say(database, 3, {"reward": 0.5})
     await step(database, 3)
-    await say(database, 4, {"test/reward": 0.25}, step=0)
-    await say(database, 4, {"reward": 0.75}, step=1)
-    await say(database, 4, {"reward": 0.1}, step=7)
     first, second = (await read(database))[0]
-    assert (first.metrics.get("reward"), first.metrics["test/reward"]) == (None, 0.25)
-    assert second.metrics["reward"] == 0.75
+    assert "reward" not in first.metrics
+    assert second.metrics["reward"] == 0.5
+
+
+async def test_what_a_client_says_of_its_own_steps_stays_as_it_was_sent(database):
+    for seq_id in (1, 3):
+        await step(database, seq_id)
+    sent = [(0, {"test/reward": 0.25}), (5000, {"reward": 0.1}), (1, {"reward": 0.75}), (1, {"kl": 0.5})]
+    for number, values in sent:
+        await say(database, 4, values, step=number)
+    entries, following = await read_logged(database)
+    assert ([(each.step, each.metrics) for each in entries], following) == (sent, None)
+    assert all(
+        not each.metrics.keys() & {"reward", "test/reward", "kl"} for each in (await read(database))[0]
+    )
+
+
+async def test_what_a_client_has_sent_is_read_in_pages(database):
+    for number in range(5):
+        await say(database, 1, {"reward": float(number)}, step=7)
+    for limits in ({"limit": 2}, {"most_bytes": 20}):
+        seen, after = [], -1
+        while after is not None:
+            page, after = await read_logged(database, after, **limits)
+            assert 0 < len(page) <= 2
+            seen += [each.metrics["reward"] for each in page]
+        assert seen == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+async def test_a_page_of_steps_ends_when_its_bytes_are_reached(database):
+    for number in range(4):
+        await say(database, 2 * number, {"x" * 500: 1.0})
+        await step(database, 1 + 2 * number)
+    seen, after = [], -1
+    while after is not None:
+        page, after = await read(database, after, most_bytes=700)
+        assert 0 < len(page) <= 2
+        seen += [point.step for point in page]
+    assert seen == [0, 1, 2, 3]
+
+
+async def test_many_messages_about_the_next_step_are_one_row(database):
+    await step(database, 1)
+    for number in range(20):
+        size = await say(database, 2, {"reward": float(number), f"metric {number % 3}": 1.0})
+    rows = select(func.count()).select_from(RunMetrics).where(RunMetrics.kind == run_metrics.CLIENT)
+    async with database.reading() as db:
+        assert await db.scalar(rows) == 1
+    assert size > len('{"reward": 19.0}')
+    await step(database, 3)
+    await say(database, 4, {"reward": 100.0})
+    await step(database, 5)
+    _, second, third = (await read(database))[0]
+    assert (second.metrics["reward"], second.metrics["metric 2"]) == (19.0, 1.0)
+    assert (third.metrics["reward"], third.metrics.get("metric 2")) == (100.0, None)
 
 
 async def test_steps_are_read_in_pages_that_know_their_numbers(database):
@@ -83,8 +144,9 @@ async def test_numbers_that_are_not_finite_are_null(database):
     await step(database, 1, loss=float("inf"))
     await say(database, 2, {"reward": float("nan")}, step=0)
     (point,), _ = await read(database)
+    (logged,), _ = await read_logged(database)
     assert point.metrics["loss:sum"] is None
-    assert point.metrics["reward"] is None
+    assert logged.metrics["reward"] is None
 
 
 async def test_a_list_shows_the_newest_value_of_each_metric(database):
@@ -105,12 +167,16 @@ async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):
     for number in range(9):
         await step(database, 1 + 2 * number, loss=float(number))
         await step(database, 1 + 2 * number, line=OTHER) if number < 4 else None
+        await say(database, 2 + 2 * number, {"reward": 1.0}, step=10 * number)
+        await say(database, 2 + 2 * number, {"kl": 1.0}, step=10 * number)
     async with database.transaction() as db:
         await run_metrics.forget(db, before=0.0, thin_before=0.0)
     assert len((await read(database))[0]) == 9
     async with database.transaction() as db:
         await run_metrics.forget(db, before=0.0, thin_before=clock.now() + 1)
     assert [point.metrics["loss:sum"] for point in (await read(database))[0]] == [2.0, 5.0, 8.0]
+    left = [(each.step, *each.metrics) for each in (await read_logged(database))[0]]
+    assert left == [(number, name) for number in (20, 50, 80) for name in ("reward", "kl")]
     await step(database, 19, loss=9.0)
     assert [point.step for point in (await read(database))[0]] == [2, 5, 8, 9]
     assert [point.step for point in (await read(database, after=18))[0]] == [9]

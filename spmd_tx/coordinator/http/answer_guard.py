@@ -1,0 +1,89 @@
+"""Guards costly answers: one at a time for each owner, sent in pieces, to clients that read them."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import ASGIApp, HTTPResponseBodyEvent, Message, Receive, Scope, Send
+
+from spmd_tx.coordinator.http.security.turns import Turn
+from spmd_tx.coordinator.http.services import Services
+
+TURN = "spmd_tx_turn"  # its place in the scope
+PIECE_BYTES = 64 << 10
+TURN_SECONDS = 5.0  # for which the owner's next answer waits until one is read
+
+
+async def in_turn(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Guard routes with costly answers, and without bodies: wait for the owner's turn.
+
+    Raises TooManyRequests.
+    """
+    await take_turn(connection, "pages")
+
+
+async def take_turn(
+    connection: ASGIConnection[Any, Any, Any, Any], what: Literal["pages", "changes"]
+) -> None:
+    """Wait for the owner's turn, in a route whose body has arrived: others must not wait for that.
+
+    What reads and what writes wait in different lines, so that a slow page delays no client at work. Raises
+    TooManyRequests.
+    """
+    services: Services = connection.app.state.services
+    turn = await services.turns.take(connection.scope["auth"].owner, what)
+    cast(dict[str, Any], connection.scope)[TURN] = turn
+
+
+class AnswerGuard:
+    """Ends the turns that ``in_turn`` has begun, as middleware."""
+
+    def __call__(self, app: ASGIApp) -> ASGIApp:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = _Answer(cast(dict[str, Any], scope), send)
+            try:
+                await app(scope, receive, answer.send)
+            finally:
+                if answer.turn is not None:
+                    answer.turn.sent()
+
+        return guarded
+
+
+class _Answer:
+    """Sends one answer. Only those that have a turn are watched."""
+
+    def __init__(self, scope: dict[str, Any], send: Send) -> None:
+        self._scope = scope
+        self._send = send
+
+    @property
+    def turn(self) -> Turn | None:
+        return self._scope.get(TURN)
+
+    async def send(self, message: Message) -> None:
+        turn = self.turn
+        if turn is None or message["type"] != "http.response.body":
+            await self._send(message)
+            return
+        turn.made()
+        services: Services = self._scope["litestar_app"].state.services
+        waiting = asyncio.get_running_loop().call_later(TURN_SECONDS, turn.sent)
+        try:
+            async with asyncio.timeout(services.config.bounds.answer_send_seconds):
+                for piece in _pieces(message):
+                    await self._send(piece)
+        except TimeoutError:
+            pass  # its client does not read: the server closes a connection whose answer is not complete
+        finally:
+            waiting.cancel()
+
+
+def _pieces(message: HTTPResponseBodyEvent) -> Iterator[HTTPResponseBodyEvent]:
+    body, has_more = memoryview(message["body"]), message.get("more_body", False)
+    for begin in range(0, max(1, len(body)), PIECE_BYTES):
+        end = begin + PIECE_BYTES
+        is_last = end >= len(body) and not has_more
+        yield {"type": "http.response.body", "body": bytes(body[begin:end]), "more_body": not is_last}

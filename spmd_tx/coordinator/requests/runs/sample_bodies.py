@@ -1,0 +1,189 @@
+"""Reads what sample requests asked and what they got, and searches it for a text. Blocks; knows no SQL."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from spmd_tx.coordinator.requests.payload_files import read_body
+from spmd_tx.coordinator.requests.records import BodyRef
+from spmd_tx.coordinator.wire import sampling_protobuf
+from spmd_tx.coordinator.wire.sampling import SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
+from spmd_tx.errors import DamagedBody
+
+MOST_BYTES = 16 << 20  # of a body on disk, beyond which it is not read
+MOST_SEARCHED = 1 << 20  # tokens, in a search
+
+Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]  # tokens into texts
+
+
+class Stored(NamedTuple):
+    """Says where the bodies of a request are."""
+
+    line: str  # id of its sampler
+    payload: BodyRef
+    result: BodyRef | None  # None: there is none
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the larger body, as they are stored."""
+        bodies = [each for each in (self.payload, self.result) if each is not None]
+        return max(len(each) if isinstance(each, bytes) else each.length for each in bodies)
+
+
+class Size(NamedTuple):
+    """Says how much of a request is kept in memory: tokens of the beginning and of the end, and samples."""
+
+    prompt: tuple[int, int]
+    sample: tuple[int, int]
+    samples: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Holds tokens, without the middle where there are too many."""
+
+    tokens: list[int]
+    logprobs: list[float] | None  # nats, of each of these tokens
+    left_out: int  # tokens that are not here
+    left_out_at: int  # place before which these stand
+
+    @property
+    def length(self) -> int:
+        """The tokens of the whole."""
+        return len(self.tokens) + self.left_out
+
+
+NOTHING = Part([], None, 0, 0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Holds one sample."""
+
+    content: Part
+    stop_reason: Literal["stop", "length"]
+    mean_logprob: float | None  # nats, of the whole; None: it has no tokens
+
+
+@dataclass(frozen=True)
+class Body:
+    """Holds what a request asked and what it got."""
+
+    group: str  # the same for requests of one prompt to one sampler
+    prompt: Part
+    params: SamplingParams
+    answers: list[Answer]  # the first ones
+    num_answers: int
+
+
+def read(payloads: Path, stored: Stored, size: Size) -> Body | None:
+    """Read the bodies of a request; None: they are not kept, or too large to show. Blocks.
+
+    A failed request has no answers.
+    """
+    if stored.largest > MOST_BYTES:
+        return None
+    try:
+        asked = msgspec.json.decode(read_body(payloads, stored.payload), type=SampleRequest)
+        got = b"" if stored.result is None else read_body(payloads, stored.result)
+    except DamagedBody:
+        return None
+    prompt = [token for chunk in asked.prompt.chunks for token in chunk.tokens or ()]
+    digest = blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8)
+    digest.update(stored.line.encode())
+    samples = sampling_protobuf.decode_sample_response(got)
+    return Body(
+        digest.hexdigest(),
+        _part(prompt, None, size.prompt),
+        asked.sampling_params,
+        [_answer(sample, size.sample) for sample in samples[: size.samples]],
+        len(samples),
+    )
+
+
+class Searched(NamedTuple):
+    """Tells what a search has found."""
+
+    places: list[int]  # among the requests that it was given
+    looked_at: int
+
+
+def read_some(payloads: Path, stored: Iterable[Stored], size: Size, seconds: float) -> list[Body | None]:
+    """Read the first of these requests, one at least, for some seconds."""
+    end, found = time.monotonic() + seconds, list[Body | None]()
+    for each in stored:
+        found.append(read(payloads, each, size))
+        if time.monotonic() > end:
+            break
+    return found
+
+
+def read_alike(payloads: Path, stored: Sequence[Stored], size: Size, seconds: float) -> list[Body | None]:
+    """Read as ``read_some`` does, but leave out what is not of the first one's group (None).
+
+    All together have as many answers as one may have, and the first one has the prompt.
+    """
+    end, found, left = time.monotonic() + seconds, list[Body | None](), size.samples
+    for each in stored:
+        body, first = read(payloads, each, size), found[0] if found else None
+        if body is not None and first is not None:
+            body = replace(body, prompt=NOTHING) if body.group == first.group else None
+        if body is not None:
+            body = replace(body, answers=body.answers[:left])
+            left -= len(body.answers)
+        found.append(body)
+        if found[0] is None or time.monotonic() > end:
+            break
+    return found
+
+
+@dataclass(frozen=True)
+class Search:
+    """Looks for a text in prompts and answers, in any case of its letters."""
+
+    text: str
+    most: int  # requests to be found
+    size: Size  # of what is looked at
+    seconds: float  # after which it ends
+
+    def run(self, payloads: Path, stored: Sequence[Stored], decode: Decode) -> Searched:
+        """Look at the first of these requests, one at least."""
+        end, places, searched, looked_at = time.monotonic() + self.seconds, list[int](), 0, 0
+        for place, each in enumerate(stored):
+            if len(places) == self.most or searched > MOST_SEARCHED:
+                break
+            if looked_at and time.monotonic() > end:
+                break
+            looked_at += 1
+            body = read(payloads, each, self.size)
+            if body is None:
+                continue
+            tokens = [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
+            searched += sum(map(len, tokens))
+            if any(self.text.lower() in text.lower() for text in decode(tokens)):
+                places.append(place)
+        return Searched(places, looked_at)
+
+
+def _answer(sample: SampledSequence, ends: tuple[int, int]) -> Answer:
+    mean = float(np.mean(sample.logprobs)) if sample.logprobs else None
+    return Answer(_part(sample.tokens, sample.logprobs, ends), sample.stop_reason, mean)
+
+
+def _part(tokens: Sequence[int], logprobs: Sequence[float] | None, ends: tuple[int, int]) -> Part:
+    first, last = ends
+    left_out = max(0, len(tokens) - first - last)
+    behind = slice(first + left_out, None)
+    return Part(
+        [*tokens[:first], *tokens[behind]],
+        None if logprobs is None else [*logprobs[:first], *logprobs[behind]],
+        left_out,
+        min(first, len(tokens)),
+    )

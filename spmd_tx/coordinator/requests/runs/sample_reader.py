@@ -1,0 +1,118 @@
+"""Reads and searches samples for pages: what is short in a thread, the rest in a child process.
+
+Long bodies take seconds of Python, in which nothing else of this process could run. So the child reads the
+files by itself, and returns what is shown.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.requests.runs import sample_bodies
+from spmd_tx.coordinator.requests.runs.sample_bodies import Body, Search, Searched, Size, Stored
+from spmd_tx.coordinator.text import token_texts
+from spmd_tx.coordinator.text.model_text import LazyModelText
+from spmd_tx.coordinator.text.prompt_texts import lasting_model_text
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.processes.child import Allowance, LastingChild
+
+SHORT_BYTES = 64 << 10  # of all bodies
+COMPRESSED = 16  # bytes of a body that a byte in a file counts for: files are compressed
+IDLE_SECONDS = 60.0  # after which the child ends
+
+READ = {False: sample_bodies.read_some, True: sample_bodies.read_alike}  # by whether they must be alike
+
+_HERE = "spmd_tx.coordinator.requests.runs.sample_reader"
+
+
+class Places(NamedTuple):
+    """Says where bodies and the model's text are."""
+
+    payloads: Path
+    model: Path
+
+
+class SampleReader:
+    """Reads the bodies of sample requests. It ends after some seconds, and has read one at least."""
+
+    def __init__(self, places: Places, text: LazyModelText, bounds: Bounds) -> None:
+        self._places = places
+        self._text = text
+        self._seconds = bounds.search_seconds
+        self._child = LastingChild(Allowance(bounds.text_seconds, bounds.text_memory_bytes), IDLE_SECONDS)
+        self._is_free = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End the child process. No call may be at work."""
+        await self._child.close()
+
+    async def read(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
+        """Return what the first of these requests hold. Raises InvalidRequest."""
+        return await self._read(stored, size, alike=False)
+
+    async def read_alike(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
+        """Return those of these requests that have the prompt of the first. Raises InvalidRequest."""
+        return await self._read(stored, size, alike=True)
+
+    async def _read(self, stored: Sequence[Stored], size: Size, *, alike: bool) -> list[Body | None]:
+        if _is_short(stored):
+            return await asyncio.to_thread(READ[alike], self._places.payloads, stored, size, self._seconds)
+        arguments = {"stored": stored, "size": size, "seconds": self._seconds, "alike": alike}
+        return msgspec.convert(await self._outside("read_outside", arguments), list[Body | None])
+
+    async def search(self, stored: Sequence[Stored], text: str, most: int, size: Size) -> Searched:
+        """Return which of these requests have a text in them. Raises InvalidRequest."""
+        if _is_short(stored):
+            tokenizer = (await self._text.get()).tokenizer
+            search = Search(text, most, size, self._seconds)
+            decode = partial(token_texts.texts, tokenizer)
+            return await asyncio.to_thread(search.run, self._places.payloads, stored, decode)
+        arguments = {"stored": stored, "text": text, "most": most, "size": size, "seconds": self._seconds}
+        arguments["model"] = str(self._places.model)
+        return Searched(*await self._outside("search_outside", arguments))
+
+    async def _outside(self, function: str, arguments: dict[str, object]) -> Any:
+        arguments["payloads"] = str(self._places.payloads)
+        try:
+            async with self._is_free:
+                return await self._child.call(f"{_HERE}:{function}", arguments)
+        except ForeignCodeFailed as error:
+            raise InvalidRequest(
+                "these samples are too long to be read for a page; ask for fewer at a time"
+            ) from error
+
+
+def _is_short(stored: Sequence[Stored]) -> bool:
+    bodies = [body for each in stored for body in (each.payload, each.result) if body is not None]
+    sizes = (len(body) if isinstance(body, bytes) else COMPRESSED * body.length for body in bodies)
+    return sum(sizes) <= SHORT_BYTES
+
+
+def read_outside(
+    payloads: str, stored: list[Any], size: Any, seconds: float, alike: bool
+) -> list[Body | None]:
+    """Read bodies in a child process."""
+    return READ[alike](Path(payloads), _stored(stored), _size(size), seconds)
+
+
+def search_outside(
+    payloads: str, model: str, stored: list[Any], text: str, most: int, size: Any, seconds: float
+) -> Searched:
+    """Search bodies in a child process."""
+    tokenizer = lasting_model_text(model).tokenizer
+    search = Search(text, most, _size(size), seconds)
+    return search.run(Path(payloads), _stored(stored), partial(token_texts.texts, tokenizer))
+
+
+def _stored(values: list[Any]) -> list[Stored]:
+    """Read what the messages between processes have made of it."""
+    return msgspec.convert(values, list[Stored])
+
+
+def _size(values: Any) -> Size:
+    return msgspec.convert(values, Size)
