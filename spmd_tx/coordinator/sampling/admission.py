@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
-from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
@@ -227,7 +227,7 @@ class Admission:
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
         """Return whether there is a program for the plan together with this chunk."""
         scores = self._scores(job, chunk)
-        if self._shapes.batch_invariant and admitted.plan.scores not in (None, scores):
+        if self._shapes.batch_invariant and chunk.length and admitted.plan.scores not in (None, scores):
             return False
         needed = admitted.plan.program_with(chunk, scores)
         found = self._sampling.prefill(needed)
@@ -243,9 +243,9 @@ class Admission:
             self.without_program.pop(job, None)
 
     def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
-        if job.wants_scores(chunk.end):
+        if chunk.length and job.wants_scores(chunk.end):
             return self._sampling.scores(job.scoring)
-        return Scores(logprobs=self._shapes.batch_invariant)  # one program, whether they are wanted or not
+        return plain_scores(self._shapes)
 
     def _new_plan(self) -> PrefillPlan:
         return PrefillPlan(self._shapes, copies=self._shapes.decode_rows, has_states=self._has_states)
