@@ -180,6 +180,7 @@ class SampleJob:
     missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to continue its prefill
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
     is_overdue: bool = False  # passed over too often; counts as older than all jobs that were not
+    is_lonely: bool = False  # planning may have failed because of it: it has commands of its own
 
     def restart(self, number: int) -> None:
         """Wait again, in a new batch, and keep the known tokens."""
@@ -187,6 +188,7 @@ class SampleJob:
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
             sample.is_resident, sample.pages, sample.prefill, sample.state = False, [], None, 0
+            sample.left = []
             sample.start_over()
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.scoring.is_empty and self.scores is None
