@@ -17,7 +17,7 @@ from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
 from spmd_tx.protocol.commands import OptimStep
-from tests.coordinator.recovery.generations import next_generation, prompt, train_for_a_while
+from tests.coordinator.recovery.generations import next_generation, train_for_a_while
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
 from tests.coordinator.training.bench import running
 from tests.coordinator.training.fake_trainer import FakeTrainer
