@@ -61,7 +61,7 @@ MUTANTS = {
         lambda samples, *_: any(has_poison(each.job) and each.tokens for shard in samples for each in shard),
     ),
     "leaving": (Shard, "leave", lambda self, sample: has_poison(sample.job)),
-    "wishes": (SampleBatch, "program_requests", lambda self: has_poison(*self._admission.without_program)),
+    "wishes": (SampleBatch, "program_requests", lambda self: has_poison(*self._jobs.values())),
 }
 
 
