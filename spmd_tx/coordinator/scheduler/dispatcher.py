@@ -153,6 +153,7 @@ class Dispatcher:
 
     def absorb(self) -> Iterator[tuple[str, Outcome]]:
         """Take in the replies that have come. Raises MeshError when there will be no more."""
+        self._at_work = PlannedFor
         while self._sent and self._sent[0].reply.done():
             reply = self._sent[0].reply.result()  # of one that is lost, the requests must still be known
             yield from self._absorb(self._sent.popleft(), reply)
@@ -177,6 +178,7 @@ class Dispatcher:
 
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
+        self._at_work = PlannedFor
         for command in self._slots.take_dropped():
             self._send(Payer(TRAINING), command, _nothing)
         for command in self._sampling.take_dropped():

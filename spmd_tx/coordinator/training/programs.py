@@ -6,6 +6,7 @@ from itertools import islice
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
 from spmd_tx.coordinator.requests.records import Stage
+from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
@@ -96,7 +97,8 @@ class StepPrograms:
         wanted += samples
         self.await_for(each.request_id for each in wanted)
         for model in models:
-            wanted += self._wanted_ahead(model)
+            with contained(f"looking at what {model.id} needs later"):  # it will be looked at again
+                wanted += self._wanted_ahead(model)
         self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
 
     def await_for(self, request_ids: Iterable[str]) -> None:
