@@ -18,7 +18,9 @@ SpmdTxError
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── DamagedBody           a payload or result is not what was written
-├── CompileFailed         a program that a request needs cannot be compiled
+├── NotSent               a command of a request was not sent, and the request does not count
+│   ├── CompileFailed     its program cannot be compiled
+│   └── NotPlanned        the server failed when it made the command
 ├── Abandoned             500: a request could not be stored, or not carried out after it was accepted
 │   └── ForeignCodeFailed a library that ran in a child process for it crashed, or exceeded its limits
 ├── Unavailable           503: the service cannot take the request now
@@ -139,8 +141,16 @@ class DamagedBody(SpmdTxError):
     """A payload or result on disk is damaged; trying again does not help."""
 
 
-class CompileFailed(SpmdTxError):
-    """The request's program does not compile, so no command was sent; other requests are not affected."""
+class NotSent(SpmdTxError):
+    """A command of a request was not sent; other requests are not affected."""
+
+
+class CompileFailed(NotSent):
+    """The request's program does not compile."""
+
+
+class NotPlanned(NotSent):
+    """The server failed unexpectedly when it made a command of the request."""
 
 
 class Abandoned(SpmdTxError):

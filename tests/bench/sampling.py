@@ -16,9 +16,9 @@ from statistics import median
 import numpy as np
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
-from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
 from spmd_tx.protocol.reports import Reply

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.fuzz.alice import Alice, Note, differences
+from tests.fuzz.alice import RANK, TOLERANCE, Alice, Note, differences
 from tests.fuzz.mallory import Book, Mallory
 from tests.fuzz.served import Prober, Served
 
@@ -30,10 +30,10 @@ class Result:
     rounds: int = 0  # that she has had
     figures: dict[str, object] = field(default_factory=dict)
 
-    def problems(self, expected: list[Note], most: int = 25) -> list[str]:
+    def problems(self, expected: list[Note], tolerance: float = TOLERANCE, most: int = 25) -> list[str]:
         """The first of all that may not be; she was to be told what she is told in peace."""
         if not self.findings:
-            self.findings += differences(expected, self.notes)[:3]
+            self.findings += differences(expected, self.notes, tolerance)[:3]
             if len(self.notes) != len(expected):
                 self.findings.append(f"she has {len(self.notes)} notes instead of {len(expected)}")
         return [finding[:6000] for finding in [*self.findings, *self.book.findings][:most]]
@@ -43,25 +43,27 @@ class Result:
         return f"FUZZ_SEED={self.seed}: {figures}"
 
 
-def in_peace(served: Served, rounds: int) -> list[Note]:
+def in_peace(served: Served, rounds: int, rank: int = RANK) -> list[Note]:
     """What the bystander is told when she is alone."""
     assert served.start(), served.log.read_text()[-5000:]
-    alice = Alice(served.url, served.tokens["alice"], rounds)
+    alice = Alice(served.url, served.tokens["alice"], rounds, rank)
     alice.finish_rounds()
     alice.run()
-    assert alice.errors == []
+    assert alice.errors == [], alice.errors
     return alice.notes
 
 
 class Run:
     """Stories in parts beside a bystander, with a kill -9 and a start after each part."""
 
-    def __init__(self, served: Served, folder: Path, seed: int, rounds: int | None = None) -> None:
+    def __init__(
+        self, served: Served, folder: Path, seed: int, rounds: int | None = None, rank: int = RANK
+    ) -> None:
         self._served = served
         book = Book(folder / "requests.log")
         self.result = Result(seed, book, [])
         self._mallory = Mallory(served.url, served.tokens["mallory"], seed, book, served.is_alive)
-        self._alice = Alice(served.url, served.tokens["alice"], rounds)
+        self._alice = Alice(served.url, served.tokens["alice"], rounds, rank)
         self._prober = Prober(served)
 
     def go(self, parts: Iterable[Sequence[int]]) -> Result:

@@ -28,7 +28,7 @@ def sample(odd: Oddities, names: Names) -> Call:
     body = {
         "sampling_session_id": names.sampler,
         "seq_id": names.next_sample(),
-        "num_samples": odd.random.choice([1, 1, 3]),
+        "num_samples": odd.random.choice([1, 3, 40]),
         "prompt": {"chunks": [{"tokens": tokens, "type": "encoded_text"}]},
         "sampling_params": params,
     }

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,14 +42,16 @@ class Served:
         database_url: str | None,
         real: bool = False,
         mutant: str | None = None,
+        options: Mapping[str, object] | None = None,
     ) -> None:
+        """``options`` come before those that all servers of the fuzzer have."""
         self.folder, self.data_dir, self.log = folder, folder / "data", folder / "log"
         self.data_dir.mkdir()
         self.tokens = {owner: self._new_key(database_url, owner) for owner in OWNERS}
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        options = {"base_model": str(model_dir), "served_model_name": "tiny", "data_dir": str(self.data_dir)}
-        options |= {"port": port} | (REAL if real else QUICK)
+        more, options = options or {}, {"base_model": str(model_dir), "data_dir": str(self.data_dir)}
+        options |= {"served_model_name": "tiny", "port": port} | (REAL if real else QUICK) | more
         options |= {} if database_url is None else {"database_url": database_url}
         self._command = _real(self.data_dir, options) if real else _fake(options, mutant)
         self._process: subprocess.Popen[str] | None = None
@@ -179,7 +181,7 @@ def _real(data_dir: Path, options: dict[str, object]) -> list[str]:
     share_compiled_programs(data_dir)
     command = [str(COMMAND), "serve"]
     for name, value in options.items():
-        command += ["--" + name.replace("_", "-"), str(value)]
+        command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
     return command
 
 

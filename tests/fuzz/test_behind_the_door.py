@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.alice import Note
+from tests.fuzz.alice import TOLERANCE, Note
 from tests.fuzz.conftest import ROUNDS
 from tests.fuzz.fuzzing import Result, Run, in_peace
 from tests.fuzz.served import serving
@@ -29,7 +29,7 @@ def test_nothing_falls_by_odd_requests(
 ) -> None:
     with serving(tmp_path / "run", model_dir, database_url) as served:
         result = Run(served, tmp_path, SEED, ROUNDS).go([ONLY, []] if ONLY else SHORT)
-    _judge(result, peace)
+    judge(result, peace)
 
 
 @pytest.mark.fuzz
@@ -38,23 +38,23 @@ def test_nothing_falls_by_thousands_of_odd_requests(
     database_url: str | None, model_dir: Path, tmp_path: Path, real: bool
 ) -> None:
     with serving(tmp_path / "run", model_dir, database_url, real=real) as served:
-        result = Run(served, tmp_path, SEED).go(_parts())
+        result = Run(served, tmp_path, SEED).go(parts(SECONDS, LONG))
     with serving(tmp_path / "peace", model_dir, None, real=real) as served:
         peace = in_peace(served, result.rounds)
-    _judge(result, peace)
+    judge(result, peace)
 
 
-def _parts() -> Iterator[Sequence[int]]:
-    """Until the time is over; then one without anything new."""
-    deadline, first = time.monotonic() + SECONDS, 0
+def parts(seconds: float, stories: int) -> Iterator[Sequence[int]]:
+    """So many stories at a time, until the time is over; then none, so that everything comes to its end."""
+    deadline, first = time.monotonic() + seconds, 0
     while time.monotonic() < deadline:
-        yield range(first, first + LONG)
-        first += LONG
+        yield range(first, first + stories)
+        first += stories
     yield range(0)
 
 
-def _judge(result: Result, peace: list[Note]) -> None:
+def judge(result: Result, peace: list[Note], tolerance: float = TOLERANCE) -> None:
     print(f"\n{result}")
-    problems = result.problems(peace)
+    problems = result.problems(peace, tolerance)
     if problems:
         pytest.fail("\n".join([str(result), *problems]), pytrace=False)

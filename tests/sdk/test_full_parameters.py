@@ -90,6 +90,13 @@ def test_a_model_learns_samples_and_is_saved(tenant, full_server, model_dir):
     assert not any(np.array_equal(old[name].astype(np.float32), new[name]) for name in old)
 
 
+def test_a_new_model_samples_the_bits_of_the_base_whatever_was_trained_before(tenant):
+    base = tenant.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+    sampler = begin(tenant).save_weights_and_get_sampling_client().result(SECONDS)
+    expected, drew = sample(base, PROMPT, drawn()), sample(sampler, PROMPT, drawn())
+    assert (drew.tokens, drew.logprobs) == (expected.tokens, expected.logprobs)
+
+
 def test_samplers_of_several_versions_take_turns(tenant):
     trainer = begin(tenant)
     samplers, answers = [], []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
 from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, ProgramRequest
+from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.commands import ASIDE
 from spmd_tx.protocol.programs import ProgramShape
@@ -68,12 +69,23 @@ class Compilation:
         self._awaited = awaited
         self.orders.update_awaited(awaited)
         while (order := self.orders.next_order(only_awaited)) is not None:
-            is_last = not order.sessions and self.orders.is_complete
-            how = {"is_last": is_last, "is_hurried": order.is_better}
+            if order.sessions:
+                self._send(order, on_answer)
+                continue
+            with contained(f"ordering {order.program} ahead of need"):
+                self._send(order, on_answer)
+
+    def _send(self, order: Order, on_answer: Callable[[], None]) -> None:
+        is_last = not order.sessions and self.orders.is_complete
+        how = {"is_last": is_last, "is_hurried": order.is_better}
+        try:
             answer = self._workers.compile(order.program, lane=order.lane, **how)
-            answer.add_done_callback(lambda _: on_answer())
-            self._out.append((order, answer))
-            self._workers.programs.show(self.orders.progress)
+        except BaseException:
+            self.orders.take_back(order)
+            raise
+        answer.add_done_callback(lambda _: on_answer())
+        self._out.append((order, answer))
+        self._workers.programs.show(self.orders.progress)
 
     def _waiting_for(self, programs: set[ProgramShape]) -> set[str]:
         return {each.request_id for each in self._awaited if each.program in programs and each.request_id}

@@ -120,6 +120,10 @@ class ProgramOrders:
             self._out.append(order)
         return order
 
+    def take_back(self, order: Order) -> None:
+        """Note that an order could not be sent."""
+        self._out.remove(order)
+
     def _free_lane(self, busy: set[int]) -> int | None:
         """Return the lane in which a program ahead of need may be compiled now."""
         if ASIDE not in self._of_menu and (self._awaited or AWAITED in busy):

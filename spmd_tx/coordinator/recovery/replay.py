@@ -16,7 +16,7 @@ from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.training.execute import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.outcomes import Begun
-from spmd_tx.errors import CompileFailed, DamagedBody, MeshError, RequestError
+from spmd_tx.errors import DamagedBody, MeshError, NotSent, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Replay:
                 )
         except MeshError:
             return
-        except (RequestError, DamagedBody, OSError, CompileFailed) as error:
+        except (RequestError, DamagedBody, OSError, NotSent) as error:
             _refuse(entry, request, error)
             return
         except BaseException as error:
@@ -75,7 +75,7 @@ class Replay:
             outcome = await retry_through_outages(marked, self._is_lost)
         except MeshError:
             return
-        except CompileFailed as error:
+        except NotSent as error:
             _refuse(entry, request, error)
             return
         except BaseException as error:  # its commands count; of some requests that is known already

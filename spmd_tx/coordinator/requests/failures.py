@@ -2,7 +2,7 @@
 
 from spmd_tx.coordinator.requests.records import Failed, Request
 from spmd_tx.coordinator.runtime.containment import EXECUTED_WITHOUT_RESULT, NOT_EXECUTED, report
-from spmd_tx.errors import Abandoned, CompileFailed, DamagedBody, RequestError
+from spmd_tx.errors import Abandoned, DamagedBody, NotSent, RequestError
 
 
 def failure(error: BaseException, work: str, *, executed: bool = False, layout: str | None = None) -> Failed:
@@ -18,7 +18,7 @@ def failed_by(
     match error:
         case RequestError():
             return Failed(str(error), "user", executed, layout)
-        case CompileFailed():  # no command was sent
+        case NotSent():  # no command was sent
             return Failed(str(error), "server")
         case OSError() | DamagedBody():
             why = f"the server cannot read or write its data: {error}"

@@ -10,11 +10,12 @@ it in its sampler's line may start before it.
 Long prompts are prefilled in chunks. They take turns with later requests and delay them by one chunk at most.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
-from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
@@ -34,16 +35,20 @@ NOT_READ = "waiting for its prompt, which is being read"
 
 @dataclass
 class Admitted:
-    """Holds the commands for the samples that start: ``before``, then the plan's unless it is empty."""
+    """Holds the plan for the samples that start."""
 
     plan: PrefillPlan
-    before: list[AnyCommand] = field(default_factory=list)
     # The flag: whether the request wants scores of the segment besides keys and values
     chunks: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
     tokens: int = 0  # prompt tokens of jobs whose first samples start
     found: int = 0  # those of them that were found in the prefix cache
     short_of_pages: set[SampleJob] = field(default_factory=set)
+
+    @property
+    def jobs(self) -> set[SampleJob]:
+        """Those for which the Prefill works."""
+        return self.started | {prefill.job for prefill, _, _ in self.chunks}
 
 
 class Admission:
@@ -55,6 +60,8 @@ class Admission:
         """``has_states``: whether the model keeps a state of each sequence."""
         self.line = WaitingLine()
         self.without_program: dict[SampleJob, None] = {}  # jobs that wait for programs
+        self.at_work: Sequence[SampleJob] = ()  # the one that ``admit`` is planning; empty: none stands out
+        self._moves: list[AnyCommand] = []  # of versions into slots, and not taken yet
         self._sampling = sampling
         self._bank = bank
         self._shards = shards
@@ -85,6 +92,11 @@ class Admission:
         self.line.remove(job)
         self._forget_prompts(job)
 
+    def take_moves(self) -> list[AnyCommand]:
+        """Return the commands that move versions into slots; to be sent before any other."""
+        moves, self._moves = self._moves, []
+        return moves
+
     def admit(self) -> Admitted:
         """Make samples resident and plan their prompts, as much as one Prefill takes."""
         admitted = Admitted(self._new_plan())
@@ -107,7 +119,7 @@ class Admission:
     def _admit_newcomers(self, admitted: Admitted) -> None:
         self._bank.new_round()
         overdue = self._overdue()
-        if overdue is None or self._start_part(overdue, None, admitted) or overdue.missing:
+        if overdue is None or self._attempt(overdue, None, admitted) or overdue.missing:
             for share in (self._share(), None):
                 while self._go_round(share, admitted):
                     pass
@@ -121,12 +133,14 @@ class Admission:
     def _continue_prefills(self, prefills: list[ChunkedPrefill], admitted: Admitted) -> None:
         """Plan the next chunks of prompts as far as there is room, one per prompt and Prefill."""
         for prefill in prefills:
+            self.at_work = [prefill.job]
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
             if prefill.copies_needed > copies_left or not admitted.plan.fits(chunk):
                 continue
             self._note_missing(prefill.job, self._missing_for(prefill.job, chunk))
             if not prefill.job.missing and self._may_join(prefill.job, chunk, admitted):
                 self._plan_chunk(prefill, admitted)
+        self.at_work = ()
 
     def _plan_chunk(self, prefill: ChunkedPrefill, admitted: Admitted) -> None:
         """Plan a chunk; with the last one the samples are ready for Decodes."""
@@ -182,13 +196,20 @@ class Admission:
         any_started = False
         for sampler in self.line.samplers():
             for job in self.line.jobs(sampler, MOST_LOOKED_AT):
-                if self._start_part(job, share, admitted):
+                has_started = self._attempt(job, share, admitted)
+                if has_started:
                     self.line.serve(sampler)
                     any_started = True
-                    break
-                if not job.missing:
+                if has_started or not job.missing:
                     break
         return any_started
+
+    def _attempt(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
+        """Start samples of a job if possible; return whether any were."""
+        self.at_work = [job]
+        has_started = self._start_part(job, share, admitted)
+        self.at_work = ()
+        return has_started
 
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
@@ -214,7 +235,7 @@ class Admission:
         if placement.bank == UNPLACED:
             job.obstacle = NO_SLOT
             return False
-        admitted.before += placement.before
+        self._moves += placement.before
         self._start(part[:count], number, placement.bank, admitted)
         self._update_line(job, is_cut=count < len(part))
         return True
@@ -226,8 +247,11 @@ class Admission:
 
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
         """Return whether there is a program for the plan together with this chunk."""
+        others = admitted.jobs - {job}
+        if others and any(each.is_lonely for each in (job, *others)):
+            return False
         scores = self._scores(job, chunk)
-        if self._shapes.batch_invariant and admitted.plan.scores not in (None, scores):
+        if self._shapes.batch_invariant and chunk.length and admitted.plan.scores not in (None, scores):
             return False
         needed = admitted.plan.program_with(chunk, scores)
         found = self._sampling.prefill(needed)
@@ -243,9 +267,9 @@ class Admission:
             self.without_program.pop(job, None)
 
     def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
-        if job.wants_scores(chunk.end):
+        if chunk.length and job.wants_scores(chunk.end):
             return self._sampling.scores(job.scoring)
-        return Scores(logprobs=self._shapes.batch_invariant)  # one program, whether they are wanted or not
+        return plain_scores(self._shapes)
 
     def _new_plan(self) -> PrefillPlan:
         return PrefillPlan(self._shapes, copies=self._shapes.decode_rows, has_states=self._has_states)

@@ -185,6 +185,11 @@ class VersionBank:
         """Discount a sample: the last command that uses the slot for it has been sent."""
         self._slot(bank).users -= 1
 
+    def unpin_all(self) -> None:
+        """Discount all samples."""
+        for slot in (self._base, *self._slots.values()):
+            slot.users = 0
+
     def hold(self, version: VersionKey) -> None:
         """Keep a version for a request until ``let_go``."""
         if version in self._versions:
@@ -269,14 +274,15 @@ class VersionBank:
 
     def _bring(self, version: VersionKey, known: _Version) -> list[AnyCommand]:
         """Move a version into a slot; return the commands that this takes."""
+        path = known.path or ""
+        assert path or known.is_paged, f"version {version} is neither with the workers nor on disk"
         bank, before = self._vacate()
         self._move_in(version, bank)
         if known.is_paged:
             known.is_paged = False
             page_in = PageIn(bank=bank, version=self.weights(version), adapter=known.adapter)
             return [*before, page_in]
-        assert known.path is not None, f"version {version} is neither with the workers nor on disk"
-        return [*before, LoadSampler(bank=bank, adapter=known.adapter, path=known.path)]
+        return [*before, LoadSampler(bank=bank, adapter=known.adapter, path=path)]
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
         version = self._slots[unused[0]].version if (unused := self._unused()) else None

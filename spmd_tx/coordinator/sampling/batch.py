@@ -6,7 +6,7 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,12 +19,12 @@ from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
-from spmd_tx.coordinator.sampling.decode_choice import Candidates, Choice, choose, of_one_program
+from spmd_tx.coordinator.sampling.decode_choice import able_together, choose
 from spmd_tx.coordinator.sampling.drawn import Drawn
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import Segment
 from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes, decode_steps
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import InvalidRequest
@@ -48,16 +48,6 @@ class Dispatch:
     requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
 
 
-@dataclass(frozen=True)
-class SamplingLimits:
-    """Says what the device has room for."""
-
-    shapes: SamplingShapes
-    pages_per_shard: int  # page 0 included
-    decode_steps: int  # most steps of one Decode
-    state_slots: int = 0  # per shard; 0: the model keeps no state of a sequence
-
-
 # Each segment with its row, and whether the request wants scores of it besides keys and values
 _Written = list[tuple[ChunkedPrefill, Segment, int, bool]]
 
@@ -75,7 +65,7 @@ class SampleBatch:
         programs: ProgramOrders | None = None,
     ) -> None:
         """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
-        shapes, has_states = limits.shapes, bool(limits.state_slots)
+        shapes = limits.shapes
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
         self._model = model
@@ -83,6 +73,22 @@ class SampleBatch:
         self._limits = limits
         self._listener = listener
         self._at_work = at_work or AtWork()
+        self._programs = SamplingPrograms(
+            programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
+        )
+        self._jobs: dict[str, SampleJob] = {}
+        self._aside: list[SampleJob] = []  # lonely ones that wait until another one has ended
+        self._ended: list[tuple[str, Outcome]] = []  # while a reply is taken in
+        self._arrivals = 0
+        self._planned: deque[Dispatch] = deque()
+        self._decodes = 0  # sent so far; also the number of the last one
+        self._hurried = 0  # how many of the next Decodes have few steps
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with nothing on the device that could be used."""
+        limits, shapes = self._limits, self._limits.shapes
+        has_states = bool(limits.state_slots)
         self._shards = [
             Shard(
                 rows=shapes.rows,
@@ -92,22 +98,44 @@ class SampleBatch:
                 has_cache=not (has_states and shapes.batch_invariant),
                 piece=shapes.piece,
                 state_slots=limits.state_slots,
-                has_routing=bool(model.config.n_experts),
+                has_routing=bool(self._model.config.n_experts),
             )
             for _ in range(shapes.shards)
         ]
-        self._programs = SamplingPrograms(
-            programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
-        )
-        self._admission = Admission(bank, self._shards, self._programs, has_states=has_states)
+        self._admission = Admission(self._bank, self._shards, self._programs, has_states=has_states)
         self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, by the program they wait for
-        self._jobs: dict[str, SampleJob] = {}
-        self._arrivals = 0
-        self._planned: deque[Dispatch] = deque()
+        self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
         self._prefilled_last = False
-        self._decodes = 0  # sent so far; also the number of the last one
         self._unanswered = 0  # Decodes
-        self._hurried = 0  # how many of the next Decodes have few steps
+
+    @property
+    def planned_for(self) -> set[str]:
+        """The requests that were being planned when ``next_dispatch`` raised: all, unless some stand out."""
+        jobs = self._admission.at_work or self._at_command or self._jobs.values()
+        return {job.request_id for job in jobs if job not in self._aside}
+
+    def start_over(self, lonely: Collection[str]) -> list[tuple[str, Outcome]]:
+        """Go on after an error from a state that is known: without anything that is on the device.
+
+        The known tokens stay. The ``lonely`` requests go on one after the other, in commands of their own.
+        Replies to what has been sent must not be absorbed any more. Returns the requests that have finished.
+        """
+        moves = [each for each in self._planned if not each.requests]
+        moves += [Dispatch(command, _nothing) for command in self._admission.take_moves()]
+        self._planned = deque(moves)  # the bank counts on them
+        self._bank.unpin_all()
+        self._begin()
+        for job in list(self._jobs.values()):
+            job.is_lonely |= job.request_id in lonely
+            job.restart(job.number)
+            if not job.waiting:
+                self._ended.append((job.request_id, self._result(job)))
+                self._end(job)
+        self._aside = [job for job in self._jobs.values() if job.is_lonely][1:]
+        for job in self._jobs.values():
+            if job not in self._aside:
+                self._admission.line.add(job)
+        return self._take_ended()
 
     def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None:
         """Add a validated request, whose version the bank knows."""
@@ -185,6 +213,7 @@ class SampleBatch:
 
     def _plan(self) -> None:
         """Plan prompts first, but never two Prefills in a row while rows wait for their next tokens."""
+        self._at_command = ()
         if not (self._prefilled_last and any(shard.has_rows for shard in self._shards)):
             self._plan_prefill()
             self._prefilled_last = bool(self._planned)
@@ -195,9 +224,10 @@ class SampleBatch:
         admitted = self._admission.admit()
         metrics.PROMPT_TOKENS.inc(admitted.tokens)
         metrics.CACHED_PROMPT_TOKENS.inc(admitted.found)
-        self._planned.extend(Dispatch(command, _nothing) for command in admitted.before)
+        self._planned.extend(Dispatch(command, _nothing) for command in self._admission.take_moves())
         if admitted.plan.is_empty:
             return
+        self._at_command = admitted.jobs
         scored = [
             (prefill.job.scoring, segment) for prefill, segment, is_scored in admitted.chunks if is_scored
         ]
@@ -209,23 +239,25 @@ class SampleBatch:
             (prefill, segment, admitted.plan.row_of(segment, program), is_scored)
             for prefill, segment, is_scored in admitted.chunks
         ]
-        jobs = admitted.started | {prefill.job for prefill, _, _ in admitted.chunks}
-        requests = frozenset(job.request_id for job in jobs)
+        requests = frozenset(job.request_id for job in admitted.jobs)
         absorb = partial(self._absorb_prefill, written)
         self._planned.append(Dispatch(command, absorb, requests))
 
     def _plan_decode(self) -> None:
         able = [shard.candidates(self._decodes) for shard in self._shards]
-        candidates = of_one_program(able, self._programs)
+        candidates = able_together(able, self._programs)
         if not any(candidates):
             return
+        self._at_command = {sample.job for samples in candidates for sample in samples}
         least = min(sample.steps_left for samples in candidates for sample in samples)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
-        choice = self._choose(candidates)
+        choice = choose(candidates, self._programs)
+        self._left_out = {sample.job: program for sample, program in choice.waits.items()}
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
         if choice.program is None:
             return
+        self._at_command = {sample.job for samples in chosen for sample in samples}
         if not any(chosen):  # all of them had to leave for want of pages; others go on with those
             self._plan_decode()
             return
@@ -246,15 +278,10 @@ class SampleBatch:
         requests = frozenset(each.sample.job.request_id for each in drawn)
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
-    def _choose(self, candidates: Candidates) -> Choice:
-        """Choose rows that have a program."""
-        choice = choose(candidates, self._programs)
-        self._left_out = {sample.job: program for sample, program in choice.waits.items()}
-        return choice
-
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
         for sample in candidates:
+            self._at_command = [sample.job]
             while sample.is_resident and not shard.grow(sample, steps):
                 if shard.drop_a_prompt():
                     continue
@@ -276,7 +303,6 @@ class SampleBatch:
 
     def _absorb_decode(self, drawn: list[Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
-        ended: list[tuple[str, Outcome]] = []
         for each in drawn:
             sample, job = each.sample, each.sample.job
             sample.outstanding -= each.count
@@ -287,7 +313,7 @@ class SampleBatch:
                     each.extend(reply)
                     self._listener(sample)
             except BaseException as error:  # the text of a stop string, perhaps
-                ended.append((job.request_id, self._fail(job, error)))
+                self._ended.append((job.request_id, self._fail(job, error)))
                 continue
             if sample.stop_reason is None:
                 self._wait_again(sample)
@@ -298,11 +324,10 @@ class SampleBatch:
                 self._shards[sample.shard].remember_what_is_left(sample)
             if all(other.stop_reason is not None for other in job.samples):
                 self._end(job)
-                ended.append((job.request_id, self._result(job)))
-        return ended
+                self._ended.append((job.request_id, self._result(job)))
+        return self._take_ended()
 
     def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
-        ended: list[tuple[str, Outcome]] = []
         for prefill, segment, row, is_scored in written:
             try:
                 with self._at_work.on(prefill.job.request_id):
@@ -311,7 +336,11 @@ class SampleBatch:
             except BaseException as error:
                 let_pass(error)
                 if not prefill.job.is_over:
-                    ended.append((prefill.job.request_id, self._fail(prefill.job, error)))
+                    self._ended.append((prefill.job.request_id, self._fail(prefill.job, error)))
+        return self._take_ended()
+
+    def _take_ended(self) -> list[tuple[str, Outcome]]:
+        ended, self._ended = self._ended, []
         return ended
 
     def _result(self, job: SampleJob) -> Outcome:
@@ -354,6 +383,10 @@ class SampleBatch:
         self._bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)
+        if job in self._aside:
+            self._aside.remove(job)
+        elif job.is_lonely and self._aside:
+            self._admission.line.add(self._aside.pop(0))
         for sample in job.samples:
             if sample.is_resident:
                 self._leave(sample)

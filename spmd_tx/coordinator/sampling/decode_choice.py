@@ -22,17 +22,23 @@ class Choice:
     )  # those left out, by the program they wait for
 
 
-def of_one_program(candidates: Candidates, sampling: SamplingPrograms) -> Candidates:
-    """Leave out candidates that a batch-invariant Decode cannot take.
+def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candidates:
+    """Leave out candidates that cannot be in one Decode with the one left out longest.
 
-    It takes those that want as many of the likeliest tokens as the one left out longest: each number has its
-    own program.
+    A lonely request has Decodes of its own. A batch-invariant Decode takes those that want as many of the
+    likeliest tokens: each number has its own program.
     """
     everybody = [sample for samples in candidates for sample in samples]
-    if not everybody or not sampling.shapes.batch_invariant:
+    if not everybody:
         return candidates
-    top = sampling.width(min(everybody, key=lambda sample: (sample.decode, sample.age)))
-    return [[sample for sample in samples if sampling.width(sample) == top] for samples in candidates]
+    first = min(everybody, key=lambda sample: (sample.decode, sample.age))
+
+    def may_join(sample: Sample) -> bool:
+        if sample.job is not first.job and (sample.job.is_lonely or first.job.is_lonely):
+            return False
+        return not sampling.shapes.batch_invariant or sampling.width(sample) == sampling.width(first)
+
+    return [[sample for sample in samples if may_join(sample)] for samples in candidates]
 
 
 def choose(candidates: Candidates, sampling: SamplingPrograms) -> Choice:

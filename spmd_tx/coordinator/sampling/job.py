@@ -18,6 +18,7 @@ from spmd_tx.coordinator.sampling.prefill import PrefillChunk, Segment
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
 from spmd_tx.coordinator.sampling.request.stops import Decoder, StopRule, StopWatch, stop_rule
+from spmd_tx.coordinator.sampling.request.validation import most_drawn
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
@@ -176,6 +177,7 @@ class SampleJob:
     top: int  # how many of the likeliest tokens to return in the place of each drawn token
     records_stability: bool = False  # for stable_reinforce
     batch_invariant: bool = False  # whether the same programs must compute every token again
+    wants_tokens: bool = True  # else one is drawn, since samples end by that, and nobody is told
     samples: list[Sample] = field(default_factory=list)
 
     scope: str = ""  # of its keys in the prefix cache: weights and session
@@ -190,6 +192,7 @@ class SampleJob:
     missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to continue its prefill
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
     is_overdue: bool = False  # passed over too often; counts as older than all jobs that were not
+    is_lonely: bool = False  # planning may have failed because of it: it has commands of its own
 
     def restart(self, number: int) -> None:
         """Wait again, in a new batch, and keep the known tokens."""
@@ -197,6 +200,7 @@ class SampleJob:
         for sample in self.samples:
             sample.outstanding, sample.decode = 0, NEVER
             sample.is_resident, sample.pages, sample.prefill, sample.state = False, [], None, 0
+            sample.left = []
             sample.start_over()
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.scoring.is_empty and self.scores is None
@@ -223,17 +227,17 @@ class SampleJob:
         sequences = [
             SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason, sample.top)
             for sample in self.samples
-            if sample.stop_reason is not None
-        ]
+            if sample.stop_reason is not None and self.wants_tokens
+        ] or [SampledSequence([], [], "length", None) for _ in self.samples]
         hits = self.cache_hits or 0
         body = encode_sample_response(sequences, self.scores or NO_SCORES, hits)
         notes = {}
-        if self.samples[0].experts:
+        if self.samples[0].experts and self.wants_tokens:
             experts = [np.concatenate(sample.experts) for sample in self.samples]
             notes[ROUTING] = routing_notes.encode(self.prompt_experts, experts)
         if self.records_stability:
             notes[STABILITY] = stability_notes.encode(sequences)
-        sampled = sum(len(sample.tokens) for sample in self.samples)
+        sampled = sum(len(sequence.tokens) for sequence in sequences)
         spent = Usage(prompt=len(self.prompt), cached=hits, sampled=sampled)
         return Finished(PROTOBUF, body, notes=notes, spent=spent)
 
@@ -342,7 +346,7 @@ def make_job(
     """Make the job of a validated request."""
     params, sampler = body.sampling_params, body.sampling_session_id or version
     prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
-    room = max(1, model.max_context - len(prompt))
+    room = most_drawn(len(prompt), model.max_context)
     vocab_size = model.config.vocab_size
     job = SampleJob(
         request_id=request_id,
@@ -351,7 +355,7 @@ def make_job(
         sampler=sampler,
         session=sampler.rpartition(OF_SESSION)[0],
         prompt=prompt,
-        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        max_tokens=room if params.max_tokens is None else max(1, min(params.max_tokens, room)),
         temperature=params.temperature,
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
         top_p=params.top_p,
@@ -362,6 +366,7 @@ def make_job(
         top=body.topk_sample_logprobs or 0,
         records_stability=bool(body.record_stability_info),
         batch_invariant=model.batch_invariant,
+        wants_tokens=params.max_tokens != 0,
     )
     job.needs_scores = not job.scoring.is_empty
     job.samples = [

@@ -76,7 +76,7 @@ class PrefillPlan:
         self._segments: list[Segment] = []
         self._row_length = shapes.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: no tables
-        self._scores = Scores()
+        self._scores = plain_scores(shapes)
 
     @property
     def is_empty(self) -> bool:
@@ -229,3 +229,8 @@ class PrefillPlan:
             and row.segments < SEGMENTS_PER_ROW
         )
         return next(fitting, None)
+
+
+def plain_scores(shapes: SamplingShapes) -> Scores:
+    """Return what a Prefill computes that reads no prompt with scores, or only copies pages."""
+    return Scores(logprobs=shapes.batch_invariant)  # one program, whether they are wanted or not

@@ -144,6 +144,16 @@ class SamplingShapes:
         return _smallest(self.decode_sizes, samples)
 
 
+@dataclass(frozen=True)
+class SamplingLimits:
+    """Says what the device has room for."""
+
+    shapes: SamplingShapes
+    pages_per_shard: int  # page 0 included
+    decode_steps: int  # most steps of one Decode
+    state_slots: int = 0  # per shard; 0: the model keeps no state of a sequence
+
+
 def power_of_two(least: int, count: int) -> int:
     """Return the smallest of ``least``, 2 ``least``, 4 ``least``, ... that is at least ``count``."""
     size = least

@@ -3,20 +3,21 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-
-import numpy as np
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.requests.records import Outcome, Stage
 from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
-from spmd_tx.coordinator.scheduler.tenant_shares import TenantShares
+from spmd_tx.coordinator.scheduler.command_metrics import SWAPS, Swap, count_micro_batch, measure_swap
+from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of
+from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, name_of, together
+from spmd_tx.coordinator.scheduler.tenant_shares import Charge, Payer, TenantShares
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -30,8 +31,6 @@ from spmd_tx.protocol.commands import (
     LoadSampler,
     PageIn,
     PageOut,
-    SwapIn,
-    SwapOut,
 )
 from spmd_tx.protocol.reports import Reply
 
@@ -50,27 +49,6 @@ FIRST_GUESS = 0.01  # seconds that a command takes of which there was none yet
 COMMAND_COST = 256
 
 Outcomes = list[tuple[str, Outcome]]
-Swap = SwapOut | SwapIn | PageOut | PageIn
-SWAPS = (SwapOut, SwapIn, PageOut, PageIn)
-
-
-@dataclass(frozen=True)
-class _Payer:
-    """Says whose share of the devices' time a command takes."""
-
-    side: str
-    sessions: Mapping[str, float] = field(default_factory=dict)  # the part of each; of training only
-
-
-@dataclass(frozen=True)
-class _Charge:
-    """Holds what a command was charged for when it was sent."""
-
-    payer: _Payer
-    work: Work
-    seconds: float  # estimated
-    sent_at: float
-    requests: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -117,6 +95,7 @@ class Dispatcher:
         ``compilation`` is None when all programs are ready.
         """
         self.suspects = set[str]() if suspects is None else suspects
+        self.lonely = set[str]()  # requests, or models, that have commands of their own
         self.seconds = CommandSeconds()
         self._clock = clock
         self._workers = workers
@@ -128,8 +107,7 @@ class Dispatcher:
         self._note = note
         self._worked = worked
         self._sent: deque[_Sent] = deque()
-        self._taken: list[Step] = []  # from their models, and not sent yet
-        self._at_work_for: Callable[[], Iterable[str]] = tuple  # requests
+        self._at_work: Callable[[], PlannedFor] = PlannedFor
         self._sides = FairShares(SHARES)
         self._sessions = TenantShares()
         self._turns = 0
@@ -152,53 +130,87 @@ class Dispatcher:
         return self._programs.blamed.union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
 
     @property
-    def at_work_for(self) -> set[str]:
-        """The requests that ``absorb`` or ``dispatch`` worked on when it raised."""
-        return {request_id for request_id in self._at_work_for() if request_id}
+    def at_work(self) -> PlannedFor:
+        """What ``absorb`` or ``dispatch`` worked on when it raised."""
+        return self._at_work()
+
+    def restart_sampling(self, without: Iterable[str]) -> Outcomes:
+        """Plan samples anew, but for some; what has been sent is carried out for nobody."""
+        self._sent = deque(
+            replace(sent, absorb=_nothing) if sent.side == SAMPLING else sent for sent in self._sent
+        )
+        ended = self._sampling.start_over(self.lonely)
+        for request_id in without:
+            self._sampling.cancel(request_id)
+        return ended
 
     def lose(self, error: MeshError) -> None:
         """Fail what is in flight: there will be no more replies."""
         self._programs.await_for(())
-        for step in self._taken:
-            step.lose(error)
         while self._sent:
             for step in self._sent.popleft().steps:
                 step.lose(error)
 
-    def absorb(self) -> Outcomes:
+    def absorb(self) -> Iterator[tuple[str, Outcome]]:
         """Take in the replies that have come. Raises MeshError when there will be no more."""
-        outcomes: Outcomes = []
+        self._at_work = PlannedFor
         while self._sent and self._sent[0].reply.done():
-            outcomes += self._absorb(self._sent[0])
-            self._sent.popleft()  # only now: of one that is lost, the requests must still be known
+            reply = self._sent[0].reply.result()  # of one that is lost, the requests must still be known
+            yield from self._absorb(self._sent.popleft(), reply)
         for settled in self._programs.settle():
-            outcomes += self._take_compiled(settled)
-        return outcomes
+            yield from self._take_compiled(settled)
 
-    def _absorb(self, sent: _Sent) -> Outcomes:
-        reply = sent.reply.result()
-        self._at_work_for = lambda: sent.requests
+    def _absorb(self, sent: _Sent, reply: Reply) -> Outcomes:
         self._note("replied", sent.requests)
-        outcomes = sent.absorb(reply)
-        self._at_work_for = tuple
+        if sent.side == SAMPLING:
+            self._at_work = lambda: PlannedFor(samples=sent.requests)
+        try:
+            outcomes = sent.absorb(reply)
+        except BaseException as error:
+            let_pass(error)
+            if not sent.steps:
+                raise
+            for step in sent.steps:  # their requests have been executed, and know what has happened
+                step.lose(error)
+            return []
+        self._at_work = PlannedFor
         return outcomes
 
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
+        self._at_work = PlannedFor
         for command in self._slots.take_dropped():
-            self._send(_Payer(TRAINING), command, _nothing)
+            self._send(Payer(TRAINING), command, _nothing)
         for command in self._sampling.take_dropped():
-            self._send(_Payer(SAMPLING), command, _nothing)
-        self._programs.look(models)
+            self._send(Payer(SAMPLING), command, _nothing)
+        self._look(models)
         most = 1 if self.suspects else MOST_IN_FLIGHT
         is_held_up = bool(self.suspects) and self._programs.is_compiling  # what may be as bad as a command
         while not is_held_up and len(self._sent) < most:
             if not self._send_next([each for each in models if each.unsent]):
                 break
-            self._programs.look(models)
-        self._at_work_for = tuple
+            self._look(models)
         if not (self.suspects and self._sent):
-            self._programs.order(models, self._sampling, self._on_reply, only_awaited=bool(self.suspects))
+            self._order(models)
+
+    def _look(self, models: list[TrainedModel]) -> None:
+        self._programs.give_up_failed(models)
+        for model in models:
+            self._at_work = partial(PlannedFor, (model,))
+            self._programs.look(model)
+        self._at_work = PlannedFor
+
+    def _order(self, models: list[TrainedModel]) -> None:
+        self._at_work = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
+        samples = self._sampling.program_requests()
+        waiting = {name_of(model): model for model in models if model.missing}
+        names = together([*waiting, *(each.request_id for each in samples)], self.lonely)
+        chosen = [model for name, model in waiting.items() if name in names]
+        samples = [each for each in samples if each.request_id in names]
+        self._at_work = partial(PlannedFor, tuple(chosen), frozenset(names - waiting.keys()))
+        ahead = [model for model in models if name_of(model) not in self.lonely]
+        self._programs.order(chosen, ahead, samples, self._on_reply, only_awaited=bool(self.suspects))
+        self._at_work = PlannedFor
 
     def _take_compiled(self, settled: Settled) -> Outcomes:
         if settled.costs:
@@ -223,6 +235,12 @@ class Dispatcher:
         return False
 
     def _send_training(self, models: list[TrainedModel]) -> bool:
+        """Send the next step of a model, if any could be sent. The lonely ones take turns with all others."""
+        groups = apart(models, self.lonely)
+        groups.sort(key=lambda group: min(self._last_turn.get(model.id, 0) for model in group))
+        return any(self._send_one_of(group) for group in groups)
+
+    def _send_one_of(self, models: list[TrainedModel]) -> bool:
         """Send the next step of the model whose turn it is, with chunks of others where there is space.
 
         Returns whether anything could be sent.
@@ -230,6 +248,7 @@ class Dispatcher:
         A model without a slot, which gets none before others have had their turns, is passed over, and so
         is one that waits for a program.
         """
+        self._at_work = partial(PlannedFor, tuple(models))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
         able = [each for each in ranked if not each.missing]
         is_idle = not any(sent.side == TRAINING for sent in self._sent)
@@ -237,8 +256,8 @@ class Dispatcher:
         if not order:
             return False  # there is a reply to wait for
         step = order[0].unsent[0]
-        heads = {step.request_id}
-        self._at_work_for = lambda: heads
+        heads = [order[0]]
+        self._at_work = lambda: PlannedFor(tuple(heads))
         if isinstance(step, CommandStep):
             cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)
             self._send_step(self._payer({order[0]: cost}), order[0])
@@ -249,44 +268,46 @@ class Dispatcher:
         batch = MicroBatch(step.chunk.in_slot(order[0].slot), self._shapes)
         for model in () if batch.is_full else order[1:]:
             head = model.unsent[0]
-            if not isinstance(head, ChunkStep) or not self._may_meet(step, head):
+            if not isinstance(head, ChunkStep) or not self._may_meet(order[0], model):
                 continue
+            heads.append(model)
             if not batch.fits(head.chunk) or self._programs.missing(model, swapping):
-                continue
-            heads.add(head.request_id)
-            if model.has_slot or self._slots.has_place(beside=swapping):
+                heads.pop()
+            elif model.has_slot or self._slots.has_place(beside=swapping):
                 swapping[model] = self._seat(model, beside=swapping)
                 batch.join(head.chunk.in_slot(model.slot))
             else:
-                heads.discard(head.request_id)
+                heads.pop()
         trained = zip(swapping.items(), batch.chunks, strict=True)
         payer = self._payer({model: cost + chunk.tokens for (model, cost), chunk in trained})
-        self._taken = steps = [model.take() for model in swapping]
         make = Forward if step.chunk.forward_only else ForwardBackward
         command = make(rows=batch.rows(), loss=batch.loss(), block=batch.rows_of_shard)
-        _count(batch, command)
-        parts = [step for step in steps if isinstance(step, ChunkStep)]
+        count_micro_batch(batch, command)
+        heads_of = [model.unsent[0] for model in swapping]
+        parts = [step for step in heads_of if isinstance(step, ChunkStep)]
         self._send(payer, command, partial(_absorb_batch, batch, parts), parts)
+        for model in swapping:
+            model.take()
         return True
 
     def _seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> int:
         """Give a model a slot, and return the tokens that this takes from its turn."""
         commands = self._slots.seat(model, beside)
         for command in commands:
-            self._send(_Payer(TRAINING, {model.session_id: 1.0}), command, _nothing)
+            self._send(Payer(TRAINING, {model.session_id: 1.0}), command, _nothing)
         return COMMAND_COST * len(commands)
 
-    def _send_step(self, payer: _Payer, model: TrainedModel) -> None:
-        step = model.take()
-        self._taken = [step]
+    def _send_step(self, payer: Payer, model: TrainedModel) -> None:
+        step = model.unsent[0]
         assert isinstance(step, CommandStep)
         *before, command = step.make()
         for other in before:
             self._send(payer, other, _nothing)
         self._send(payer, command, partial(_absorb_step, step), [step])
+        model.take()
 
-    def _may_meet(self, *steps: ChunkStep) -> bool:
-        return not self.suspects.intersection(step.request_id for step in steps)
+    def _may_meet(self, *models: TrainedModel) -> bool:
+        return not self.suspects.intersection(map(name_of, models))
 
     def _send_sampling(self) -> bool:
         """Send the next command of the sample batch, after those that it takes to prepare it.
@@ -294,9 +315,9 @@ class Dispatcher:
         Returns whether there was one.
         """
         is_sent = False
-        self._at_work_for = self._sampling.unanswered
+        self._at_work = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
         while (dispatch := self._sampling.next_dispatch()) is not None:
-            self._send(_Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
+            self._send(Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
             is_sent = True
             if not isinstance(dispatch.command, PageOut | PageIn | LoadSampler):
                 break
@@ -304,26 +325,25 @@ class Dispatcher:
 
     def _send(
         self,
-        payer: _Payer,
+        payer: Payer,
         command: AnyCommand,
         absorb: Callable[[Reply], Outcomes],
         steps: Sequence[Step] = (),
         requests: frozenset[str] = frozenset(),
     ) -> None:
         requests |= {step.request_id for step in steps}
-        reply, work = self._workers.send(command, requests), work_of(command)
+        work = work_of(command)
         charged = self.seconds.estimate(work) or FIRST_GUESS
+        reply = self._workers.send(command, requests)
+        self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
-        charge = _Charge(payer, work, charged, self._clock(), requests)
+        charge = Charge(payer, work, charged, self._clock(), requests)
         swap = command if isinstance(command, SWAPS) else None
         reply.add_done_callback(partial(self._replied, charge, swap))
         self._note("sent", requests)
-        self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
-        if steps:
-            self._taken = []
 
-    def _replied(self, charge: _Charge, swap: Swap | None, reply: asyncio.Future[Reply]) -> None:
+    def _replied(self, charge: Charge, swap: Swap | None, reply: asyncio.Future[Reply]) -> None:
         self._on_reply()
         began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
         if reply.cancelled() or reply.exception() is not None:
@@ -336,7 +356,7 @@ class Dispatcher:
         self._sides.correct({payer.side: missing})
         self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
         if swap is not None:
-            _measure(swap, reply.result(), seconds)
+            measure_swap(swap, reply.result(), seconds)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """Sort models by what their tenants and sessions are owed; the models of a session take turns."""
@@ -344,7 +364,7 @@ class Dispatcher:
         place = {session_id: place for place, session_id in enumerate(self._sessions.ranking(sessions))}
         return sorted(models, key=lambda model: (place[model.session_id], self._last_turn.get(model.id, 0)))
 
-    def _payer(self, tokens: dict[TrainedModel, int]) -> _Payer:
+    def _payer(self, tokens: dict[TrainedModel, int]) -> Payer:
         """Note that models have their turn; their sessions pay by the tokens of each."""
         parts: dict[str, float] = {}
         self._turns += 1
@@ -353,17 +373,7 @@ class Dispatcher:
                 self._slots.used(model, mine)
             self._last_turn[model.id] = self._turns
             parts[model.session_id] = parts.get(model.session_id, 0.0) + mine / sum(tokens.values())
-        return _Payer(TRAINING, parts)
-
-
-def _count(batch: MicroBatch, command: Forward | ForwardBackward) -> None:
-    metrics.MICRO_BATCHES.labels("yes" if len(batch.chunks) > 1 else "no").inc()
-    rows, tokens = command.rows.slots.size, command.rows.tokens.size
-    used = int(np.count_nonzero(command.rows.segments))
-    metrics.TRAINING_ROWS.labels("used").inc(batch.used)
-    metrics.TRAINING_ROWS.labels("free").inc(rows - batch.used)
-    metrics.TRAINING_TOKENS.labels("used").inc(used)
-    metrics.TRAINING_TOKENS.labels("padding").inc(tokens - used)
+        return Payer(TRAINING, parts)
 
 
 def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Outcomes:
@@ -376,16 +386,6 @@ def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Ou
 def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     step.reply.set_result(reply)
     return []
-
-
-def _measure(command: Swap, reply: Reply, seconds: float) -> None:
-    if isinstance(command, SwapIn | PageIn):
-        tier = "disk" if reply.metrics["from_disk"] else "host"
-        metrics.SWAP_SECONDS.labels("in", tier).observe(seconds)
-        return
-    metrics.SWAP_SECONDS.labels("out", "host").observe(seconds)
-    for tier in ("host", "disk"):
-        metrics.IDLE_ADAPTER_BYTES.labels(tier).set(reply.metrics[f"{tier}_bytes"])
 
 
 def _is_blamed(reply: asyncio.Future[Reply]) -> bool:

@@ -19,6 +19,7 @@ from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
+from spmd_tx.coordinator.scheduler.planning_faults import PlanningFaults
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
@@ -26,13 +27,12 @@ from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
-from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.model import HALF_DONE, TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun
-from spmd_tx.errors import CompileFailed, DamagedBody, InvalidRequest, MeshError, RequestError, ServerFault
+from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
-HALF_DONE = "the server failed in the middle of one of its requests"
 
 Result = TypeVar("Result")
 
@@ -96,6 +96,7 @@ class Execution:
             suspects,
             parts.compilation,
         )
+        self._faults = PlanningFaults(self._dispatcher, self.lines, self._resolve, self._wake)
         self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
         self._view = QueueView(
             unfinished, self.lines, self._sampling, slots, self._dispatcher.seconds, parts.orders
@@ -168,15 +169,13 @@ class Execution:
         except BaseException as error:
             what = "the workers are started again, with care for the requests that were under way"
             text = report(error, "driving the workers", what)
-            raise ServerFault(text, bool(self._dispatcher.at_work_for)) from error
+            raise ServerFault(text, bool(self._dispatcher.at_work.requests)) from error
 
     def _advance(self) -> None:
         """Do all that can be done now."""
         self._tasks.raise_error()
-        for request_id, outcome in self._dispatcher.absorb():
-            request = self._unfinished.get(request_id)
-            if request is not None:
-                self._finish(request, outcome)
+        with self._faults.contained():
+            self._resolve(self._dispatcher.absorb())
         self._discard(self._versions.take_abandoned())
         arrivals, self._arrivals = self._arrivals, []
         for request in arrivals:
@@ -184,8 +183,15 @@ class Execution:
         self._gate.admit_those_who_may()
         self._release()
         ready = [self.lines[model_id].model for model_id in self._ready if model_id in self.lines]
-        self._dispatcher.dispatch(ready)
+        with self._faults.contained():
+            self._dispatcher.dispatch(ready)
         self._ready = {model.id: None for model in ready if model.unsent}
+
+    def _resolve(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
+        for request_id, outcome in outcomes:
+            request = self._unfinished.get(request_id)
+            if request is not None:
+                self._finish(request, outcome)
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
@@ -266,7 +272,7 @@ class Execution:
             let_pass(error)
             if is_outage(error):  # it will be tried again
                 raise
-            is_known = isinstance(error, (RequestError, CompileFailed, *STORAGE_ERRORS))
+            is_known = isinstance(error, (RequestError, NotSent, *STORAGE_ERRORS))
             why = str(error) if is_known else "the server could not carry out the request"
             if not is_known and model.effects > effects and request.kind in CHANGES_STATE:
                 entry.refuse(f"{model.id} cannot be used before the workers are started again: {HALF_DONE}")
@@ -306,6 +312,7 @@ class Execution:
             return
         self._unfinished.remove(request)
         self._suspects.discard(request.id)
+        self._dispatcher.lonely.discard(request.id)
         self._marks.suspects.discard(request.id)
         self._at_work.discard(request.id)
         self._gate.ended(request)
@@ -353,7 +360,7 @@ class Execution:
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
-        suspects = dispatcher.at_work_for if isinstance(error, ServerFault) else set[str]()
+        suspects = dispatcher.at_work.requests if isinstance(error, ServerFault) else set[str]()
         in_flight, blamed = dispatcher.in_flight | suspects, dispatcher.blamed | suspects
         self.remains = GenerationEnd(in_flight, blamed, self._unanswered())
         self._dispatcher.lose(error)

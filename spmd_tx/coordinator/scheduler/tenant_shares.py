@@ -5,8 +5,29 @@ A tenant is the owner of API keys. On a server without keys there is one, whose 
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.runtime.fair_shares import MOST_AWAY, FairShares
+from spmd_tx.coordinator.scheduler.command_seconds import Work
+
+
+@dataclass(frozen=True)
+class Payer:
+    """Says whose share of the devices' time a command takes."""
+
+    side: str
+    sessions: Mapping[str, float] = field(default_factory=dict)  # the part of each; of training only
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Holds what a command was charged for when it was sent."""
+
+    payer: Payer
+    work: Work
+    seconds: float  # estimated
+    sent_at: float
+    requests: frozenset[str]
 
 
 class TenantShares:

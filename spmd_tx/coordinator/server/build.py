@@ -48,11 +48,11 @@ from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.sampling.bank import VersionBank
-from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import Versions, open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts

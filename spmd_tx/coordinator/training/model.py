@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
-from spmd_tx.errors import Abandoned, CompileFailed, MeshError
+from spmd_tx.errors import Abandoned, MeshError, NotSent
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 
 MOST_UNSENT = 4  # steps that are prepared ahead
+HALF_DONE = "the server failed in the middle of one of its requests"
 
 
 @dataclass(eq=False)
@@ -30,7 +31,7 @@ class ChunkStep:
     def may_change_state(self) -> bool:
         return not self.chunk.forward_only
 
-    def lose(self, error: MeshError | CompileFailed | Abandoned) -> None:
+    def lose(self, error: BaseException) -> None:
         fail(self.output, error)
 
 
@@ -54,14 +55,14 @@ class CommandStep:
     def may_change_state(self) -> bool:
         return self.needs_slot
 
-    def lose(self, error: MeshError | CompileFailed | Abandoned) -> None:
+    def lose(self, error: BaseException) -> None:
         fail(self.reply, error)
 
 
 Step = ChunkStep | CommandStep
 
 
-def fail(answer: asyncio.Future[Any], error: MeshError | CompileFailed | Abandoned) -> None:
+def fail(answer: asyncio.Future[Any], error: BaseException) -> None:
     """Fail a future, unless it is done. No warning is logged if nobody awaits it."""
     if not answer.done():
         answer.set_exception(error)
@@ -86,6 +87,7 @@ class TrainedModel:
         self.effects = 0  # steps added so far that may change its state
         self._lost: MeshError | None = None
         self._sent_last = ""  # the request whose step was sent last
+        self._changed_last = ""  # the last one with a step sent that may change the state
         self._slot: int | None = None
         self._adapter: AdapterSpec | None = None
         self._on_step = on_step
@@ -144,18 +146,24 @@ class TrainedModel:
         """Remove and return the next step, which must be sent now."""
         step = self.unsent.popleft()
         self._sent_last = step.request_id
+        if step.may_change_state:
+            self._changed_last = step.request_id
         self._sent.set()
         return step
 
-    def give_up_next(self, error: CompileFailed) -> None:
-        """Fail the next step and with it its request; its program could not be compiled."""
+    def give_up_next(self, error: NotSent) -> None:
+        """Fail the next step and with it its request. The model is refused if it has half of that request."""
         first = self.unsent[0]
-        fills_slot = isinstance(first, CommandStep) and first.fills_slot
-        if fills_slot:
+        is_empty = isinstance(first, CommandStep) and first.fills_slot
+        is_half_done = bool(first.request_id) and first.request_id == self._changed_last
+        if is_empty:
             self.refusal = f"{self.id} has no weights: {error}"
+        elif is_half_done:
+            self.refusal = f"{self.id} cannot be used before the workers are started again: {HALF_DONE}"
         kept: deque[Step] = deque()
         for step in self.unsent:
-            if fills_slot or step is first or (step.request_id and step.request_id == first.request_id):
+            is_of_it = step is first or (step.request_id and step.request_id == first.request_id)
+            if is_empty or is_half_done or is_of_it:
                 step.lose(error)
             else:
                 kept.append(step)

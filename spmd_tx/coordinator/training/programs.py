@@ -6,7 +6,7 @@ from itertools import islice
 from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
 from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
 from spmd_tx.coordinator.requests.records import Stage
-from spmd_tx.coordinator.sampling.batch import SampleBatch
+from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
 from spmd_tx.errors import CompileFailed
@@ -27,7 +27,7 @@ class StepPrograms:
         self._note = note
         self._awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
         self._slots = slots
-        self._not_compiled: list[Settled] = []  # failures that ``look`` has not passed on yet
+        self._not_compiled: list[Settled] = []  # failures that nobody was told of yet
 
     @property
     def is_compiling(self) -> bool:
@@ -49,16 +49,18 @@ class StepPrograms:
         self._not_compiled += [each for each in settled if each.error is not None]
         return settled
 
-    def look(self, models: Sequence[TrainedModel]) -> None:
-        """Update what models wait for, and fail requests whose programs could not be compiled."""
+    def give_up_failed(self, models: Sequence[TrainedModel]) -> None:
+        """Fail the requests of these models whose programs could not be compiled."""
         failed, self._not_compiled = self._not_compiled, []
         for settled in failed:
             for model in models:
                 if model.unsent and settled.program in model.missing:
                     model.give_up_next(CompileFailed(settled.error))
+
+    def look(self, model: TrainedModel) -> None:
+        """Update what a model waits for."""
         if self._compilation is not None:
-            for model in models:
-                model.missing = self.missing(model) if model.unsent else ()
+            model.missing = self.missing(model) if model.unsent else ()
 
     def missing(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> Sequence[ProgramShape]:
         """Return the programs for a model's next step, and for seating it, that are not ready."""
@@ -77,24 +79,26 @@ class StepPrograms:
 
     def order(
         self,
+        waiting: Sequence[TrainedModel],
         models: Sequence[TrainedModel],
-        sampling: SampleBatch,
+        samples: Sequence[ProgramRequest],
         on_answer: Callable[[], None],
         *,
         only_awaited: bool,
     ) -> None:
-        """Order the programs that models and samples wait for, or those that they may need later."""
+        """Order the programs that models and samples wait for, or those that ``models`` may need later."""
         if self._compilation is None:
             return
         wanted = [
             ProgramRequest(program, model.session_id, model.unsent[0].request_id)
-            for model in models
+            for model in waiting
             for program in model.missing
         ]
-        wanted += sampling.program_requests()
+        wanted += samples
         self.await_for(each.request_id for each in wanted)
         for model in models:
-            wanted += self._wanted_ahead(model)
+            with contained(f"looking at what {model.id} needs later"):  # it will be looked at again
+                wanted += self._wanted_ahead(model)
         self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
 
     def await_for(self, request_ids: Iterable[str]) -> None:

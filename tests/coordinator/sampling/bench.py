@@ -6,14 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
-from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.programs import EverythingReady
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
+from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
 from tests.support.model_shapes import TINY
@@ -60,11 +63,13 @@ class Bench:
         listener=ignore,
         model=MODEL,
         programs=None,
+        on_demand=False,
         on_cpu=False,
         batch_invariant=False,
         exact=False,
         state_slots=0,
     ):
+        """``on_demand``: a program is compiled once a request waits for it, and nothing else can be sent."""
         limits = SamplingLimits(
             shapes=SamplingShapes(
                 shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant
@@ -74,12 +79,14 @@ class Bench:
             state_slots=state_slots,
         )
         self.bank = VersionBank(slots, Path("/paged-out"))
+        self.compiles = on_demand
+        self.orders = ProgramOrders(menu=()) if on_demand else programs or EverythingReady()
         self.batch = SampleBatch(
             SamplingModel(model, MAX_CONTEXT, Words(), batch_invariant=batch_invariant),
             self.bank,
             limits,
             listener,
-            programs=programs,
+            programs=self.orders,
         )
         self.prefills = set(limits.shapes.prefills())
         self.decodes = {rows for rows, _ in limits.shapes.decodes(slots)}
@@ -111,6 +118,8 @@ class Bench:
 
     def send(self):
         dispatch = self.batch.next_dispatch()
+        while dispatch is None and self._compile():
+            dispatch = self.batch.next_dispatch()
         if dispatch is None:
             return False
         self._check_size(dispatch.command)
@@ -120,12 +129,22 @@ class Bench:
         self.in_flight.append((dispatch, reply))
         return True
 
+    def _compile(self):
+        """Have the programs compiled that requests wait for; return whether there were any."""
+        wanted = self.batch.program_requests() if self.compiles else []
+        self.orders.update_awaited(wanted)
+        while (order := self.orders.next_order(only_awaited=True)) is not None:
+            self.orders.settled(order, 1.0, None)
+        return bool(wanted)
+
     def _check_size(self, command):
         """Check that every command has one of the expected shapes."""
         if isinstance(command, Prefill):
             table = 0 if command.tables is None else command.tables.shape[1]
             rows, length = command.rows.tokens.shape
-            assert (command.block * self.shards or rows, command.piece or length, table) in self.prefills
+            shape = command.block * self.shards or rows, command.piece or length, table
+            assert shape in self.prefills
+            assert self.orders.is_ready(program_of_prefill(command, *shape))
         elif isinstance(command, Decode):
             assert (command.block * self.shards or len(command.source)) in self.decodes
 
@@ -162,6 +181,21 @@ class Bench:
 
     def sent(self, kind):
         return [command for command in self.commands if isinstance(command, kind)]
+
+
+def program_of_prefill(command, rows, length, table):
+    wishes = command.wishes
+    widths = {} if wishes is None else {"named": wishes.targets.shape[2], "draws": wishes.draws}
+    top = 0 if wishes is None else wishes.top
+    return ProgramShape(
+        step="prefill",
+        rows=rows,
+        row_length=length,
+        table=table,
+        logprobs=command.logprobs,
+        top=top,
+        **widths,
+    )
 
 
 def free_slots(bench):

@@ -27,7 +27,7 @@ def small_blocks():
 
 
 def bench_of(*, batch_invariant=True, **options):
-    sizes = {"rows": 4, "prefill_tokens": CHUNK, "on_cpu": True, "pages": 100} | options
+    sizes = {"rows": 4, "prefill_tokens": CHUNK, "on_cpu": True, "pages": 100, "on_demand": True} | options
     bench = Bench(batch_invariant=batch_invariant, exact=True, **sizes)
     for version in ("v1", "v2"):
         bench.register(version)
@@ -161,6 +161,16 @@ def test_a_sample_that_must_leave_for_want_of_pages_does_not_stop_the_one_beside
         bench.absorb()
 
 
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("options", [{}, {"prompt_logprobs": True}, {"topk_prompt_logprobs": 2}])
+def test_a_prefill_that_only_copies_pages_has_a_program(length, options):
+    """The prompt of later samples has been read when the first ones leave."""
+    bench = bench_of()
+    bench.admit("ours", prompt_of(length), max_tokens=3, num_samples=10, **options)
+    bench.run()
+    assert len(bench.tokens("ours")) == 10
+
+
 class Invariance(RuleBasedStateMachine):
     """Requests with common beginnings in little room, cancellations and losses of all workers."""
 
@@ -178,7 +188,7 @@ class Invariance(RuleBasedStateMachine):
         stem=st.integers(0, 1),
         length=st.integers(1, 40),
         count=st.integers(1, 20),
-        num_samples=st.integers(1, 3),
+        num_samples=st.integers(1, 7),
         version=st.sampled_from([BASE_MODEL, "v1", "v2"]),
         options=st.sampled_from(
             [

@@ -261,3 +261,20 @@ def test_in_hardly_any_room_every_request_of_every_tenant_is_answered_as_if_it_w
         scores = deserialize_sample_response(bench.bodies[name]).prompt_logprobs
         assert scores is None or len(scores) == len(prompt)
     assert free_pages(bench) == [bench.device.tokens.shape[1] - 1] * shards
+
+
+@pytest.mark.parametrize("batch_invariant", [True, False])
+@pytest.mark.parametrize("length", [MAX_CONTEXT - 1, MAX_CONTEXT])
+@pytest.mark.parametrize("max_tokens", [0, 1, None])
+@pytest.mark.parametrize("options", [{}, {"topk_prompt_logprobs": 2}])
+def test_a_prompt_that_fills_the_context_is_scored(batch_invariant, length, max_tokens, options):
+    full = MAX_CONTEXT // PAGE_SIZE + 1  # pages: one sample of the whole context, and the trash page
+    bench = Bench(batch_invariant=batch_invariant, pages=full, on_demand=True)
+    prompt = prompt_of(length)
+    bench.admit("scored", prompt, max_tokens=max_tokens, prompt_logprobs=True, stop=[], **options)
+    bench.run()
+    wanted = [score(BASE, prompt[:place], prompt[place]) for place in range(1, length)]
+    assert bench.prompt_logprobs("scored")[1:] == wanted
+    (drawn,) = bench.tokens("scored")
+    assert drawn == ([] if max_tokens == 0 else expected("scored", prompt, 1)[0])
+    assert free_pages(bench) == [full - 1]

@@ -27,6 +27,17 @@ class FakeSampling:
     def unanswered(self):
         return {}
 
+    @property
+    def planned_for(self):
+        return set(self._left)
+
+    def start_over(self, lonely):
+        self._is_out = False
+        return []
+
+    def program_requests(self):
+        return []
+
     def cancel(self, request_id):
         self._left.pop(request_id, None)
 

@@ -8,19 +8,21 @@ import pytest
 from spmd_tx.coordinator.mesh import generations
 from spmd_tx.coordinator.mesh.generations import Generations
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.sampling import job
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill
 from spmd_tx.coordinator.training import execute
+from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault
 from spmd_tx.protocol.commands import OptimStep
-from tests.coordinator.recovery.generations import next_generation, prompt, train_for_a_while
+from tests.coordinator.recovery.generations import next_generation, train_for_a_while
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
-from tests.coordinator.scheduler.fake_sampling import FakeSampling
 from tests.coordinator.training.bench import running
 from tests.coordinator.training.fake_trainer import FakeTrainer
 
-A, B = "alice:train:0", "bob:train:0"
+A, B, C = "alice:train:0", "bob:train:0", "carol:train:0"
 
 
 class Panic(BaseException):
@@ -203,9 +205,15 @@ async def until_it_ends(bench):
     return end.value
 
 
-async def test_a_command_that_cannot_be_made_costs_two_generations_and_its_request(
-    bench, monkeypatch, caplog
-):
+async def check_that_only_this_fails(bench, caplog, failed, innocent):
+    """And that the generation goes on: the error is reported, with its traceback."""
+    check_reported(caplog, await bench.failure(failed, "server"))
+    for request_id in innocent:
+        await bench.result(request_id)
+    assert not bench.run.done()
+
+
+async def test_a_command_that_cannot_be_made_costs_its_request(bench, monkeypatch, caplog):
     def poisoned(**options):
         if options["learning_rate"] == 0.5:
             raise ZeroDivisionError
@@ -213,46 +221,104 @@ async def test_a_command_that_cannot_be_made_costs_two_generations_and_its_reque
 
     for model in (A, B):
         await bench.result(bench.create(model))
+    await bench.result(bench.train(A, 1, 10, token=3))
     monkeypatch.setattr(execute, "OptimStep", poisoned)
-    deadly, innocent = bench.step(A, 1, learning_rate=0.5), bench.train(B, 1, 10)
-    for _ in range(2):
-        end = await until_it_ends(bench)
-        assert isinstance(end, ServerFault)
-        assert end.has_suspects
-        check_reported(caplog, str(end))
-    assert "the workers were lost 2 times" in await bench.failure(deadly, "server")
-    await bench.result(innocent)
+    deadly = bench.step(A, 2, learning_rate=0.5)
+    innocent = [bench.train(B, 1, 10), bench.step(A, 3), bench.step(B, 2)]
+    await check_that_only_this_fails(bench, caplog, deadly, innocent)
+    assert not bench.log.outcomes[deadly].executed
+    await bench.settled()
+    expected = dict(bench.workers.weights)
+    await next_generation(bench)
+    await bench.result(bench.step(A, 4, learning_rate=0.0))
+    assert bench.workers.weights == expected
+
+
+async def test_an_error_in_planning_is_counted(bench, monkeypatch):
+    await bench.result(bench.create(A))
+    before = metrics.INTERNAL_ERRORS._value.get()
+    monkeypatch.setattr(execute, "OptimStep", raising(OptimStep, lambda *_: True))
+    await bench.failure(bench.step(A, 1), "server")
+    assert metrics.INTERNAL_ERRORS._value.get() == before + 2  # it was tried again, alone
+
+
+POISON = 66  # a token
+
+
+def is_poisoned(batch, *_):
+    return any((chunk.rows.tokens == POISON).any() for chunk in batch.chunks)
+
+
+@pytest.mark.parametrize("part", ["rows", "loss", "join"])
+async def test_of_chunks_that_share_a_command_only_the_guilty_one_fails(bench, monkeypatch, caplog, part):
+    for model in (A, B, C):
+        await bench.result(bench.create(model))
+    is_meant = {"join": lambda _, chunk: (chunk.rows.tokens == POISON).any()}.get(part, is_poisoned)
+    monkeypatch.setattr(MicroBatch, part, raising(getattr(MicroBatch, part), is_meant))
+    innocent = [bench.train(B, 1, 10)]
+    deadly = bench.train(A, 1, 10, token=POISON)
+    innocent += [bench.train(C, 1, 10), bench.step(B, 2), bench.step(C, 2), bench.step(A, 2)]
+    await check_that_only_this_fails(bench, caplog, deadly, innocent)
+
+
+async def test_a_model_of_which_half_a_request_was_sent_is_refused_and_no_other(bench, monkeypatch, caplog):
+    """No later request of it runs on that half, also one that has begun."""
+    await bench.result(bench.create(A))
+    await train_for_a_while(bench, A)
+    expected = dict(bench.workers.weights)
+    sent = []
+
+    def rows(batch):
+        sent.append(batch)
+        if len(sent) > 1 and is_poisoned(batch):
+            raise ZeroDivisionError
+        return original(batch)
+
+    original = MicroBatch.rows
+    monkeypatch.setattr(MicroBatch, "rows", rows)
+    deadly = bench.train(A, 10, *[250] * 20, token=POISON)
+    behind = bench.step(A, 11, learning_rate=0.5)
+    assert "internal error" in await bench.failure(deadly, "server")
+    await bench.failure(behind, "server")
+    monkeypatch.undo()
+    assert "cannot be used before the workers are started again" in await bench.failure(bench.step(A, 12))
+    await bench.result(bench.create(B))
+    await bench.scheduler.drain()  # takes no snapshot of it
+    await next_generation(bench)
+    await bench.result(bench.step(A, 13, learning_rate=0.0))
+    assert expected.items() <= bench.workers.weights.items()
+
+
+async def test_a_model_that_cannot_be_seated_fails_alone(bench, monkeypatch, caplog):
+    for model in (A, B):
+        await bench.result(bench.create(model))
+    is_of_a = lambda slots, model, *_: model.id == A  # noqa: E731
+    monkeypatch.setattr(TrainingSlots, "seat", raising(TrainingSlots.seat, is_of_a))
+    failed = bench.step(A, 1)
+    await check_that_only_this_fails(bench, caplog, failed, [bench.step(B, 1)])
+
+
+async def test_a_snapshot_that_cannot_be_planned_costs_nothing(bench, monkeypatch, caplog):
+    await bench.result(bench.create(A))
+    monkeypatch.setattr(execute, "Snapshot", raising(None, lambda **_: True))
+    monkeypatch.setattr(bench.snapshots, "is_due", lambda _: True)
+    await bench.result(bench.step(A, 1))
+    await bench.until(lambda: "internal error" in caplog.text)
     await bench.result(bench.step(A, 2))
 
 
-class PoisonedSampling(FakeSampling):
-    """Planning fails as long as a certain request is among those that are planned for."""
-
-    poison = ""
-
-    def unanswered(self):
-        return dict.fromkeys(self._left)
-
-    def next_dispatch(self):
-        if self.poison in self._left:
-            raise ZeroDivisionError
-        return super().next_dispatch()
-
-
-async def test_of_samples_for_which_planning_fails_the_guilty_one_is_found(tmp_path):
-    poisoned = lambda _: PoisonedSampling()  # noqa: E731
-    async with running(tmp_path, slots=3, sampling=poisoned) as bench:
-        await bench.result(bench.create(A))
-        await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
-        await bench.settled()
-        requests = [bench.submit("sample", "alice:sample:1", n, prompt()) for n in range(3)]
-        deadly = PoisonedSampling.poison = requests[1]
-        for _ in range(2):
-            assert (await until_it_ends(bench)).has_suspects
-        assert "the workers were lost 2 times" in await bench.failure(deadly, "server")
-        for request_id in requests:
-            await bench.outcome(request_id)
-        assert bench.log.losses_by_command == dict.fromkeys(requests, 1) | {deadly: 2}
+async def test_a_reply_that_cannot_be_taken_apart_costs_its_requests_their_results(
+    bench, monkeypatch, caplog
+):
+    for model in (A, B):
+        await bench.result(bench.create(model))
+    is_meant = lambda batch, *_: is_poisoned(batch)  # noqa: E731
+    monkeypatch.setattr(MicroBatch, "cut", raising(MicroBatch.cut, is_meant))
+    failed = bench.train(A, 1, 10, token=POISON)
+    text = await bench.failure(failed, "server")
+    assert "was carried out and counts" in text
+    await bench.result(bench.step(A, 2))
+    await bench.result(bench.train(B, 1, 10))
 
 
 @pytest.mark.parametrize("suspicion, loops", [(Suspicion.FAULT, False), (Suspicion.FOLLOWED, True)])

@@ -88,7 +88,7 @@ class Server:
             self._put_more()
             self.dispatcher.dispatch(list(self.models))
             await self.devices.work()
-            self.dispatcher.absorb()
+            list(self.dispatcher.absorb())
             self.dispatcher.dispatch(list(self.models))  # a client needs a moment to send more
         used = self.devices.used - before
         return {what: each / (self.devices.now - start) for what, each in used.items()}

@@ -5,9 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.sampling.batch import SampleBatch, SamplingLimits
+from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import WorkerLost

@@ -45,6 +45,9 @@ HALF = [60] * 2  # of a micro-batch of short rows: two models meet in it
 class NoSampling:
     """A sample batch without samples."""
 
+    def program_requests(self):
+        return []
+
     def take_dropped(self):
         return []
 

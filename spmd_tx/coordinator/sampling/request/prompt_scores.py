@@ -100,6 +100,12 @@ class PromptScoring:
         return self.scores({"logprobs": nothing[:, 0], **dict.fromkeys(names, nothing)})
 
 
+def are_wanted(body: SampleRequest) -> bool:
+    """Say whether a request asks for anything about its prompt."""
+    wanted = body.prompt_logprobs, body.topk_prompt_logprobs, body.prompt_alt_tokens_k
+    return any(wanted) or body.target_prompt_logprobs is not None
+
+
 def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[int, int]) -> PromptScoring:
     """Read what a request asks. Raises InvalidRequest where its targets cannot be read."""
     top, targets = body.topk_prompt_logprobs or 0, body.target_prompt_logprobs

@@ -16,10 +16,10 @@ def check_sample(request: SampleRequest, limits: Limits) -> None:
     """Raise InvalidRequest unless prompt, counts and parameters can be sampled."""
     if not 1 <= request.num_samples <= MAX_SAMPLES:
         raise InvalidRequest(f"num_samples is {request.num_samples}; it must be between 1 and {MAX_SAMPLES}")
-    prompt_length = _check_prompt(request.prompt, limits)
-    _check_sampling_params(request.sampling_params, limits)
-    _check_length(prompt_length, request.sampling_params.max_tokens, limits)
-    each = request.sampling_params.max_tokens or limits.max_context - prompt_length
+    prompt_length, is_scored = _check_prompt(request.prompt, limits), prompt_scores.are_wanted(request)
+    _check_sampling_params(request.sampling_params, limits, is_scored)
+    _check_length(prompt_length, request.sampling_params.max_tokens, limits, is_scored)
+    each = request.sampling_params.max_tokens or most_drawn(prompt_length, limits.max_context)
     prompt_scores.check(request, prompt_length, each * request.num_samples, limits.vocab_size)
 
 
@@ -41,7 +41,17 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
     return length
 
 
-def _check_sampling_params(params: SamplingParams, limits: Limits) -> None:
+def most_drawn(prompt_length: int, max_context: int) -> int:
+    """Return how many tokens may be drawn behind a prompt.
+
+    Behind one that fills the context there is one, which is never read: clients that want nothing but scores
+    of the prompt ask for it.
+    """
+    return max(1, max_context - prompt_length)
+
+
+def _check_sampling_params(params: SamplingParams, limits: Limits, is_scored: bool) -> None:
+    fewest = 0 if is_scored else 1
     refusals = {
         "temperature": (
             0 <= params.temperature <= HOTTEST,
@@ -49,7 +59,10 @@ def _check_sampling_params(params: SamplingParams, limits: Limits) -> None:
         ),
         "top_p": (0 < params.top_p <= 1, "above 0 and at most 1 (1 is off)"),
         "top_k": (params.top_k == -1 or params.top_k >= 1, "at least 1, or -1 (off)"),
-        "max_tokens": (params.max_tokens is None or params.max_tokens >= 1, "at least 1, or left out"),
+        "max_tokens": (
+            params.max_tokens is None or params.max_tokens >= fewest,
+            f"at least {fewest}, or left out",
+        ),
         "seed": (params.seed is None or -(2**63) <= params.seed < 2**64, "a 64-bit integer"),
     }
     for name, (is_allowed, allowed) in refusals.items():
@@ -95,13 +108,16 @@ def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
             )
 
 
-def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits) -> None:
-    room = limits.max_context - prompt_length
-    if room < 1:
+def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits, is_scored: bool) -> None:
+    """Require room for what is drawn. A prompt whose scores are wanted may fill the context."""
+    longest = limits.max_context if is_scored else limits.max_context - 1
+    if prompt_length > longest:
+        drawn = "" if is_scored else ", one of them to be drawn"
         raise InvalidRequest(
             f"the prompt is too long: it has {prompt_length} tokens and the context holds "
-            f"{limits.max_context}, one of them to be drawn; shorten it to {limits.max_context - 1} or less"
+            f"{limits.max_context}{drawn}; shorten it to {longest} or less"
         )
+    room = most_drawn(prompt_length, limits.max_context)
     if max_tokens is not None and max_tokens > room:
         raise InvalidRequest(
             f"the prompt is too long for max_tokens {max_tokens}: it has {prompt_length} tokens and the "

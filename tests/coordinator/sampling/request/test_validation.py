@@ -2,9 +2,11 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from spmd_tx.coordinator.sampling.request.validation import check_sample
 from spmd_tx.coordinator.training.validation import adapter_seed, check_adam, check_lora
+from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
@@ -159,3 +161,33 @@ def test_flags_that_ask_for_nothing_are_accepted():
         ModelInput(chunks), topk_prompt_logprobs=0, prompt_alt_tokens_k=0, record_stability_info=True
     )
     check_sample(request, LIMITS)
+
+
+SCORES = [
+    {"prompt_logprobs": True},
+    {"topk_prompt_logprobs": 2},
+    {"prompt_alt_tokens_k": 1},
+    {"target_prompt_logprobs": TensorData([1] * 7, "int64", [7, 1])},
+]
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("max_tokens", [None, 0, 1])
+def test_the_scores_of_a_prompt_that_fills_the_context_may_be_asked_for(scores, max_tokens):
+    check_sample(structs.replace(sample(*range(8), max_tokens=max_tokens), **scores), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "length, max_tokens, message",
+    [
+        (9, 1, "it has 9 tokens and the context holds 8; shorten it to 8 or less"),
+        (9, None, "it has 9 tokens and the context holds 8; shorten it to 8 or less"),
+        (8, 2, "for max_tokens 2: it has 8 tokens and the context holds 8; send max_tokens 1 or less"),
+        (7, 2, "for max_tokens 2: it has 7 tokens and the context holds 8; send max_tokens 1 or less"),
+        (7, -1, "max_tokens is -1; it must be at least 0, or left out"),
+    ],
+)
+def test_a_prompt_to_be_scored_has_bounds(length, max_tokens, message):
+    wanted = structs.replace(sample(*range(length), max_tokens=max_tokens), prompt_logprobs=True)
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        check_sample(wanted, LIMITS)
