@@ -15,7 +15,7 @@ from tinker import types
 from tokenizers import Tokenizer
 
 from spmd_tx.coordinator.agent.layout import TOKENIZER
-from tests.sdk.examples import SECONDS, prompt, random_tokens, train
+from tests.sdk.examples import CONTEXT, SECONDS, prompt, random_tokens, train
 from tests.sdk.examples import batch as examples
 from tests.sdk.server import BASE_MODEL
 
@@ -219,6 +219,40 @@ def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api)
     assert answers[0] != answers[1]
 
 
+@pytest.mark.parametrize("length", [10, CONTEXT])
+def test_an_echoed_prompt_is_scored_as_the_sdk_scores_it(complete, base_sampler, tokenizer, length):
+    tokens = random_tokens(length, seed=3)
+    params = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2}
+    scored = base_sampler.sample(prompt(tokens), 1, types.SamplingParams(max_tokens=1), **params)
+    wanted = scored.result(SECONDS)
+    (choice,) = complete([tokens], echo=True, max_tokens=0, logprobs=2).choices
+    assert (choice.token_ids, choice.finish_reason) == (tokens, "length")
+    assert choice.text == tokenizer.decode(tokens)
+    assert choice.logprobs.token_logprobs == wanted.prompt_logprobs
+    assert choice.logprobs.token_logprobs[0] is None
+    assert choice.logprobs.top_logprobs[0] is None
+    for place, top in enumerate(wanted.topk_prompt_logprobs[1:], start=1):
+        texts = {
+            tokenizer.decode([token], skip_special_tokens=False): score for token, score in reversed(top)
+        }
+        assert texts.items() <= choice.logprobs.top_logprobs[place].items()
+    offsets = choice.logprobs.text_offset
+    assert (offsets[0], offsets) == (0, sorted(offsets))
+
+
+def test_an_echoed_prompt_stands_before_each_of_its_answers(complete):
+    two = [PROMPT, random_tokens(6, seed=1)]
+    echoed = complete(two, n=2, echo=True, logprobs=0)
+    plain = complete(two, n=2, logprobs=0)
+    for number, (whole, answer) in enumerate(zip(echoed.choices, plain.choices, strict=True)):
+        given = two[number // 2]
+        assert whole.token_ids == [*given, *answer.token_ids]
+        scores = whole.logprobs.token_logprobs[len(given) :]
+        assert scores == pytest.approx(answer.logprobs.token_logprobs, abs=1e-5)
+        assert whole.text.endswith(answer.text)
+    assert echoed.usage == plain.usage
+
+
 @pytest.mark.parametrize(
     "options, error, complaint",
     [
@@ -226,7 +260,8 @@ def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api)
         ({"model": "tinker://nobody/sampler_weights/x"}, openai.NotFoundError, "does not exist"),
         ({"model": "tinker://nobody/weights/x"}, openai.BadRequestError, "save_weights_for_sampler"),
         ({"logprobs": 257}, openai.BadRequestError, "logprobs is 257; it must be between 0 and 256"),
-        ({"echo": True}, openai.BadRequestError, "echo is not offered"),
+        ({"echo": True, "stream": True}, openai.BadRequestError, "echo is not offered for streams"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens is 0"),
         ({"presence_penalty": 0.5}, openai.BadRequestError, "presence_penalty"),
         ({"n": 0}, openai.BadRequestError, "n: "),
         ({"temperature": -1}, openai.BadRequestError, "temperature: "),

@@ -118,7 +118,18 @@ class SampledSequences(Sequence[SampledSequence]):
     """Reads the samples that ``encode_sample_response`` has written, each when it is asked for."""
 
     def __init__(self, body: bytes) -> None:
-        self._sequences = pb.SampleResponse.FromString(body).sequences
+        self._response = pb.SampleResponse.FromString(body)
+        self._sequences = self._response.sequences
+
+    def prompt_scores(self) -> PromptScores:
+        """Return log-probabilities and likeliest tokens of the prompt, as far as they were asked for."""
+        response = self._response
+        has_logprobs = response.HasField("prompt_logprobs")
+        has_top = response.HasField("topk_prompt_logprobs")
+        return PromptScores(
+            np.frombuffer(response.prompt_logprobs, _FLOAT32) if has_logprobs else None,
+            _read_top(response.topk_prompt_logprobs) if has_top else None,
+        )
 
     def __len__(self) -> int:
         return len(self._sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -116,16 +117,17 @@ class CompletionForm:
     def list_begins(self) -> bytes:
         return b'"logprobs":{"top_logprobs":[' if self.answering.width else b""
 
-    def entries(self, delta: Delta) -> list[dict[str, float]]:
+    def entries(self, delta: Delta) -> list[dict[str, float] | None]:
         if not self.answering.width:
             return []
-        texts = self.answering.texts
-        by_text: list[dict[str, float]] = [{} for _ in delta.tokens]
+        texts, entries = self.answering.texts, list[dict[str, float] | None]()
         for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True)):
+            by_text: dict[str, float] = {}
             for other, its_logprob in self.answering.likeliest(delta, place):
-                by_text[place].setdefault(texts[other][0], its_logprob)  # the likeliest token of each text
-            by_text[place].setdefault(texts[token][0], logprob)
-        return by_text
+                by_text.setdefault(texts[other][0], its_logprob)  # the likeliest token of each text
+            by_text.setdefault(texts[token][0], logprob)
+            entries.append(None if math.isnan(logprob) else by_text)
+        return entries
 
     def list_ends(self, choice: Delta) -> bytes:
         return b"]," + msgspec.json.encode(self._logprobs(choice, UNSET))[1:] + b","
@@ -148,7 +150,7 @@ class CompletionForm:
         return schemas.CompletionChoice(delta.index, delta.text, delta.finish_reason, logprobs, ids)
 
     def _logprobs(
-        self, delta: Delta, top: list[dict[str, float]] | UnsetType | None
+        self, delta: Delta, top: list[dict[str, float] | None] | UnsetType | None
     ) -> schemas.CompletionLogprobs | None:
         if not self.answering.has_logprobs:
             return None

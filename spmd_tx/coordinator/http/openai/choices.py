@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spmd_tx.coordinator.http.openai.detokenize import SampleText
-from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
+from spmd_tx.coordinator.http.openai.detokenize import EchoedText
+from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, SampledSequence, TopLogprobs
 
 TOKEN_COST = 16  # of making a token into text, where writing one of the likeliest tokens costs 1
 
@@ -26,6 +26,31 @@ class PartialSample(Protocol):
     def top_of(self, first: int, end: int) -> TopLogprobs | None:
         """Return the likeliest tokens in the places of some tokens; None unless they are wanted."""
         ...
+
+
+@dataclass(frozen=True)
+class Echoed:
+    """Shows a finished sample behind its prompt, as one row of tokens."""
+
+    tokens: list[int]
+    logprobs: list[float]  # NaN for the first token
+    stop_reason: Literal["stop", "length"]
+    top: TopLogprobs | None
+
+    def top_of(self, first: int, end: int) -> TopLogprobs | None:
+        return None if self.top is None else self.top[first:end]
+
+
+def echoed(prompt: list[int], scores: PromptScores, sample: SampledSequence) -> Echoed:
+    """Put a prompt with its scores before a sample."""
+    logprobs = [] if scores.logprobs is None else scores.logprobs.tolist()
+    tops = [top for top in (scores.top, sample.top) if top is not None]
+    return Echoed(
+        [*prompt, *sample.tokens],
+        [*logprobs, *sample.logprobs],
+        sample.stop_reason,
+        TopLogprobs.join(tops) if tops else None,
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +85,7 @@ class Delta:
 class Choice:
     """Tracks one sample of a call, and how much of it was sent."""
 
-    def __init__(self, index: int, text: SampleText, has_offsets: bool) -> None:
+    def __init__(self, index: int, text: EchoedText, has_offsets: bool) -> None:
         self.index = index
         self.sent = 0  # tokens
         self.is_over = False

@@ -92,3 +92,27 @@ class SampleText:
 
     def end(self) -> str:
         return self._until_stop.add(self._detokenizer.end()) + self._until_stop.end()
+
+
+class EchoedText:
+    """Decodes a prompt, in which nothing is a stop string, and the sample behind it."""
+
+    def __init__(self, decoder: Decoder, stops: Sequence[str], prompt_tokens: int) -> None:
+        self.length = 0  # characters, as in SampleText
+        self._left = prompt_tokens  # tokens of the prompt that are still to come
+        self._prompt, self._sample = Detokenizer(decoder), SampleText(decoder, stops)
+        self._of_prompt = 0  # characters
+
+    def add(self, tokens: Sequence[int]) -> str:
+        ours, others = tokens[: self._left], tokens[self._left :]
+        text = self._prompt.add(ours) if ours else ""
+        self._left -= len(ours)
+        if ours and not self._left:
+            text += self._prompt.end()
+        self._of_prompt += len(text)
+        text += self._sample.add(others) if others else ""
+        self.length = self._of_prompt + self._sample.length
+        return text
+
+    def end(self) -> str:
+        return self._sample.end()

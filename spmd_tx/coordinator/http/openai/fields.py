@@ -36,7 +36,6 @@ DEFAULTS: Final[dict[str, tuple[Any, ...]]] = {
     "stream_options.include_obfuscation": (False,),
     "stream_options.continuous_usage_stats": (False,),
     # of OpenAI's completions
-    "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
     # of OpenAI's chats
@@ -85,8 +84,7 @@ REMEDIES: Final = {
     "stop_token_ids": "send their texts as stop, or sample with the Tinker API",
     "ignore_eos": "sample with the Tinker API, whose stop may be empty",
     "skip_special_tokens": "set return_token_ids, and decode the tokens",
-    "echo": "forward of the Tinker API scores the tokens of a prompt",
-    "prompt_logprobs": "forward of the Tinker API scores the tokens of a prompt",
+    "prompt_logprobs": "set echo and logprobs in completions, which also score the tokens of a prompt",
 }
 
 

@@ -31,6 +31,17 @@ def check(request: CompletionRequest | ChatRequest, body: bytes) -> None:
         )
     if isinstance(request, ChatRequest):
         _check_chat(request)
+    else:
+        _check_echo(request)
+
+
+def _check_echo(request: CompletionRequest) -> None:
+    if request.echo and request.stream:
+        raise InvalidRequest("echo is not offered for streams; leave out stream")
+    if request.max_tokens == 0 and not request.echo:
+        raise InvalidRequest(
+            "max_tokens is 0, so there would be no answer; send 1 or more, or set echo to score the prompt"
+        )
 
 
 def _check_chat(request: ChatRequest) -> None:
@@ -96,7 +107,10 @@ def _max_tokens(
     """Return the most tokens to draw; None: as many as fit in the context."""
     if isinstance(request, ChatRequest):
         return request.max_completion_tokens or request.max_tokens
-    return request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, max(1, limits.max_context - len(prompt)))
+    if request.max_tokens is not None:
+        return request.max_tokens
+    least = 0 if request.echo else 1
+    return min(DEFAULT_COMPLETION_TOKENS, max(least, limits.max_context - len(prompt)))
 
 
 def sample_requests(
@@ -116,25 +130,32 @@ def sample_requests(
         top_p=1.0 if request.top_p is None else request.top_p,
     )
     wanted = []
+    top = _top_logprobs(request)
+    is_scored = isinstance(request, CompletionRequest) and bool(request.echo)
     for prompt in prompts:
         sample = SampleRequest(
             prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
             sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
             num_samples=request.n or 1,
-            topk_sample_logprobs=_top_logprobs(request),
+            topk_sample_logprobs=top,
+            prompt_logprobs=is_scored or None,
+            topk_prompt_logprobs=top if is_scored else None,
         )
         # Without the stops: they mix strings and ids, which the SDK may not do.
         validation.check_sample(
             replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
         )
         wanted.append(sample)
-    _check_cells(wanted, limits)
+    _check_cells(prompts, wanted, limits)
     return wanted
 
 
-def _check_cells(wanted: Sequence[SampleRequest], limits: Limits) -> None:
+def _check_cells(prompts: Sequence[list[int]], wanted: Sequence[SampleRequest], limits: Limits) -> None:
     """Limit the likeliest tokens of all prompts together: one answer has them all."""
-    cells = sum(most_cells(each, limits.max_context) for each in wanted)
+    of_prompts = sum(
+        len(prompt) * (each.topk_prompt_logprobs or 0) for prompt, each in zip(prompts, wanted, strict=True)
+    )
+    cells = of_prompts + sum(most_cells(each, limits.max_context) for each in wanted)
     if len(wanted) > 1 and cells > MOST_CELLS:
         raise InvalidRequest(
             f"{len(wanted)} prompts with {wanted[0].topk_sample_logprobs} likeliest tokens for each drawn "

@@ -27,7 +27,7 @@ from spmd_tx.coordinator.http.openai.answers import (
     WholeAnswer,
 )
 from spmd_tx.coordinator.http.openai.choices import Choice
-from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.http.openai.detokenize import EchoedText
 from spmd_tx.coordinator.http.openai.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -55,7 +55,9 @@ class Call:
     form: Form
 
     def usage(self) -> Usage:
-        return answers.usage(self.prompts, sum(choice.sent for choice in self.choices))
+        sent = sum(choice.sent for choice in self.choices)
+        echoed = sum(map(len, self.prompts)) * (self.request.n or 1) if _echoes(self.request) else 0
+        return answers.usage(self.prompts, sent - echoed)
 
 
 class OpenAIController(Controller):
@@ -113,8 +115,9 @@ async def _begin(
     text = await services.text.get()
     wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
     tokens = sum(most_tokens(each, services.max_context) for each in wanted)
+    echoes = prompts if _echoes(request) else None
     async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
-        stream = await submit_samples(services, sampler, wanted, access.caller.owner)
+        stream = await submit_samples(services, sampler, wanted, access.caller.owner, echoes)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
@@ -126,12 +129,17 @@ async def _begin(
         width=wanted[0].topk_sample_logprobs or 0,
     )
     stops = requests.stop_strings(request)
-    choices = [
-        Choice(index, SampleText(text.tokenizer, stops), is_completion and answering.has_logprobs)
-        for index in range((request.n or 1) * len(prompts))
-    ]
+    choices, has_offsets = list[Choice](), is_completion and answering.has_logprobs
+    for index in range((request.n or 1) * len(prompts)):
+        prompt = echoes[index // (request.n or 1)] if echoes else []
+        choices.append(Choice(index, EchoedText(text.tokenizer, stops, len(prompt)), has_offsets))
     form = CompletionForm(answering) if is_completion else ChatForm(answering)
     return Call(request, prompts, stream, choices, answering, form)
+
+
+def _echoes(request: CompletionRequest | ChatRequest) -> bool:
+    """Say whether the prompts stand before the answers."""
+    return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
 async def _answer(call: Call, request: Request) -> Response[Any]:

@@ -43,7 +43,9 @@ class CompletionRequest(Parameters, frozen=True, kw_only=True):
     """Asks for completions. A prompt is text or token IDs; each prompt of a list gets ``n`` choices."""
 
     prompt: str | list[str | int | list[int]]
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None  # 0 only scores an echoed prompt
     logprobs: int | None = None  # returned for drawn tokens, and for this many of the likeliest
+    echo: bool | None = None  # whether the prompt stands before the answer, with its log-probabilities
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
@@ -70,9 +72,9 @@ class Usage(msgspec.Struct, frozen=True):
 
 class CompletionLogprobs(msgspec.Struct, frozen=True):
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float]  # NaN, which JSON has as null, for the first token of an echoed prompt
     text_offset: list[int]  # characters
-    top_logprobs: list[dict[str, float]] | UnsetType | None = None  # by text; with the drawn token
+    top_logprobs: list[dict[str, float] | None] | UnsetType | None = None  # by text; with the token itself
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):

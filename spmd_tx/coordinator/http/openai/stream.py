@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Choice, Part, PartialSample
+from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Choice, Part, PartialSample, echoed
 from spmd_tx.coordinator.http.security.body_room import Place
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.backlog import most_tokens
@@ -22,6 +22,7 @@ KEEP_ALIVE_SECONDS = 15.0  # between keep-alives, while there is nothing new
 SMALL_BYTES = 64 << 10  # of a result, which needs no room
 PIECE_COST = 4096  # of the parts that are written at once: some milliseconds' work
 AGAIN_SECONDS = 5.0
+Echoes = Sequence[list[int]] | None
 ENDING = "the server is shutting down; send the request again when it is back"
 
 
@@ -31,8 +32,14 @@ class SampleStream:
     A result is read when its turn comes, and takes room from then on until the call ends.
     """
 
-    def __init__(self, services: Services, owner: str, request_ids: Sequence[str], width: int) -> None:
-        """``width`` is the number of likeliest tokens in the place of each drawn one."""
+    def __init__(
+        self, services: Services, owner: str, request_ids: Sequence[str], width: int, echoes: Echoes = None
+    ) -> None:
+        """``width`` is the number of likeliest tokens in the place of each drawn one.
+
+        ``echoes`` are the prompts if they stand before the samples, which are then known when all are drawn.
+        """
+        self._echoes = echoes
         self.request_ids = request_ids
         self._services = services
         self._most_per_part = max(1, PIECE_COST // (TOKEN_COST + width))
@@ -111,12 +118,15 @@ class SampleStream:
     async def _known(self, request: int, index: int) -> PartialSample | None:
         request_id = self.request_ids[request]
         if not self._outcomes[request].done():
-            return self._watch.samples.get((request_id, index))
+            return None if self._echoes else self._watch.samples.get((request_id, index))
         if self._read is None or self._read[0] != request:
             self._watch.forget(request_id)
             self._read = None
             self._read = request, await self._result(request)
-        return self._read[1][index]
+        result = self._read[1]
+        if self._echoes is None:
+            return result[index]
+        return echoed(self._echoes[request], result.prompt_scores(), result[index])
 
     async def _result(self, request: int) -> SampledSequences:
         size = self._outcomes[request].result()
@@ -152,9 +162,13 @@ class SampleStream:
 
 
 async def submit_samples(
-    services: Services, sampler: ImplicitSampler, wanted: Sequence[SampleRequest], owner: str
+    services: Services,
+    sampler: ImplicitSampler,
+    wanted: Sequence[SampleRequest],
+    owner: str,
+    echoes: Echoes,
 ) -> SampleStream:
-    """Submit sample requests, all or none."""
+    """Submit sample requests, all or none. ``echoes`` as in SampleStream."""
     accepted = await asyncio.gather(
         *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
     )
@@ -164,7 +178,7 @@ async def submit_samples(
             for request_id in request_ids:
                 services.scheduler.cancel(request_id)
             raise error
-    return SampleStream(services, owner, request_ids, wanted[0].topk_sample_logprobs or 0)
+    return SampleStream(services, owner, request_ids, wanted[0].topk_sample_logprobs or 0, echoes)
 
 
 async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spmd_tx.coordinator.http.openai.detokenize import Detokenizer, SampleText, TextUntilStop
+from spmd_tx.coordinator.http.openai.detokenize import Detokenizer, EchoedText, SampleText, TextUntilStop
 
 
 class Bytes:
@@ -75,6 +75,16 @@ def test_pieces_of_any_bytes_add_up_to_what_they_decode_to(tokens):
 def test_text_ends_before_the_first_stop_string(stops, arrivals, told):
     text = TextUntilStop(stops)
     assert [text.add(piece) for piece in arrivals] + [text.end()] == told
+
+
+@given(st.text("ab\n", max_size=12), st.text("ab\n", max_size=12), st.integers(1, 9))
+def test_stop_strings_in_an_echoed_prompt_end_nothing(prompt, sample, step):
+    alone = "".join(pieces(SampleText(Bytes(), ["ab"]), sample.encode()))
+    text, tokens = EchoedText(Bytes(), ["ab"], len(prompt)), list((prompt + sample).encode())
+    arrivals = [tokens[start : start + step] for start in range(0, len(tokens), step)]
+    told = "".join([text.add(each) for each in arrivals] + [text.end()])
+    assert told == prompt + alone
+    assert text.length == len(tokens)
 
 
 @given(st.text("ab\n", max_size=30), st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3))

@@ -34,7 +34,6 @@ REFUSED = {
     "presence_penalty": -1,
     "logit_bias": {"5": 1},
     "best_of": 3,
-    "echo": True,
     "suffix": "x",
     "min_p": 0.5,
     "min_tokens": 3,
