@@ -30,11 +30,12 @@ chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, a
 hosts: .venv/installed ## run workers in four network namespaces, and break the network between them (needs root)
 	.venv/bin/pytest -s -rs tests/hosts -m slow $(ARGS)
 
-check: .venv/installed ## formatting, lint, types and import rules
+check: .venv/installed ## formatting, lint, types, import rules, and the words of docstrings and comments
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports --no-logo
+	.venv/bin/python -m tests.prose.source
 
 prose: .venv/installed tests/prose/node_modules/installed ## lint the prose of docs, help texts and messages (needs Node 20)
 	.venv/bin/python -m tests.prose.messages .cache/prose/messages.md

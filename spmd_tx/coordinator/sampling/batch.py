@@ -226,7 +226,7 @@ class SampleBatch:
         chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
         if choice.program is None:
             return
-        if not any(chosen):  # all of them had to leave for want of pages; others go on with those
+        if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
             self._plan_decode()
             return
         self._programs.programs.note_use(choice.program)

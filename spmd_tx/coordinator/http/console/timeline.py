@@ -108,7 +108,7 @@ def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunT
 
 
 class _DeviceSeconds:
-    """Tells how long devices worked for some lines, and how long for others."""
+    """Says how long devices worked for some lines, and how long for others."""
 
     def __init__(self, services: Services, lines: Collection[Line]) -> None:
         self._recent = services.queue.recent
