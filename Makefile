@@ -64,7 +64,7 @@ docs: .venv/installed .venv-docs/installed ## build the documentation site into 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
 	@echo "open site/index.html"
 
-docs-version: docs ## add the site to the branch gh-pages, beside those of other versions: make docs-version VERSION=0.1
+docs-version: docs ## add the site to the branch gh-pages, beside those of other versions: make docs-version VERSION=0.2
 	NO_MKDOCS_2_WARNING=1 VERSIONS_BY=mike PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike deploy --update-aliases --alias-type copy $(VERSION) latest
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
 	@echo "git push origin gh-pages publishes it"
