@@ -1,4 +1,4 @@
-"""Puts what check.py has found into docs/performance_calculated.md, one line for each usual program of a case.
+"""Puts what check.py has found into docs/performance_calculated.md, a line for each usual program of a case.
 
 python -m tests.aot.check cuda --hlo FOLDER; python -m tests.aot.check tpu --hlo FOLDER
 python -m tests.aot.page FOLDER
