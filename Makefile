@@ -39,7 +39,7 @@ check: .venv/installed ## formatting, lint, types, import rules, and the words o
 
 prose: .venv/installed tests/prose/node_modules/installed ## lint the prose of docs, help texts and messages (needs Node 20)
 	.venv/bin/python -m tests.prose.messages .cache/prose/messages.md
-	cd tests/prose && npx textlint -c textlintrc.json -f unix ../../.cache/prose/messages.md ../../README.md ../../CHANGELOG.md '../../docs/**/*.md'
+	cd tests/prose && npx textlint -c textlintrc.json -f unix ../../.cache/prose/messages.md ../../README.md ../../CHANGELOG.md ../../CONTRIBUTING.md '../../docs/**/*.md'
 
 format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
