@@ -30,15 +30,16 @@ chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, a
 hosts: .venv/installed ## run workers in four network namespaces, and break the network between them (needs root)
 	.venv/bin/pytest -s -rs tests/hosts -m slow $(ARGS)
 
-check: .venv/installed ## formatting, lint, types and import rules
+check: .venv/installed ## formatting, lint, types, import rules, and the words of docstrings and comments
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports --no-logo
+	.venv/bin/python -m tests.prose.source
 
 prose: .venv/installed tests/prose/node_modules/installed ## lint the prose of docs, help texts and messages (needs Node 20)
 	.venv/bin/python -m tests.prose.messages .cache/prose/messages.md
-	cd tests/prose && npx textlint -c textlintrc.json -f unix ../../.cache/prose/messages.md ../../README.md ../../CHANGELOG.md '../../docs/**/*.md'
+	cd tests/prose && npx textlint -c textlintrc.json -f unix ../../.cache/prose/messages.md ../../README.md ../../CHANGELOG.md ../../CONTRIBUTING.md '../../docs/**/*.md'
 
 format: .venv/installed ## apply the formatting and the safe fixes of lint
 	.venv/bin/ruff format .
@@ -63,7 +64,7 @@ docs: .venv/installed .venv-docs/installed ## build the documentation site into 
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
 	@echo "open site/index.html"
 
-docs-version: docs ## add the site to the branch gh-pages, beside those of other versions: make docs-version VERSION=0.1
+docs-version: docs ## add the site to the branch gh-pages, beside those of other versions: make docs-version VERSION=0.2
 	NO_MKDOCS_2_WARNING=1 VERSIONS_BY=mike PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike deploy --update-aliases --alias-type copy $(VERSION) latest
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
 	@echo "git push origin gh-pages publishes it"

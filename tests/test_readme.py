@@ -9,7 +9,7 @@ from tests import write_models_page, write_options_page
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 PACKAGE = ROOT / "spmd_tx"
 PACKAGES = {str(file.parent.relative_to(ROOT)): file for file in PACKAGE.rglob("__init__.py")}
 NOT_OURS = {"distill_off_policy.py"}  # a recipe of tinker-cookbook
@@ -90,7 +90,7 @@ def test_the_map_of_the_architecture_has_every_other_folder():
     """Tests of a package are in the folder of its name, which needs no line of its own."""
     others = {name for name in map_of(DOCS / "architecture.md") if name.split("/")[0] != PACKAGE.name}
     tests = {f"tests/{folder.name}" for folder in folders(ROOT / "tests") if not is_package(folder.name)}
-    assert others == {"launch", "console", "docs", "docs/examples", "tests"} | tests
+    assert others == {"launch", "console", "docs", "docs/engineering_notes", "docs/examples", "tests"} | tests
 
 
 def test_our_own_words_are_those_of_the_code():

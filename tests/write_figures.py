@@ -1,4 +1,4 @@
-"""Draws the figures of docs/performance.md from its tables.
+"""Draws the figures of docs/performance.md and docs/performance_calculated.md from their tables.
 
 Usage: python -m tests.write_figures
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.bench import charts
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = DOCS / "performance.md"
 COMMAND = "python -m tests.write_figures"
 DEVICES = "8 x h100"
 ROLES = ("train", "prefill", "decode")
@@ -17,16 +16,16 @@ ROLES = ("train", "prefill", "decode")
 
 def figures() -> dict[str, str]:
     """The SVG of each figure, by its file's name."""
-    page = PAGE.read_text()
-    drawn = {"performance_peer.svg": peer(table(page, "make bench"))}
+    drawn = {"performance_peer.svg": peer(table("performance.md", "make bench"))}
     for role in ROLES:
-        drawn[f"performance_{role}.svg"] = calculated(table(page, "make aot"), role)
+        drawn[f"performance_{role}.svg"] = calculated(table("performance_calculated.md", "make aot"), role)
     return drawn
 
 
 def table(page: str, mark: str) -> list[dict[str, str]]:
-    """The rows of the first table behind a mark, by the names of their columns."""
-    (text,) = re.findall(rf"<!-- {mark} -->(.*?)<!-- end of {mark} -->", page, re.DOTALL)
+    """The rows of the first table behind a mark of a page, by the names of their columns."""
+    written = (DOCS / page).read_text()
+    (text,) = re.findall(rf"<!-- {mark} -->(.*?)<!-- end of {mark} -->", written, re.DOTALL)
     lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
     header, _, *rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
     return [dict(zip(header, row, strict=True)) for row in rows]

@@ -13,7 +13,7 @@ BETA = 0.1
 def preference(
     logprobs: torch.Tensor, chosen: torch.Tensor, rejected: torch.Tensor, reference: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Compute direct preference optimisation; a datum holds both answers, and two masks tell them apart."""
+    """Compute direct preference optimization; a datum holds both answers, and two masks tell them apart."""
     log_ratio = logprobs - reference
     margin = BETA * ((log_ratio * chosen).sum() - (log_ratio * rejected).sum())
     accuracy = (margin > 0).float()

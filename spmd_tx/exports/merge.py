@@ -34,7 +34,7 @@ class Change:
 
 
 class Merge:
-    """Tells which tensors an adapter changes, and computes what it adds to them."""
+    """Says which tensors an adapter changes, and computes what it adds to them."""
 
     def __init__(self, adapter: AdapterFolder, model: ModelConfig) -> None:
         self._adapter = adapter

@@ -1,6 +1,6 @@
 """What the authors of programs tell readers of their HLO, as names of scopes in which operations are traced.
 
-A loop whose end data decide tells how often it usually runs, a condition that it is usually false, and a
+A loop whose end depends on data says how often it usually runs, a condition that it is usually false, and a
 kernel what it costs: Pallas keeps its cost estimate for TPUs only.
 """
 

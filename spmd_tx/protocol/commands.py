@@ -350,7 +350,7 @@ COMPILE_LANES = 3 + len(HELPING)
 
 
 class Compile(Command, frozen=True, tag="compile"):
-    """Begins to compile a program while other commands run. The report Compiled tells how it went.
+    """Begins to compile a program while other commands run. The report Compiled says how it went.
 
     Lanes run side by side. Within a lane each process compiles one program after another, in the order of
     the commands, which is the same for all processes.

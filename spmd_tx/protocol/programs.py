@@ -60,7 +60,7 @@ class CompileCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompileReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells how far a worker's programs are."""
+    """Says how far a worker's programs are."""
 
     counts: list[CompileCount] = []
     unforeseen: int = 0  # programs that a command had to wait for because they were not ordered ahead

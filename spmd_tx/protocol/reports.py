@@ -76,7 +76,7 @@ class Compiled(Report, frozen=True, tag="compiled"):
 
 
 class CustomLossNews(Report, frozen=True, tag="custom_loss_news"):
-    """Tells how far a CustomLoss is: "compiling custom loss 'mine', piece 2 of 5". From process 0 only."""
+    """Says how far a CustomLoss is: "compiling custom loss 'mine', piece 2 of 5". From process 0 only."""
 
     number: int
     doing: str

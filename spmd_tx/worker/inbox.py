@@ -122,7 +122,7 @@ class Inbox:
             return decode_to_worker(self._socket.recv())
         if self._monitor in ready:
             recv_monitor_message(self._monitor)
-            # The coordinator would not recognise a new connection.
+            # The coordinator would not recognize a new connection.
             raise MeshError(f"{self._name} has lost the coordinator at {self._coordinator}")
         return None
 

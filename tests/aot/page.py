@@ -1,4 +1,4 @@
-"""Puts what check.py has found into docs/performance.md, one line for each usual program of a case.
+"""Puts what check.py has found into docs/performance_calculated.md, a line for each usual program of a case.
 
 python -m tests.aot.check cuda --hlo FOLDER; python -m tests.aot.check tpu --hlo FOLDER
 python -m tests.aot.page FOLDER
@@ -14,7 +14,7 @@ from tests.aot.check import FILE, Case, read
 from tests.aot.reports import Reports, read_reports
 from tests.bench import tables
 
-PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+PAGE = Path(__file__).parents[2] / "docs" / "performance_calculated.md"
 MARK = "make aot"
 ROLES = ("train", "prefill", "decode")
 HEADER = (

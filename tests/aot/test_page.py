@@ -2,7 +2,7 @@
 
 from spmd_tx.worker.aot.report import ProgramReport
 from tests.aot.check import read
-from tests.aot.page import HEADER, MARK, lines, read_lines
+from tests.aot.page import HEADER, MARK, PAGE, lines, read_lines
 from tests.aot.reports import Reports, read_reports, write_reports
 from tests.bench import tables
 
@@ -44,3 +44,7 @@ def test_what_is_not_compiled_again_keeps_its_line():
     assert lines([CASE], {}, read_lines(page)) == [old]
     found = Reports(case=NAME, programs={"train": program("train mlp 4x2048")})
     assert [line[3] for line in lines([CASE], {NAME: found}, [old])] == ["train mlp 4x2048"]
+
+
+def test_the_page_has_the_table_of_the_cases():
+    assert read_lines(PAGE.read_text())

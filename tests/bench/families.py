@@ -27,7 +27,7 @@ from tests.bench import tables
 from tests.bench.models import SPECS
 from tests.bench.sections import LOADS, Limits, Result, Sections
 
-PAGE = Path("docs/performance.md")
+PAGE = Path("docs/engineering_notes/families.md")
 MARK = "tests.bench.families"
 HEADER = ("family", "parameters", "training", "prefill", "decode", "training / Qwen3", "decode / Qwen3")
 LIMITS = Limits(repeats=5, seconds=15.0)

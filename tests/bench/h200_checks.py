@@ -107,7 +107,7 @@ def rewritten(cache: KvCache, rows: Array, source: Array) -> KvCache:
 
 
 def verdict(meter: Meter, name: str, cache: KvCache, source: np.ndarray) -> None:
-    """Tell how many pages of which layers are not copies of ``source``."""
+    """Say how many pages of which layers are not copies of ``source``."""
     wrong = {
         pool: np.array(jax.jit(_wrong_pages)(getattr(cache, pool), source.astype(np.int32)))
         for pool in ("keys", "values")
@@ -133,7 +133,7 @@ def _wrong_pages(pool: Array, source_P: Array) -> Array:
 
 
 def kernels(meter: Meter, checks: dict[str, Check]) -> None:
-    """Run every check, and tell what is wrong with each kernel."""
+    """Run every check, and say what is wrong with each kernel."""
     for name, check in checks.items():
         with meter.guard(name):
             problem = check()

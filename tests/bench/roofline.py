@@ -46,7 +46,7 @@ def attention_flops(model: ModelConfig, length: int) -> float:
 def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = False) -> float:
     """Return the operations per token: forward and back through frozen weights, and the adapter's gradients.
 
-    ``twice``: with everything computed a second time on the way back.
+    ``twice``: with everything computed a second time on the backward pass.
     """
     n, r, a = parameters(model), adapter_parameters(model, rank), attention_flops(model, length)
     return 6.0 * n + 8.0 * r + 4.5 * a if twice else 4.0 * n + 6.0 * r + 3.5 * a

@@ -23,6 +23,7 @@ from tests.bench.client import Client, sample_soon, timed, train_soon
 from tests.bench.servers import Server, ours
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "performance.md"
 VOCABULARY = models.SPECS["tiny"].vocab_size
 COUNTS = (1, 2, 4, 8, 16, 32)
 STEPS, ROWS, ROW_TOKENS = 32, 8, 128  # training steps of all tenants together
@@ -59,9 +60,8 @@ def main() -> None:
     (out / "tenants.json").write_text(json.dumps(report, indent=1) + "\n")
     print(text(report), flush=True)
     if arguments.publish:
-        docs = ROOT / "docs"
-        (docs / "performance_tenants.svg").write_text(chart(report))
-        tables.publish(docs / "performance.md", "tests.bench.tenants", markdown(report))
+        (PAGE.parent / "performance_tenants.svg").write_text(chart(report))
+        tables.publish(PAGE, "tests.bench.tenants", markdown(report))
 
 
 def measure(server: Server, model: str, counts: Sequence[int], rounds: int) -> dict[str, Any]:

@@ -31,9 +31,9 @@ command line, by looking at the package, and calls each, with its asynchronous t
 server with keys for two accounts. This page is written from that run. Of the methods, {methods}; of the
 commands, {commands}.
 
-What is marked *local* is done by the SDK alone; what *cannot apply* to a server of one's own, or is *not
-yet served*, is refused with the error that is shown. Whatever is served is so for the owner of a key:
-everybody else gets the same 404 as for an unknown ID.
+Calls that are marked *local* are done by the SDK alone. Those that *cannot apply* to a self-hosted server,
+or are *not yet served*, are refused with the error that is shown. All others work on what the owner of the
+key has: for what belongs to others they get the same 404 as for an unknown ID.
 """
 
 OLD_SDKS = """

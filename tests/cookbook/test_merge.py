@@ -17,7 +17,7 @@ from tests.cookbook.cookbook import PYTHON, run_python
 pytestmark = [pytest.mark.cookbook, pytest.mark.timeout(600)]
 
 ADAPTER = AdapterSpec(rank=4, alpha=8.0)
-WIDTH = 48  # not that of two experts, by which the cookbook tells how matrices are stored
+WIDTH = 48  # not that of two experts, by which the cookbook sees how matrices are stored
 MERGE = """
 import sys
 from tinker_cookbook.weights import build_hf_model

@@ -25,7 +25,7 @@ def ipo(logprobs, chosen, rejected, reference):
 
 
 def simpo(logprobs, chosen, rejected):
-    """Without a reference, length-normalised, with a target margin (Meng et al. 2024)."""
+    """Without a reference, length-normalized, with a target margin (Meng et al. 2024)."""
     margin = 2.0 * ((logprobs * chosen).sum() / chosen.sum() - (logprobs * rejected).sum() / rejected.sum())
     return F.softplus(-(margin - 0.5)), {"custom/margin:mean": margin.detach()}
 

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md for backup and restore, on servers that have been used."""
+"""The commands of docs/backup.md for backup and restore, on servers that have been used."""
 
 import shutil
 import subprocess

@@ -54,7 +54,7 @@ class Hub:
         return None
 
     def _upload(self, oid: str) -> dict[str, Any]:
-        """Tell where to put an object; of one that is here, nothing."""
+        """Say where to put an object; of one that is here, nothing."""
         return {} if oid in self.objects else {"actions": {"upload": {"href": f"{self.url}/lfs/{oid}"}}}
 
     def put(self, oid: str, content: bytes) -> bool:

@@ -98,7 +98,7 @@ def test_delicate_operations_are_in_float32(program):
 
 
 def test_products_take_bfloat16(program):
-    """One operand in float32 would make a GPU take ten times as long: on the way back, too."""
+    """One operand in float32 would make a GPU take ten times as long: on the backward pass, too."""
     products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) > 10
     assert {dtype for e in products for dtype in dtypes(e.invars)} == {jnp.dtype(jnp.bfloat16)}

@@ -35,7 +35,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Progress:
-    """Tells how much of the menu is ready, and what is being compiled."""
+    """Says how much of the menu is ready, and what is being compiled."""
 
     ready: int
     planned: int

@@ -127,7 +127,7 @@ def _meta(what: str, process: int, lane: int, **told: object) -> Event:
 
 @dataclass(frozen=True)
 class Export:
-    """Tells how far the trace of a session is."""
+    """Says how far the trace of a session is."""
 
     path: Path | None = None  # None: not yet
     error: str | None = None  # why there will be none; asking again tries again
@@ -145,7 +145,7 @@ class TraceExports:
         self._errors: dict[str, str] = {}  # not reported yet; by session
 
     async def export(self, session: Session) -> Export:
-        """Begin to build a trace, or tell how far it is."""
+        """Begin to build a trace, or say how far it is."""
         path = self.path(session.id)
         if session.id not in self._building:
             error = self._errors.pop(session.id, None)

@@ -23,7 +23,7 @@ def back_up(data_dir: Path, destination: Path) -> int:
     if not (data_dir / DATABASE).is_file():
         raise StartError(
             f"{data_dir} holds no {DATABASE}; name a server's --data-dir. With PostgreSQL, stop the server, "
-            "run pg_dump, and copy the data directory (docs/operations.md)"
+            "run pg_dump, and copy the data directory (docs/backup.md)"
         )
     if destination.exists() and any(destination.iterdir()):
         raise StartError(f"{destination} is not empty; name another folder")

@@ -28,7 +28,7 @@ class Progress:
     """Passes samples to the watches of their requests.
 
     A watch gets whole samples, not deltas: after a loss of the workers a sample may begin again, with the
-    same seeds and therefore the same tokens. So a watcher counts the tokens that it has seen.
+    same seeds and so the same tokens. So a watcher counts the tokens that it has seen.
     """
 
     def __init__(self) -> None:

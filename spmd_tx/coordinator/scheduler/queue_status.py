@@ -94,7 +94,7 @@ class QueueView:
         return f"{counted(chunks, 'micro-batch', 'micro-batches')} of {counted(models, 'other model')} ready"
 
     def _time_before(self, request: Request, entry: ModelLine) -> str | None:
-        """Tell how long the micro-batches take that are ready and may be sent before a request's own."""
+        """Say how long the micro-batches take that are ready and may be sent before a request's own."""
         others = [step for each in self.lines.values() if each is not entry for step in each.model.unsent]
         earlier = list(takewhile(lambda step: step.request_id != request.id, entry.model.unsent))
         works = [work_of_chunk(step.chunk) for step in others + earlier if isinstance(step, ChunkStep)]

@@ -49,7 +49,7 @@ class Scheduler:
         quarantine: Quarantine | None = None,
         phase: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """``phase`` says what goes on while no generation runs."""
+        """``phase`` says what happens while no generation runs."""
         self._log = log
         self._models = models
         self._snapshots = snapshots

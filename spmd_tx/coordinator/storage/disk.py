@@ -1,4 +1,4 @@
-"""Tells whether work can be stored now, and how many bytes the data directory holds of each kind.
+"""Says whether work can be stored now, and how many bytes the data directory holds of each kind.
 
 The loss of a disk or a database is not an error of a request. Work pauses until they are back: new work is
 refused with the reason, outcomes wait in memory, and work that was begun is tried again.

@@ -82,8 +82,7 @@ def is_damage(error: BaseException | None) -> bool:
 def damaged(file: str, problem: str) -> DatabaseDamaged:
     return DatabaseDamaged(
         f"the database {file} is damaged: {problem}. Keep a copy of the data directory, check the disk, and "
-        "restore the last backup (docs/operations.md); "
-        f"sqlite3 {quote(file)} .recover shows what can still be read"
+        f"restore the last backup (docs/backup.md); sqlite3 {quote(file)} .recover shows what can still be read"
     )
 
 

@@ -76,7 +76,7 @@ class TrainedModel:
         self.id = id
         self.session_id = session_id
         self.tenant = tenant
-        self.refusal: str | None = None  # why no request is executed, e.g. the creation failed
+        self.refusal: str | None = None  # why no request is executed: for example, its creation failed
         self.unsent: deque[Step] = deque()
         self.missing: Sequence[
             ProgramShape

@@ -6,7 +6,7 @@ import msgspec
 
 from spmd_tx.coordinator.wire.fields import Number, Text
 
-SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK numbers requests so that they tell which client copy sent them
+SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK numbers requests so that they show which client copy sent them
 MAX_CLIENTS = 2**63 // SEQ_IDS_PER_CLIENT  # of one sampler, so that request numbers fit into 64 bits
 
 ClientNumber = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CLIENTS)]

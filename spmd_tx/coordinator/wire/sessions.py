@@ -17,7 +17,7 @@ FinishType = Literal["success", "errored", "interrupted"]
 
 
 class ProgramsHealth(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tells how far the warm-up is."""
+    """Says how far the warm-up is."""
 
     ready: int  # programs, as below
     planned: int

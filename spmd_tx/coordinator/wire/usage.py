@@ -33,7 +33,7 @@ EventInfo = TrainingEvent | PrefillEvent | SampleEvent | CheckpointEvent | Stora
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
-    """Tells how much of one kind was used within an hour."""
+    """Says how much of one kind was used within an hour."""
 
     bucket_start: datetime
     bucket_end: datetime
@@ -62,7 +62,7 @@ class UsageResponse(msgspec.Struct, frozen=True):
 
 
 class StorageItem(msgspec.Struct, frozen=True):
-    """Tells how much storage an owner's checkpoints in a project take now."""
+    """Says how much storage an owner's checkpoints in a project take now."""
 
     project_id: str | None
     org_user_urn: str

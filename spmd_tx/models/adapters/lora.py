@@ -1,4 +1,4 @@
-"""LoRA adapters (Hu et al. 2021): declaring, initialising and applying many of them at once.
+"""LoRA adapters (Hu et al. 2021): declaring, initializing and applying many of them at once.
 
 Adapters of all tenants are stacked along a slot axis, ranks below the maximum are padded with zeros,
 and untrained groups are all zero. Where A and B are both zero, their gradients are exactly zero, so
@@ -146,7 +146,7 @@ def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
     return rows.reshape(shape)
 
 
-# Takes rows and a map's Lora, or what stands for it (grouped_lora.Place).
+# Takes rows and a map's `Lora`, or what stands for it (grouped_lora.Place).
 ApplyLora = Callable[[Float[Array, "B T I"], Any], Float[Array, "B T O"]]
 # Takes the factors of a layer's maps, and returns what ApplyLora takes.
 TakeFactors = Callable[[Named[Any]], Named[Any]]

@@ -67,7 +67,7 @@ def read_token(
 ) -> tuple[Float[Array, "B H V"], Float[Array, "B H E V"]]:
     """Apply the rule to one token per row; return the result and the memory after it, both fp32.
 
-    Queries and keys are raw: they are normalised here.
+    Queries and keys are raw: they are normalized here.
     """
     q_BHE, k_BHE = of_heads(q_BKE, k_BKE, v_BHV.shape[1])
     memory_BHEV = memory_BHEV * jnp.exp(decay_BH)[..., None, None]
@@ -91,7 +91,7 @@ def read_rows(
 
     ``memory_BHEV`` is what the first segment of each row has in memory already; None: nothing. Segments are
     numbered from 1 in ascending order, and padding, 0, is at the end of a row: it leaves the memory as it is.
-    Queries and keys are raw: they are normalised here.
+    Queries and keys are raw: they are normalized here.
     """
     b, t, heads, width = k_BTKE.shape
     group, v_width = v_BTHV.shape[2] // heads, v_BTHV.shape[3]

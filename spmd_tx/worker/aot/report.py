@@ -27,7 +27,7 @@ class CopyReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgramReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells what one program needs and does. Of a decode whose steps XLA cannot count, it is one step."""
+    """Says what one program needs and does. Of a decode whose steps XLA cannot count, it is one step."""
 
     name: str
     kind: Kind
@@ -56,7 +56,7 @@ class ProgramReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """Tells how fast a server would be, on all devices together. Tokens are per second."""
+    """Says how fast a server would be, on all devices together. Tokens are per second."""
 
     training_tokens: float
     prefill_tokens: float

@@ -272,7 +272,7 @@ def engine_setup(plan: Plan) -> Setup:
 
 
 def report(plan: Plan) -> MemoryPlan:
-    """Summarise the plan for the coordinator and for people."""
+    """Summarize the plan for the coordinator and for people."""
     shapes, needs = plan.train_shapes, plan.worst().items()
     return MemoryPlan(
         pages=plan.pages,

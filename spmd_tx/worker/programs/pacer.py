@@ -1,8 +1,9 @@
 """Stops the process that compiles ahead while commands run, but for a share of the time.
 
 The lowest priority alone is not enough: on a processor that no command wants, the process still takes memory
-bandwidth, cache and the other half of a core. Steps beside it took a quarter longer (docs/performance.md).
-Where steps take longer still because a program of their own is missing, it does not stand back.
+bandwidth, cache and the other half of a core. Steps beside it took a quarter longer
+(docs/engineering_notes/compilation.md). Where steps take longer still because a program of their own is
+missing, it does not stand back.
 """
 
 import threading

@@ -60,7 +60,7 @@ def cispo(logprobs: Array, inputs: TokenLossInputs) -> Array:
 
 
 def dro(logprobs: Array, inputs: TokenLossInputs) -> Array:
-    """Direct reward optimisation with a quadratic penalty on the log-ratio (Richemond et al. 2024)."""
+    """Direct reward optimization with a quadratic penalty on the log-ratio (Richemond et al. 2024)."""
     log_ratio = logprobs - inputs.sampling_logprobs
     return -(logprobs * inputs.advantages - 0.5 * inputs.beta * jnp.square(log_ratio))
 

@@ -20,7 +20,7 @@ from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 
 class AdamWInputs(PyTreeNode):
-    """Holds the hyper-parameters of one step, float32 scalars."""
+    """Holds the hyperparameters of one step, float32 scalars."""
 
     learning_rate: Any
     beta1: Any

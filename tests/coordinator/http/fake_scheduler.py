@@ -1,4 +1,4 @@
-"""Answers every request at once, in the order of arrival, with results that are easy to recognise."""
+"""Answers every request at once, in the order of arrival, with results that are easy to recognize."""
 
 import asyncio
 from collections.abc import Collection

@@ -17,7 +17,7 @@ LAYERS, CHOICES = 2, 3
 
 
 def experts_of(tokens: np.ndarray) -> np.ndarray:
-    """Stand-ins that tell which token they are of, and in which layer and choice."""
+    """Stand-ins that say which token they are of, and in which layer and choice."""
     numbers = np.arange(LAYERS * CHOICES).reshape(LAYERS, CHOICES)
     return ((7 * tokens[..., None, None] + numbers) % 256).astype(np.uint8)
 

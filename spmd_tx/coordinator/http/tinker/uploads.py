@@ -74,7 +74,7 @@ class UploadsController(Controller):
     async def file(
         self, upload_id: FromPath[str], file: FromPath[str], request: Request, services: Service
     ) -> Response[bytes]:
-        """Receive a file, or a part of it with Content-Range; tell how much has arrived."""
+        """Receive a file, or a part of it with Content-Range; say how much has arrived."""
         sent = _sent(dict(request.headers))
         if isinstance(sent, int):
             part = await services.uploads.part(upload_id, file, sent)

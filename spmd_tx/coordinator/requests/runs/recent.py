@@ -1,6 +1,6 @@
 """Remembers for some minutes, in memory, when requests reached their stages and for whom devices worked.
 
-So a page that tells where the time of a run goes costs no query, however often it is asked for.
+So a page that shows where the time of a run goes costs no query, however often it is asked for.
 """
 
 from collections import deque

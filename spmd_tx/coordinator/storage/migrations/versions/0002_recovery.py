@@ -1,6 +1,6 @@
 """What a restoration needs: which requests count, snapshots, and the number of the last generation.
 
-Models of the earlier schema cannot be restored: nothing tells which of their requests were carried out.
+Models of the earlier schema cannot be restored: nothing says which of their requests were carried out.
 """
 
 import sqlalchemy as sa
