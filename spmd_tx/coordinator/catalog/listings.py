@@ -122,7 +122,7 @@ async def _fitting(entries: AsyncGenerator[Entry], room: PageRoom) -> list[Entry
 
 
 def _cursor(page: Page, total: int, found: Sequence[object]) -> Cursor:
-    """Say where a page is. Its limit is what it has, where it ends before its limit for want of room."""
+    """Say where a page is. Its limit is what it has, where it ends before its limit for lack of room."""
     is_cut = len(found) < min(page.limit, total - page.offset)
     return Cursor(page.offset, len(found) if is_cut else page.limit, total)
 

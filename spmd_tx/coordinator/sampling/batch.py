@@ -258,7 +258,7 @@ class SampleBatch:
         if choice.program is None:
             return
         self._at_command = {sample.job for samples in chosen for sample in samples}
-        if not any(chosen):  # all of them had to leave for want of pages; others go on with those
+        if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
             self._plan_decode()
             return
         self._programs.programs.note_use(choice.program)

@@ -52,35 +52,32 @@ from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
-from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.versions import Versions, open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.preflight import check_mesh, check_pages
 from spmd_tx.coordinator.server.served_model import ServedModel
+from spmd_tx.coordinator.server.shapes import make_menu, sampling_shapes, training_shapes
 from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
-from spmd_tx.coordinator.server.worker_setup import adapters_at_once, bank_slots, make_setup
+from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
-from spmd_tx.coordinator.training.attention_cost import attention_cost
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.protocol.programs import ProgramShape
 
 
 @dataclass(frozen=True)
@@ -365,37 +362,3 @@ class GenerationBuilder:
             model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant
         )
         return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
-
-
-def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) -> SamplingShapes:
-    """Decide the sizes of sampling commands."""
-    return SamplingShapes(
-        config.data_shards,
-        max_context,
-        config.page_size,
-        plan.decode_rows,
-        on_cpu=plan.on_cpu,
-        batch_invariant=config.batch_invariant,
-    )
-
-
-def training_shapes(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> TrainingShapes:
-    """Decide the sizes of training commands."""
-    return TrainingShapes(
-        config.data_shards,
-        plan.train_tokens,
-        plan.block_tokens or (plan.train_tokens,),
-        max_context,
-        attention_cost(model),
-        config.expert_shards,
-    )
-
-
-def make_menu(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> list[ProgramShape]:
-    """List what is to be compiled ahead of need."""
-    shapes = training_shapes(config, model, max_context, plan)
-    return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))

@@ -82,7 +82,8 @@ def is_damage(error: BaseException | None) -> bool:
 def damaged(file: str, problem: str) -> DatabaseDamaged:
     return DatabaseDamaged(
         f"the database {file} is damaged: {problem}. Keep a copy of the data directory, check the disk, and "
-        f"restore the last backup (docs/backup.md); sqlite3 {quote(file)} .recover shows what can still be read"
+        "restore the last backup (docs/backup.md); "
+        f"sqlite3 {quote(file)} .recover shows what can still be read"
     )
 
 

@@ -125,7 +125,7 @@ def without_numbers(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 class Marks:
-    """Gives marks to the texts of a conversation, and tells which of them a template has written."""
+    """Gives marks to the texts of a conversation, and says which of them a template has written."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []

@@ -24,7 +24,7 @@ READ = (
     "layers_to_transform",
     "layers_pattern",
 )
-# Of training, of loading, or of an initialisation that init_lora_weights chooses.
+# Of training, of loading, or of an initialization that init_lora_weights chooses.
 WITHOUT_EFFECT = (
     "auto_mapping",
     "corda_config",

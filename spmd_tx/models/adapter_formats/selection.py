@@ -11,7 +11,7 @@ NUMBERED = re.compile(r"(?:^|.*?\.)(?P<list>[^.]+)\.(?P<number>\d+)\.")
 
 
 class Selection:
-    """Tells whether a module is selected."""
+    """Says whether a module is selected."""
 
     def __init__(
         self,

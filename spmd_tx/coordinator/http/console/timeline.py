@@ -123,7 +123,7 @@ def _shares(
 
 
 class _DeviceSeconds:
-    """Tells how long devices worked for some lines, and how long for others, in the slices of a window."""
+    """Says how long devices worked for some lines, and how long for others, in the slices of a window."""
 
     def __init__(self, services: Services, lines: Collection[Line], window: Span) -> None:
         first, last = (int(moment // SLICE_SECONDS) for moment in window)

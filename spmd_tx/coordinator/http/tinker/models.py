@@ -66,7 +66,7 @@ class ModelsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
         project_id: FromQuery[str | None] = None,
     ) -> TrainingRunsResponse:
-        """List training runs, newest first. The cursor tells how many there are, where a page ends early."""
+        """List training runs, newest first. The cursor says how many there are, where a page ends early."""
         page, which = Page(offset, limit), Which(access_scope, project_id)
         room = PageRoom(services.config.bounds.answer_bytes)
         return await listings.training_runs(services.database, page, access.caller, which, room)

@@ -109,7 +109,7 @@ def read(payloads: Path, stored: Stored, size: Size) -> Body | None:
 
 
 class Searched(NamedTuple):
-    """Tells what a search has found."""
+    """Says what a search has found."""
 
     places: list[int]  # among the requests that it was given
     looked_at: int

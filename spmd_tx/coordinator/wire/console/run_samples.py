@@ -75,5 +75,5 @@ class SampleGroup(msgspec.Struct, frozen=True):
     max_tokens: int | None
     samples: list[Sample]  # in order of acceptance
     left_out: int  # further samples
-    not_read: int  # requests that may have the same prompt, and were not read for want of time
+    not_read: int  # requests that may have the same prompt, and were not read for lack of time
     errors: list[str]  # of requests that failed

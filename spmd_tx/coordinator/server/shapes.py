@@ -1,0 +1,45 @@
+"""Decides the sizes of commands, and which programs are compiled ahead of need."""
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
+from spmd_tx.coordinator.server.worker_setup import adapters_at_once
+from spmd_tx.coordinator.training.attention_cost import attention_cost
+from spmd_tx.coordinator.training.packing import TrainingShapes
+from spmd_tx.models.config import ModelConfig
+from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
+
+
+def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) -> SamplingShapes:
+    """Decide the sizes of sampling commands."""
+    return SamplingShapes(
+        config.data_shards,
+        max_context,
+        config.page_size,
+        plan.decode_rows,
+        on_cpu=plan.on_cpu,
+        batch_invariant=config.batch_invariant,
+    )
+
+
+def training_shapes(
+    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
+) -> TrainingShapes:
+    """Decide the sizes of training commands."""
+    return TrainingShapes(
+        config.data_shards,
+        plan.train_tokens,
+        plan.block_tokens or (plan.train_tokens,),
+        max_context,
+        attention_cost(model),
+        config.expert_shards,
+    )
+
+
+def make_menu(
+    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
+) -> list[ProgramShape]:
+    """List what is to be compiled ahead of need."""
+    shapes = training_shapes(config, model, max_context, plan)
+    return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))
