@@ -150,7 +150,7 @@ def test_a_bound_that_cannot_be_is_one_line(run, server, pair, complaint):
     "text, message",
     [
         ("limits = 3", "make it a table, [limits]"),
-        ("base_modle = 'm'", "sets base_modle; valid keys are base_model, served_model_name, dtype,"),
+        ("base_modle = 'm'", "sets base_modle; valid keys are base_model, revision, served_model_name,"),
         ("[model]\nbase_model = 'm'", "sets model; valid keys are"),
         ("base_model =", "is not valid TOML"),
     ],
