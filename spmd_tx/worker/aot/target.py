@@ -19,6 +19,7 @@ from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.plan import Plan
 
 FLAG_VALUES = {"true": True, "false": False}
+UNTRIED = {"xla_gpu_experimental_autotune_backends": "TRITON"}
 CUDNN = 91000  # the version of cuDNN that is answered for
 
 
@@ -73,13 +74,14 @@ def open_mesh(devices: Devices, fsdp: int, ep: int, tp: int) -> Mesh:
 def compiler_options(setup: Setup, devices: Devices) -> dict[str, bool | str]:
     """Return the flags with which workers run, as options of one compilation.
 
-    That of the folder in which they keep choices of kernels is left out: without a GPU none are made.
+    That of the folder in which they keep choices of kernels is left out: without a GPU none are made, and of
+    the compilers of products only Triton's has a usual choice.
     """
     if devices.platform != "gpu":
         return {}
     flags = wanted_flags(msgspec.structs.replace(setup, kernel_choices=""))
     pairs = (flag.removeprefix("--").split("=", 1) for flag in flags)
-    return {name: FLAG_VALUES.get(value, value) for name, value in pairs}
+    return {name: FLAG_VALUES.get(value, value) for name, value in pairs} | UNTRIED
 
 
 @contextmanager
