@@ -131,12 +131,14 @@ class _Walk:
         read, written = traffic.traffic(self.module, computation, instruction)
         inside = list(_inside(self.module, computation, instruction))
         is_begun = traffic.continues(computation, instruction)  # so it was counted before
+        # A fusion that XLA made up belongs to what gives its result, its last instruction.
+        made = next((each for _, each in (inside[0], *reversed(inside)) if each.source), instruction)
         exchanged = (collective(self.module, where, each) for where, each in inside if not is_begun)
         return Operation(
             name=instruction.name,
             op=instruction.op,
             type=instruction.type,
-            source=instruction.source,
+            source=made.source,
             times=times,
             flops=products.flops(self.module, computation, instruction),
             read_bytes=read,
@@ -149,7 +151,7 @@ class _Walk:
                 for array in operand.arrays
             ),
             written=tuple(traffic.written_elements(self.module, instruction)),
-            frame=instruction.frame,
+            frame=made.frame,
         )
 
 

@@ -261,6 +261,21 @@ ROOT %done = f32[1,64,32]{2,1,0} fusion-done(%going)
     assert found.written == (("f32", (1, 64, 32)),)
 
 
+def test_a_fusion_that_nobody_traced_belongs_to_what_gives_its_result():
+    fused = LAYER_OF_STACK.replace(
+        "sizes={1,64,32}", 'sizes={1,64,32}, metadata={op_name="f/a" stack_frame_id=2}'
+    )
+    fused = fused.replace("%zero = s32[] constant(0)", '%zero = s32[] constant(0), metadata={op_name="f/b"}')
+    body = """
+%x = f32[36,64,32]{2,1,0} parameter(0)
+%n = s32[] parameter(1)
+ROOT %y = f32[1,64,32]{2,1,0} fusion(%x, %n), kind=kCustom, calls=%slice, metadata={}
+"""
+    for own, wanted in (("", ("f/a", 2)), ('op_name="f/c" stack_frame_id=7', ("f/c", 7))):
+        (found,) = cost_of(module(body.replace("metadata={}", f"metadata={{{own}}}"), fused)).operations
+        assert (found.source, found.frame) == wanted
+
+
 def test_a_product_that_a_fusion_begins_counts_as_the_product():
     product = """
 %product (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {
