@@ -23,7 +23,7 @@ from spmd_tx.models.adapters.lora import ApplyLora, Lora
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST_ROWS, MOST_ROWS = 16, 256  # of a call; more rows are limited by arithmetic
-BLOCK = 128  # rows that a program computes
+BLOCK_ROWS = 128  # rows that a program computes
 COLUMNS = 64  # that a program computes, if one block has all rows
 DEPTH_BYTES = 128  # of a row of the input that it reads at once
 LEAST_PART = 1024  # columns of the input: each part's sums are written, and read again to be added
@@ -68,12 +68,14 @@ def stack_product(
 
     (count, depth), width = x_BI.shape, w_LIO.shape[1 if transposed else 2]
     rows = max(LEAST_ROWS, 1 << (count - 1).bit_length())
-    block, tile = min(rows, BLOCK), FEW_ROWS if rows <= BLOCK else MORE_ROWS
+    block, tile = min(rows, BLOCK_ROWS), FEW_ROWS if rows <= BLOCK_ROWS else MORE_ROWS
     columns, most = min(tile.columns, _power(width)), DEPTH_BYTES // x_BI.dtype.itemsize
     step = min(most, _power(depth))
     parts = _parts(depth, step, width // min(COLUMNS, columns))  # whatever the number of rows
     grid = (width // columns, parts)
-    grid = grid if rows <= BLOCK else (rows // BLOCK, *grid)  # neighbours find their columns in the cache
+    grid = (
+        grid if rows <= BLOCK_ROWS else (rows // BLOCK_ROWS, *grid)
+    )  # neighbours find their columns in the cache
     dtype = x_BI.dtype if parts == 1 else jnp.float32
     arrays = [_padded(x_BI, rows), w_LIO]
     if plus is not None:
