@@ -72,10 +72,8 @@ def stack_product(
     columns, most = min(tile.columns, _power(width)), DEPTH_BYTES // x_BI.dtype.itemsize
     step = min(most, _power(depth))
     parts = _parts(depth, step, width // min(COLUMNS, columns))  # whatever the number of rows
-    grid = (width // columns, parts)
-    grid = (
-        grid if rows <= BLOCK_ROWS else (rows // BLOCK_ROWS, *grid)
-    )  # neighbours find their columns in the cache
+    blocks = (rows // BLOCK_ROWS,) if rows > BLOCK_ROWS else ()  # neighbours find their columns in the cache
+    grid = (*blocks, width // columns, parts)
     dtype = x_BI.dtype if parts == 1 else jnp.float32
     arrays = [_padded(x_BI, rows), w_LIO]
     if plus is not None:
