@@ -19,6 +19,7 @@ from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.plan import Plan
 
 FLAG_VALUES = {"true": True, "false": False}
+# Of what compiles products, that which newer XLA can use without a device on which to try its choices.
 UNTRIED = {"xla_gpu_experimental_autotune_backends": "TRITON"}
 CUDNN = 91000  # the version of cuDNN that is answered for
 
@@ -74,8 +75,7 @@ def open_mesh(devices: Devices, fsdp: int, ep: int, tp: int) -> Mesh:
 def compiler_options(setup: Setup, devices: Devices) -> dict[str, bool | str]:
     """Return the flags with which workers run, as options of one compilation.
 
-    That of the folder in which they keep choices of kernels is left out: without a GPU none are made, and of
-    the compilers of products only Triton's has a usual choice.
+    That of the folder in which they keep choices of kernels is left out: without a GPU none are made.
     """
     if devices.platform != "gpu":
         return {}
