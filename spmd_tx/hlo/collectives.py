@@ -54,21 +54,18 @@ class Collective:
 
 def collective(module: Module, computation: Computation, instruction: Instruction) -> Collective | None:
     """Return the collective that an instruction is, or begins; None if it is something else."""
-    name = instruction.op.removesuffix("-start")
+    name = instruction.does
     if name not in NAMES:
         return None
     given = sum(array.bytes for each in computation.operands(instruction) for array in each.arrays)
     arrays = instruction.arrays
     taken = sum(array.bytes for array in arrays)
-    begins = instruction.op.endswith("-start")
-    if begins and name in ("all-gather", "collective-permute"):
-        taken = max(0.0, taken - given)  # the operand is part of the result
     return Collective(
         name=name,
         dtype=arrays[0].dtype if arrays else "",
         bytes=max(given, taken),
         groups=groups_of(instruction.attributes, module.devices),
-        is_asynchronous=begins and not SYNCHRONOUS.search(instruction.attributes),
+        is_asynchronous=instruction.is_start and not SYNCHRONOUS.search(instruction.attributes),
     )
 
 

@@ -98,10 +98,10 @@ class _Walk:
     def _operations(
         self, computation: Computation, instruction: Instruction, times: float
     ) -> list[Operation]:
-        match instruction.op:
+        match instruction.does:
             case "while":
                 return self._loop(instruction, times)
-            case "call" | "async-start":
+            case "call" | "async":
                 name = instruction.called("to_apply") or instruction.called("calls")
                 called = self.module.computations.get(name or "")
                 return self.run(called, times) if called is not None else []
@@ -131,12 +131,14 @@ class _Walk:
         read, written = traffic.traffic(self.module, computation, instruction)
         inside = list(_inside(self.module, computation, instruction))
         is_begun = traffic.continues(computation, instruction)  # so it was counted before
+        # A fusion that XLA made up belongs to what gives its result, its last instruction.
+        made = next((each for _, each in (inside[0], *reversed(inside)) if each.source), instruction)
         exchanged = (collective(self.module, where, each) for where, each in inside if not is_begun)
         return Operation(
             name=instruction.name,
             op=instruction.op,
             type=instruction.type,
-            source=instruction.source,
+            source=made.source,
             times=times,
             flops=products.flops(self.module, computation, instruction),
             read_bytes=read,
@@ -149,13 +151,13 @@ class _Walk:
                 for array in operand.arrays
             ),
             written=tuple(traffic.written_elements(self.module, instruction)),
-            frame=instruction.frame,
+            frame=made.frame,
         )
 
 
 def _beside(instruction: Instruction, found: Collective | None) -> Collective | None:
     """Return a collective as one beside which others run, if a fusion only begins it."""
-    is_begun = found is not None and instruction.op == "fusion" and traffic.begins(instruction)
+    is_begun = found is not None and instruction.does == "fusion" and traffic.begins(instruction)
     return replace(found, is_asynchronous=True) if found is not None and is_begun else found
 
 
@@ -164,15 +166,17 @@ def _inside(
 ) -> Iterator[tuple[Computation, Instruction]]:
     """Yield an instruction, and those of the computation that it fuses."""
     yield computation, instruction
-    fused = module.computations.get(instruction.called("calls") or "") if instruction.op == "fusion" else None
+    fused = (
+        module.computations.get(instruction.called("calls") or "") if instruction.does == "fusion" else None
+    )
     for each in fused.instructions if fused is not None else ():
         yield from _inside(module, fused or computation, each)
 
 
 def _sorted_numbers(instruction: Instruction) -> int:
     """Return how many numbers an instruction sorts."""
-    is_sort = instruction.op == "sort" or (
-        instruction.op == "custom-call" and instruction.target.startswith(SORTS)
+    is_sort = instruction.does == "sort" or (
+        instruction.does == "custom-call" and instruction.target.startswith(SORTS)
     )
     return max((array.elements for array in instruction.arrays), default=0) if is_sort else 0
 

@@ -19,6 +19,7 @@ PARTITIONS = re.compile(r"num_partitions=(\d+)")
 COMPARED = re.compile(r"direction=(\w+)")
 TRIPS = re.compile(r'known_trip_count"?\s*[:=]\s*\{\s*"?n"?\s*[:=]\s*"?(\d+)')
 NUMBER = re.compile(r"^\s*(\d+)\s*$")
+START = "-start"  # ends the names of instructions that begin what another one awaits
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Instruction:
 
     name: str
     op: str
-    type: str
+    type: str  # of one that begins something: of what it will have given in the end
     operands: tuple[str, ...]  # names in the same computation
     arguments: str  # what stands in the parentheses: a parameter's number, a constant's value
     attributes: str
@@ -36,6 +37,16 @@ class Instruction:
     @property
     def arrays(self) -> tuple[Array, ...]:
         return arrays_of(self.type)
+
+    @property
+    def does(self) -> str:
+        """The operation that it is or begins."""
+        return self.op.removesuffix(START)
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it only begins an operation, which another instruction awaits."""
+        return self.op.endswith(START)
 
     @property
     def source(self) -> str:
@@ -189,12 +200,36 @@ def _instruction(line: str) -> Instruction | None:
     return Instruction(
         name=assigned[2],
         op=opcode[1],
-        type=kind,
+        type=_result(opcode[1], kind),
         operands=tuple(OPERAND.findall(arguments)),
         arguments=arguments,
         attributes=rest[close + 1 :],
         is_root=bool(assigned[1]),
     )
+
+
+def _result(op: str, kind: str) -> str:
+    """Return the type of what an operation gives in the end.
+
+    One that begins has a tuple of its operands, its result, and what it needs meanwhile. A copy has its
+    result first, and a sum over devices may have nothing else.
+    """
+    is_result = op == "all-reduce-start" and not kind.startswith("((")
+    if not op.endswith(START) or not kind.startswith("(") or is_result:
+        return kind
+    return _elements(kind)[0 if op == "copy-start" else 1].strip()
+
+
+def _elements(kind: str) -> list[str]:
+    """Return the types in a tuple."""
+    found, depth = [""], 0
+    for letter in kind[1:-1]:
+        depth += (letter in "{[(") - (letter in "}])")
+        if letter == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
 
 
 def _end_of_type(text: str) -> int:

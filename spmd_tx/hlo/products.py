@@ -22,14 +22,14 @@ CAUSAL = 0.5  # of the scores of an attention that looks only back
 
 def flops(module: Module, computation: Computation, instruction: Instruction) -> float:
     """Return the operations of an instruction, with those of the computation that it fuses."""
-    if instruction.op == "fusion":
+    if instruction.does == "fusion":
         fused = module.computations.get(instruction.called("calls") or "")
         return sum(flops(module, fused, each) for each in fused.instructions) if fused is not None else 0.0
-    if instruction.op == "dot":
+    if instruction.does == "dot":
         return _of_dot(computation, instruction, CONTRACTED.search(instruction.attributes))
-    if instruction.op == "convolution":
+    if instruction.does == "convolution":
         return _of_convolution(computation, instruction)
-    if instruction.op == "custom-call":
+    if instruction.does == "custom-call":
         return _of_custom_call(computation, instruction)
     return 0.0
 

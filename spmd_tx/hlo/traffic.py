@@ -14,8 +14,7 @@ from spmd_tx.hlo.module import Computation, Instruction, Module
 # Instructions that neither move nor compute anything, and wholes whose parts are counted.
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id "
-    "replica-id opt-barrier add-dependency domain async-start async-update async-done get-dimension-size "
-    "copy-done send-done recv-done slice-done".split()
+    "replica-id opt-barrier add-dependency domain async get-dimension-size".split()
 )
 FREE_TARGETS = frozenset(
     "AllocateBuffer AssumeGatherIndicesInBound Sharding SPMDFullToShardShape SPMDShardToFullShape "
@@ -24,8 +23,7 @@ FREE_TARGETS = frozenset(
 SLICES = ("dynamic-slice", "slice", "gather")
 VIEWS = ("bitcast", "reshape", "get-tuple-element")
 IN_PLACE = ("dynamic-update-slice", "scatter")
-# Their result is a tuple that holds the operand, too: the place of what is written.
-BEGINS = {"all-gather-start": 1, "collective-permute-start": 1, "copy-start": 0, "slice-start": 1}
+ENDS = ("-update", "-done")  # of the names of instructions that go on with, or await, what another one begins
 SEMAPHORES = 2  # the memory space of those with which a TPU waits for others
 DEEPEST = 6  # of views and fusions inside fusions that are looked through
 ESTIMATE = re.compile(r'"cost_estimate":\s*(\{[^{}]*\})')
@@ -35,22 +33,22 @@ ALIAS = re.compile(r"\{(\d*)\}:\s*\((\d+)")
 
 def is_free(instruction: Instruction) -> bool:
     """Say whether an instruction takes no time of its own."""
-    if instruction.op == "custom-call":
+    if instruction.does == "custom-call":
         return instruction.target in FREE_TARGETS
-    return instruction.op in FREE or instruction.op.endswith("-done")
+    return instruction.does in FREE or instruction.op.endswith(ENDS)
 
 
 def traffic(module: Module, computation: Computation, instruction: Instruction) -> tuple[float, float]:
     """Return the bytes that an instruction reads and writes."""
-    op = instruction.op.removesuffix("-start")
+    op = instruction.does
     operands = list(computation.operands(instruction))
     if is_free(instruction):
         return 0.0, 0.0
-    if instruction.op == "fusion":
+    if op == "fusion":
         return _of_fusion(module, computation, instruction)
-    if instruction.op == "custom-call":
+    if op == "custom-call":
         return _of_custom_call(operands, instruction)
-    arrays = _results(instruction)
+    arrays = instruction.arrays
     written = sum(array.memory_bytes for array in arrays)
     if op in SLICES:
         indices = sum(memory_bytes_of(each.type) for each in operands[1:])
@@ -61,12 +59,6 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
         moved = memory_bytes_of(update.type)
         return moved, sum(array.bytes for array in update.arrays) if written else 0.0
     return sum(memory_bytes_of(each.type) for each in operands), written
-
-
-def _results(instruction: Instruction) -> tuple[Array, ...]:
-    """Return the arrays that an instruction gives, without the operand that some name again."""
-    place = BEGINS.get(instruction.op)
-    return instruction.arrays if place is None else instruction.arrays[place : place + 1]
 
 
 def estimate(instruction: Instruction) -> dict[str, float]:
@@ -85,14 +77,13 @@ def written_elements(module: Module, instruction: Instruction) -> list[tuple[str
 
     Updates in place are left out, and so is what only has another name.
     """
-    op = instruction.op.removesuffix("-start")
-    if is_free(instruction) or op in IN_PLACE:
+    if is_free(instruction) or instruction.does in IN_PLACE:
         return []
-    arrays = _results(instruction)
-    if instruction.op == "custom-call":
+    arrays = instruction.arrays
+    if instruction.does == "custom-call":
         own = {int(place or 0) for place, _ in _aliases(instruction)}
         arrays = tuple(array for place, array in enumerate(arrays) if place not in own)
-    if instruction.op == "fusion":
+    if instruction.does == "fusion":
         fused = module.computations.get(instruction.called("calls") or "")
         if fused is not None:
             roots = _roots(fused)

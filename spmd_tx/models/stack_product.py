@@ -10,7 +10,7 @@ Dimension key as in lora.py; U part of the inputs, Q ranks of all slots.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +22,25 @@ from spmd_tx.hlo.hints import costs
 from spmd_tx.models.adapters.lora import ApplyLora, Lora
 
 INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
-LEAST_ROWS, MOST_ROWS = 16, 128  # of a program; more rows are limited by arithmetic
-COLUMNS = 64  # that a program computes
-DEPTH_BYTES = 128  # of a row of the input that it reads at once, four times ahead: 96 KB for 128 rows
+LEAST_ROWS, MOST_ROWS = 16, 256  # of a call; more rows are limited by arithmetic
+BLOCK_ROWS = 128  # rows that a program computes
+COLUMNS = 64  # that a program computes, if one block has all rows
+DEPTH_BYTES = 128  # of a row of the input that it reads at once
 LEAST_PART = 1024  # columns of the input: each part's sums are written, and read again to be added
 PROGRAMS = 128  # that occupy a GPU
 FEW = 8  # programs, if the sum were not split: then a part may be a quarter of LEAST_PART
+
+
+class Tile(NamedTuple):
+    """Holds how a program computes its rows and columns. It holds 96 KB of what it has read ahead."""
+
+    columns: int
+    warps: int
+    ahead: int  # how many times DEPTH_BYTES of its rows and columns
+
+
+# Every block reads all columns again, from the cache, and all columns read the block: so they are wider.
+FEW_ROWS, MORE_ROWS = Tile(COLUMNS, 4, 4), Tile(2 * COLUMNS, 8, 3)
 
 # (rows [B, I], stack [L, I, O], factors [L, S, R, ...], layer) -> [B, O]
 StackedMap = Callable[[Array, Array, Lora[Array], Array], Array]
@@ -55,24 +68,27 @@ def stack_product(
 
     (count, depth), width = x_BI.shape, w_LIO.shape[1 if transposed else 2]
     rows = max(LEAST_ROWS, 1 << (count - 1).bit_length())
-    columns, most = min(COLUMNS, _power(width)), DEPTH_BYTES // x_BI.dtype.itemsize
+    block, tile = min(rows, BLOCK_ROWS), FEW_ROWS if rows <= BLOCK_ROWS else MORE_ROWS
+    columns, most = min(tile.columns, _power(width)), DEPTH_BYTES // x_BI.dtype.itemsize
     step = min(most, _power(depth))
-    parts = _parts(depth, step, width // columns)
+    parts = _parts(depth, step, width // min(COLUMNS, columns))  # whatever the number of rows
+    blocks = (rows // BLOCK_ROWS,) if rows > BLOCK_ROWS else ()  # neighbours find their columns in the cache
+    grid = (*blocks, width // columns, parts)
     dtype = x_BI.dtype if parts == 1 else jnp.float32
     arrays = [_padded(x_BI, rows), w_LIO]
     if plus is not None:
         arrays += [_padded(plus[0], rows), plus[1]]
 
     def kernel(layer_ref: Any, x_ref: Any, w_ref: Any, *refs: Any) -> None:
-        (*plus_refs, y_ref), part = refs, pl.program_id(1)
-        layer, outputs = layer_ref[0], pl.ds(pl.program_id(0) * columns, columns)
+        (*plus_refs, y_ref), part = refs, pl.program_id(len(grid) - 1)
+        layer, outputs = layer_ref[0], pl.ds(pl.program_id(len(grid) - 2) * columns, columns)
 
         def add(x_ref: Any, w_ref: Any, start: Any, step: int, number: Any, sum_BO: Array) -> Array:
             inputs = pl.ds(start + number * step, step)
             w = w_ref[(layer, outputs, inputs) if transposed else (layer, inputs, outputs)]
             return sum_BO + _dot(x_ref[:, inputs], w, transposed)
 
-        turns, y_BO = depth // parts // step, jnp.zeros((rows, columns), jnp.float32)
+        turns, y_BO = depth // parts // step, jnp.zeros((block, columns), jnp.float32)
         y_BO = lax.fori_loop(0, turns, partial(add, x_ref, w_ref, part * (depth // parts), step), y_BO)
         if plus_refs:
             more = plus_refs[0].shape[1]
@@ -85,10 +101,12 @@ def stack_product(
     call = pl.pallas_call(
         kernel,
         out_shape=jax.ShapeDtypeStruct((parts, rows, width), dtype, manual_axis_type=like),
-        grid=(width // columns, parts),
-        in_specs=[_all_of((1,)), *(_all_of(array.shape) for array in arrays)],
-        out_specs=pl.BlockSpec((None, rows, columns), lambda column, part: (part, 0, column)),
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=4),
+        grid=grid,
+        in_specs=[_all_of((1,)), *(_read(array.shape, block) for array in arrays)],
+        out_specs=pl.BlockSpec((None, block, columns), lambda *at: (at[-1], _block(at), at[-2])),
+        compiler_params=None
+        if INTERPRET
+        else plgpu.CompilerParams(num_warps=tile.warps, num_stages=tile.ahead),
         interpret=INTERPRET,
         name="stack_product",
     )
@@ -124,8 +142,18 @@ def _padded(x_BI: Array, rows: int) -> Array:
     return jnp.pad(x_BI, ((0, rows - x_BI.shape[0]), (0, 0)))
 
 
+def _read(shape: tuple[int, ...], block: int) -> pl.BlockSpec:
+    """Return what a program may read of a stack, which is all of it, or of rows."""
+    return _all_of(shape) if len(shape) == 3 else pl.BlockSpec((block, shape[1]), lambda *at: (_block(at), 0))
+
+
 def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec(shape, lambda column, part: (0,) * len(shape))
+    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
+
+
+def _block(at: tuple[Any, ...]) -> Any:
+    """Return the block of rows of a program, from its place in the grid."""
+    return at[0] if len(at) == 3 else 0
 
 
 def _dot(x: Array, w: Array, transposed: bool) -> Array:

@@ -237,6 +237,91 @@ ROOT %done = f32[1,64]{1,0:S(1)} slice-done(%begun)
     assert not any(each.written for each in cost.operations)
 
 
+LAYER_OF_STACK = """
+%slice (stack: f32[36,64,32], layer: s32[]) -> f32[1,64,32] {
+  %stack = f32[36,64,32]{2,1,0} parameter(0)
+  %layer = s32[] parameter(1)
+  %zero = s32[] constant(0)
+  ROOT %slice.1 = f32[1,64,32] dynamic-slice(%stack, %layer, %zero, %zero), dynamic_slice_sizes={1,64,32}
+}
+"""
+
+
+def test_a_slice_that_a_fusion_begins_counts_as_the_slice():
+    """As newer XLA writes it for GPUs, which copy a layer out of its stack beside other work."""
+    body = """
+%x = f32[36,64,32]{2,1,0} parameter(0)
+%n = s32[] parameter(1)
+%begun = ((f32[36,64,32]{2,1,0}, s32[]), f32[1,64,32]{2,1,0}, u32[]) fusion-start(%x, %n), calls=%slice
+%going = ((f32[36,64,32]{2,1,0}, s32[]), f32[1,64,32]{2,1,0}, u32[]) fusion-update(%begun)
+ROOT %done = f32[1,64,32]{2,1,0} fusion-done(%going)
+"""
+    (found,) = cost_of(module(body, LAYER_OF_STACK)).operations
+    assert (found.read_bytes, found.written_bytes) == (64 * 32 * 4 + 4, 64 * 32 * 4)
+    assert found.written == (("f32", (1, 64, 32)),)
+
+
+def test_a_fusion_that_nobody_traced_belongs_to_what_gives_its_result():
+    fused = LAYER_OF_STACK.replace(
+        "sizes={1,64,32}", 'sizes={1,64,32}, metadata={op_name="f/a" stack_frame_id=2}'
+    )
+    fused = fused.replace("%zero = s32[] constant(0)", '%zero = s32[] constant(0), metadata={op_name="f/b"}')
+    body = """
+%x = f32[36,64,32]{2,1,0} parameter(0)
+%n = s32[] parameter(1)
+ROOT %y = f32[1,64,32]{2,1,0} fusion(%x, %n), kind=kCustom, calls=%slice, metadata={}
+"""
+    for own, wanted in (("", ("f/a", 2)), ('op_name="f/c" stack_frame_id=7', ("f/c", 7))):
+        (found,) = cost_of(module(body.replace("metadata={}", f"metadata={{{own}}}"), fused)).operations
+        assert (found.source, found.frame) == wanted
+
+
+def test_a_product_that_a_fusion_begins_counts_as_the_product():
+    product = """
+%product (a: f32[8,32], b: f32[32,16]) -> f32[8,16] {
+  %a = f32[8,32]{1,0} parameter(0)
+  %b = f32[32,16]{1,0} parameter(1)
+  ROOT %dot = f32[8,16]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+"""
+    body = """
+%x = f32[8,32]{1,0} parameter(0)
+%y = f32[32,16]{1,0} parameter(1)
+%begun = ((f32[8,32]{1,0}, f32[32,16]{1,0}), f32[8,16]{1,0}, u32[]) KIND-start(%x, %y), KEY=%product
+ROOT %done = f32[8,16]{1,0} KIND-done(%begun)
+"""
+    for kind, key in (("fusion", "calls"), ("call", "to_apply"), ("async", "calls")):
+        cost = cost_of(module(body.replace("KIND", kind).replace("KEY", key), product))
+        assert (cost.flops, cost.launches) == (2 * 8 * 32 * 16, 1)
+        assert cost.bytes == (8 * 32 + 32 * 16 + 8 * 16) * 4
+
+
+# What is begun, what it takes and gives, and the bytes of the collective.
+BEGUN = [
+    ("(f32[4]{0}, f32[32]{0})", "all-gather", "%x", 32 * 4),
+    ("((f32[4]{0}, f32[4]{0}), (f32[32]{0}, f32[32]{0}))", "all-gather", "%x, %x", 2 * 32 * 4),
+    ("((f32[4]{0:T(128)}), f32[32]{0:T(128)S(1)}, u32[])", "all-gather", "%x", 32 * 4),
+    ("((f32[32]{0}), f32[4]{0}, u32[])", "reduce-scatter", "%y", 32 * 4),
+    ("((f32[32]{0}), f32[32]{0})", "all-to-all", "%y", 32 * 4),
+    ("(f32[32]{0}, f32[32]{0}, u32[], u32[])", "collective-permute", "%y", 32 * 4),
+    ("(f32[4]{0}, f32[32]{0})", "all-reduce", "%x, %y", 36 * 4),
+    ("((f32[4]{0}, f32[32]{0}), (f32[4]{0}, f32[32]{0}))", "all-reduce", "%x, %y", 36 * 4),
+]
+
+
+@pytest.mark.parametrize("given, name, operands, moved", BEGUN)
+def test_the_operands_of_a_collective_that_begins_are_not_its_results(given, name, operands, moved):
+    text = f"""
+%x = f32[4]{{0}} parameter(0)
+%y = f32[32]{{0}} parameter(1)
+ROOT %begun = {given} {name}-start({operands}), replica_groups=[1,8]<=[8]
+"""
+    (found,) = cost_of(module(text)).collectives
+    assert found.collective is not None
+    assert found.collective.bytes == moved
+    assert found.collective.is_asynchronous
+
+
 def test_equal_parts_of_a_program():
     cost = cost_of(compiled(lambda x: x @ x, (16, 16)))
     assert cost.divided(4).flops == cost.flops / 4

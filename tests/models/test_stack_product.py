@@ -28,7 +28,13 @@ def random_arrays(rows: int, depth: int, width: int, dtype: str, seed: int = 0):
 
 @pytest.mark.parametrize(
     "rows, depth, width, dtype, error",
-    [(5, 256, 128, "bfloat16", 0.3), (16, 96, 48, "float32", 1e-4), (33, 192, 16, "bfloat16", 0.3)],
+    [
+        (5, 256, 128, "bfloat16", 0.3),
+        (16, 96, 48, "float32", 1e-4),
+        (33, 192, 16, "bfloat16", 0.3),
+        (130, 96, 256, "float32", 1e-4),
+        (256, 192, 48, "bfloat16", 0.3),
+    ],
 )
 def test_rows_are_multiplied_by_the_matrix_of_their_layer(rows, depth, width, dtype, error):
     x, w = random_arrays(rows, depth, width, dtype)
@@ -39,17 +45,19 @@ def test_rows_are_multiplied_by_the_matrix_of_their_layer(rows, depth, width, dt
     np.testing.assert_allclose(np.asarray(found, np.float64), wanted, 0, error)
 
 
-def test_no_row_changes_a_bit_of_another():
-    x, w = random_arrays(5, 256, 128, "float32")
-    others, _ = random_arrays(5, 256, 128, "float32", seed=1)
-    before, after = (stack_product(each, w, jnp.int32(LAYER)) for each in (x, others.at[3].set(x[3])))
-    assert np.array_equal(before[3], after[3])
+@pytest.mark.parametrize("rows, row", [(5, 3), (130, 129)])
+def test_no_row_changes_a_bit_of_another(rows, row):
+    x, w = random_arrays(rows, 256, 128, "float32")
+    others, _ = random_arrays(rows, 256, 128, "float32", seed=1)
+    before, after = (stack_product(each, w, jnp.int32(LAYER)) for each in (x, others.at[row].set(x[row])))
+    assert np.array_equal(before[row], after[row])
     assert not np.array_equal(before[2], after[2])
 
 
-def test_a_second_product_may_be_added_and_a_matrix_may_be_transposed():
-    x, w = random_arrays(5, 256, 64, "float32")
-    more, factors = random_arrays(5, 96, 64, "float32", seed=1)
+@pytest.mark.parametrize("rows", [5, 130])
+def test_a_second_product_may_be_added_and_a_matrix_may_be_transposed(rows):
+    x, w = random_arrays(rows, 256, 64, "float32")
+    more, factors = random_arrays(rows, 96, 64, "float32", seed=1)
     found = stack_product(x, w.swapaxes(1, 2), jnp.int32(LAYER), transposed=True)
     np.testing.assert_allclose(found, x @ w[LAYER], 0, 1e-4)
     found = stack_product(x, w, jnp.int32(LAYER), (more, factors))
@@ -71,8 +79,8 @@ def test_maps_apply_to_each_row_its_own_adapter(rank):
 @pytest.mark.parametrize(
     "shape, rows, wanted",
     [
-        ((36, 4096, 1024), 128, True),
-        ((36, 4096, 1024), 129, False),  # limited by arithmetic
+        ((36, 4096, 1024), 256, True),
+        ((36, 4096, 1024), 257, False),  # limited by arithmetic
         ((36, 4096, 1000), 128, False),  # no columns that a program can have
     ],
 )
@@ -80,9 +88,10 @@ def test_the_kernel_has_few_rows_and_sizes_that_tensor_cores_have(shape, rows, w
     assert reads_stack(shape, rows) == wanted
 
 
-def test_a_gpu_would_run_one_kernel(monkeypatch):
+@pytest.mark.parametrize("rows", [128, 256])
+def test_a_gpu_would_run_one_kernel(rows, monkeypatch):
     monkeypatch.setattr(module, "INTERPRET", False)
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((128, 4096), (36, 4096, 1024))]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 4096), (36, 4096, 1024))]
     with use_abstract_mesh(ABSENT_GPU):
         traced = jax.jit(stack_product).trace(*shapes, jax.ShapeDtypeStruct((), jnp.int32))
         assert traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 1

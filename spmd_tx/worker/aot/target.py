@@ -19,6 +19,8 @@ from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.plan import Plan
 
 FLAG_VALUES = {"true": True, "false": False}
+# Of what compiles products, that which newer XLA can use without a device on which to try its choices.
+UNTRIED = {"xla_gpu_experimental_autotune_backends": "TRITON"}
 CUDNN = 91000  # the version of cuDNN that is answered for
 
 
@@ -79,7 +81,7 @@ def compiler_options(setup: Setup, devices: Devices) -> dict[str, bool | str]:
         return {}
     flags = wanted_flags(msgspec.structs.replace(setup, kernel_choices=""))
     pairs = (flag.removeprefix("--").split("=", 1) for flag in flags)
-    return {name: FLAG_VALUES.get(value, value) for name, value in pairs}
+    return {name: FLAG_VALUES.get(value, value) for name, value in pairs} | UNTRIED
 
 
 @contextmanager

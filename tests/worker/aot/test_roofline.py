@@ -1,12 +1,16 @@
 """What time operations take, and what follows from it."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from spmd_tx.hlo.collectives import Collective
 from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.models.attention import flash, flash_triton
 from spmd_tx.worker.aot.predict import ANSWER_TOKENS, ANSWERS, PROMPT_TOKENS, PROMPTS, predict
 from spmd_tx.worker.aot.report import ProgramReport
-from spmd_tx.worker.aot.roofline import Speeds, crosses_hosts, seconds
+from spmd_tx.worker.aot.roofline import ATTENTION, Speeds, crosses_hosts, seconds
 from spmd_tx.worker.memory.accelerators import ACCELERATORS
 
 SPEEDS = Speeds(flops=100.0, bandwidth=10.0, links=4.0, network=1.0)
@@ -14,8 +18,8 @@ ONE_HOST = [0] * 8
 TWO_HOSTS = [0] * 4 + [1] * 4
 
 
-def operation(times=1.0, **different) -> Operation:
-    return Operation(name="x", op="fusion", type="", source="", times=times, **different)
+def operation(times=1.0, source="", **different) -> Operation:
+    return Operation(name="x", op="fusion", type="", source=source, times=times, **different)
 
 
 def gather(groups, is_asynchronous=False, size=8.0) -> Operation:
@@ -30,6 +34,23 @@ def test_the_slower_of_arithmetic_and_traffic_counts_for_each_operation():
 def test_no_operation_is_faster_than_its_launch():
     speeds = Speeds(100.0, 10.0, 4.0, 1.0, launch=0.5)
     assert seconds(Cost((operation(times=4, flops=1.0),)), speeds, ONE_HOST) == 2
+
+
+def test_kernels_of_attention_to_rows_have_their_own_speed():
+    speeds = Speeds(100.0, 10.0, 4.0, 1.0, attention=25.0)
+    for name, spent in (("attention_forward", 4), ("attention_grad_keys", 4), ("paged_attention", 1)):
+        kernel = operation(
+            flops=100.0, source=f"jit(f)/transpose(jvp())/costs_1_flops_2_bytes/{name}/pallas_call"
+        )
+        assert seconds(Cost((kernel,)), speeds, ONE_HOST) == spent
+        assert seconds(Cost((kernel,)), SPEEDS, ONE_HOST) == 1
+
+
+@pytest.mark.parametrize("attention", [flash, flash_triton])
+def test_the_kernels_have_the_names_by_which_they_are_known(attention):
+    written = re.findall(r"call\(\"(attention_\w+)\"", Path(attention.__file__).read_text())
+    assert len(written) == 3
+    assert all(ATTENTION.search(f"jit(f)/{name}/pallas_call") for name in written)
 
 
 def test_messages_between_hosts_are_slower():

@@ -8,7 +8,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from spmd_tx.errors import StartError
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.accelerator import wanted_flags
-from spmd_tx.worker.aot.target import answering_for, compiler_options, hosts_of, open_mesh
+from spmd_tx.worker.aot.target import UNTRIED, answering_for, compiler_options, hosts_of, open_mesh
 from spmd_tx.worker.memory.accelerators import ACCELERATORS, parse_devices
 from tests.support.tiny_setup import tiny_setup
 
@@ -18,7 +18,8 @@ def test_gpus_are_compiled_for_with_the_flags_of_workers(monkeypatch):
     setup = tiny_setup(fsdp=8)
     options = compiler_options(setup, parse_devices("8xh100", None))
     assert options["xla_gpu_exclude_nondeterministic_ops"] is True
-    assert {f"--{name}={str(value).lower()}" for name, value in options.items()} == {*wanted_flags(setup)}
+    written = {f"--{name}={str(value).lower()}" for name, value in options.items() if name not in UNTRIED}
+    assert written == {*wanted_flags(setup)}
     assert compiler_options(setup, parse_devices("v5e:2x4", None)) == {}
     assert (
         compiler_options(tiny_setup(fsdp=8, kernel_choices="/data"), parse_devices("8xh100", None)) == options

@@ -38,7 +38,7 @@ WIDE = 256  # heads beyond this many columns leave room for half the queries and
 SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
 MOST_TOKENS = 64  # read at once
 PARTS = 8  # at most, of a row's pages, where it has one token
-LEAST_PART = 256  # tokens: what a part of fewer saves, it adds in results to be combined
+LEAST_PART = 256  # tokens, twice as many of wide heads: what smaller parts save, their results add
 
 
 def attend(
@@ -66,7 +66,8 @@ def attend(
     of_parts = (parts, b, heads, programs * kept)
     own = [pool for pool in pools if pool is not None]
     cost = estimate(q_BTNE, own, tables_BN.shape[1] * page_size, window)
-    split = partial(_split, parts, pages * page_size, window)
+    least = LEAST_PART * share
+    split = partial(_split, parts, pages * page_size, least, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
     call = pl.pallas_call(
@@ -80,7 +81,7 @@ def attend(
         name="paged_attention",
     )
     usual_tokens = min(USUAL_TOKENS, tables_BN.shape[1] * page_size, window or USUAL_TOKENS)
-    usual_parts = max(1, min(parts, -(-usual_tokens // LEAST_PART)))
+    usual_parts = max(1, min(parts, -(-usual_tokens // least)))
     # XLA keeps no estimate of Triton's calls. Queries are read; of the results it tells, not what is written.
     written = usual_parts * sum(math.prod(shape[1:]) * 4 for shape, _ in shapes)
     moved = cost.bytes_accessed - q_BTNE.size * q_BTNE.dtype.itemsize + written
@@ -103,14 +104,17 @@ def attend(
     return by_token(y_BKRE, t, group)
 
 
-def _split(parts: int, width: int, window: int, last: Array, before: Array) -> tuple[Array, Array, Array]:
+def _split(
+    parts: int, width: int, least_part: int, window: int, last: Array, before: Array
+) -> tuple[Array, Array, Array]:
     """Return the first block of ``width`` tokens, the one behind the last, and how many parts they make.
 
-    ``last`` is a row's last position, -1 if nobody reads it; in a window nothing is seen up to ``before``.
+    A part has ``least_part`` tokens or more. ``last`` is a row's last position, -1 if nobody reads it; in a
+    window nothing is seen up to ``before``.
     """
     end = (last + width) // width
     first = jnp.maximum(before + 1, 0) // width if window else jnp.zeros_like(end)
-    least = max(1, LEAST_PART // width)
+    least = max(1, least_part // width)
     return first, end, jnp.minimum(jnp.maximum((end - first + least - 1) // least, 1), parts)
 
 
