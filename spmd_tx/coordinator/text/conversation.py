@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 DEVELOPER, SYSTEM = "developer", "system"  # OpenAI's newer and older name of a role
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of the same thing
 # Templates turn them into an order, or into markup. The name of a result's function stands in its call, too.
-CONNECTING = frozenset({"role", "tool_call_id"})
+CONNECTING = frozenset({"role", "id", "tool_call_id"})
 CONNECTING_RESULTS = CONNECTING | {"name"}
 CONNECTING_CALLS = frozenset({"id", "type", "index"})
 CALLS, FUNCTION, ARGUMENTS = "tool_calls", "function", "arguments"

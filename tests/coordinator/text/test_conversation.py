@@ -156,6 +156,12 @@ def test_developers_have_the_role_that_the_template_has_for_them(render):
     assert render(mentions, talk) == "<system>Be brief.<user>hi"
 
 
+def test_an_id_says_nothing_to_a_model(render):
+    talk = called({"a": 1})
+    identified = [message | {"id": f"msg_{number}"} for number, message in enumerate(talk)]
+    assert render(released.AS_JSON, identified) == render(released.AS_JSON, talk)
+
+
 def test_the_name_of_a_result_stands_in_its_call(render):
     talk = called({"a": 1})
     named = [*talk[:-1], talk[-1] | {"name": "tool0"}]

@@ -115,6 +115,14 @@ NESTED = [
 ]
 
 
+@pytest.mark.parametrize("logprobs", [None, False])
+async def test_no_likeliest_tokens_need_no_log_probabilities(oai, logprobs):
+    taken = await oai.post("chat/completions", json=chat(logprobs=logprobs, top_logprobs=0))
+    assert (taken.status_code, taken.json()["choices"][0]["logprobs"]) == (200, None)
+    refused = await oai.post("chat/completions", json=chat(logprobs=logprobs, top_logprobs=1))
+    assert refused.status_code == 400
+
+
 async def test_nested_objects_of_chats_are_judged_likewise(oai):
     for more, param in NESTED:
         refused = await oai.post("chat/completions", json=chat(**more))
