@@ -103,6 +103,18 @@ async def test_options_of_streams_are_judged_likewise(oai, path, body):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"stream_options.{name}")
 
 
+LONG = "x" * 100_000
+
+
+@both
+@pytest.mark.parametrize("more", [{LONG: 1}, {"model": LONG}], ids=["field", "model"])
+async def test_errors_do_not_repeat_long_names_in_full(oai, path, body, more):
+    refused = await oai.post(path, json=body() | more)
+    assert refused.status_code in (400, 404)
+    assert "xxx" in refused.text
+    assert len(refused.text) < 2000
+
+
 NESTED = [
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
