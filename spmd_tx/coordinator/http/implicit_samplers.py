@@ -50,8 +50,8 @@ class ImplicitSamplers:
             return path, (await access.open_checkpoint(path)).manifest.created_at
         if self._names.find(model) is None:
             raise NotFound(
-                f"the model {model!r} does not exist; this server has {self._names.names[0]!r}, "
-                f"and checkpoints of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
+                f"the model {model[: checkpoint_paths.MOST_SHOWN]!r} does not exist; this server has "
+                f"{self._names.names[0]!r}, and checkpoints of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
         return None, 0.0
 

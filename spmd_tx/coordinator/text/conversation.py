@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 Message = Mapping[str, Any]
 
 DEVELOPER, SYSTEM = "developer", "system"  # OpenAI's newer and older name of a role
 REASONING = ("reasoning_content", "reasoning", "thinking")  # names of the same thing
 # Templates turn them into an order, or into markup. The name of a result's function stands in its call, too.
-CONNECTING = frozenset({"role", "tool_call_id"})
+CONNECTING = frozenset({"role", "id", "tool_call_id"})
 CONNECTING_RESULTS = CONNECTING | {"name"}
 CONNECTING_CALLS = frozenset({"id", "type", "index"})
 CALLS, FUNCTION, ARGUMENTS = "tool_calls", "function", "arguments"
@@ -77,12 +79,15 @@ def _call(call: Mapping[str, Any], arguments: Callable[[Any], Any]) -> dict[str,
 
 
 def _mapping(given: Any) -> Any:
-    """Return arguments as a mapping. What is no JSON object stays text: a model may have written it."""
+    """Return arguments as a mapping. What is no JSON object stays text: a model may have written it.
+
+    Nor are halves of characters and numbers without bounds, which Python's own reader takes.
+    """
     if isinstance(given, dict):
         return given
     try:
-        found = json.loads(_text(given), parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        found = msgspec.json.decode(_text(given))
+    except (msgspec.DecodeError, RecursionError):
         return given
     return found if isinstance(found, dict) else given
 
@@ -101,10 +106,6 @@ def _text(given: Any) -> str:
     if isinstance(given, dict):
         return json.dumps(given, ensure_ascii=False)
     return given if given and given.strip() else NO_ARGUMENTS
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
 
 
 def numbers(messages: Sequence[Message]) -> list[Place]:

@@ -86,7 +86,7 @@ def load_model_text(directory: Path) -> ModelText:
         raise StartError(f"cannot read {path}: {error}; restore it from where the model came from") from None
     try:
         tokenizer = _read_tokenizer(path)
-        eos_token_ids = read_eos_token_ids(_import_transformers(), directory, tokenizer)
+        eos_token_ids = read_eos_token_ids(directory, tokenizer)
         text = ModelText(tokenizer.backend_tokenizer, ChatTemplate(tokenizer), eos_token_ids)
         _ = text.longest_token  # counted in this thread
         return text
@@ -107,8 +107,17 @@ def _read_tokenizer(path: Path) -> Any:
     tokenizer = kind.from_pretrained(directory, local_files_only=True)
     of_processor = directory / PROCESSOR_TEMPLATE
     if not tokenizer.chat_template and of_processor.is_file():
-        tokenizer.chat_template = json.loads(of_processor.read_bytes())["chat_template"]
+        tokenizer.chat_template = _template_of_processor(of_processor)
     return tokenizer
+
+
+def _template_of_processor(path: Path) -> Any:
+    """Return the template, or several of them by their names; the file may have them in a list."""
+    read = json.loads(path.read_bytes())
+    if not isinstance(read, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    given = read.get("chat_template")
+    return {each["name"]: each["template"] for each in given} if isinstance(given, list) else given
 
 
 def _read_ranks(path: Path) -> RankVocabulary:
@@ -139,7 +148,7 @@ def _import_transformers() -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install PyTorch
     with _without("torch"):
         import transformers
-        from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast  # noqa: F401
+        from transformers import PreTrainedConfig, PreTrainedTokenizerFast  # noqa: F401
         from transformers.utils import logging
         from transformers.utils.import_utils import is_torch_available
 

@@ -69,6 +69,14 @@ def test_text_that_is_no_json_object_stays_text(render, broken):
         render(released.AS_ITEMS, called(broken))
 
 
+@pytest.mark.parametrize("value", [r'"\ud800"', "1e999"])
+def test_values_that_no_text_or_number_holds_stay_as_they_were_written(render, value):
+    given = f'{{"a": {value}}}'
+    assert render(released.AS_EITHER, called(given)) == f"<user>hi<assistant>tool0{given}<tool>result call_0"
+    with pytest.raises(NotRendered, match="is no JSON object"):
+        render(released.AS_ITEMS, called(given))
+
+
 @pytest.mark.parametrize("key", ["tool_calls", "name", "reasoning_content", "refusal"])
 def test_null_means_the_same_as_a_missing_key(render, key):
     says = {"role": "assistant", "content": "yes"}
@@ -146,6 +154,12 @@ def test_developers_have_the_role_that_the_template_has_for_them(render):
     assert render(knows, talk) == "<developer>Be brief.<user>hi"
     mentions = "{# for every developer #}" + released.FOUR_ROLES
     assert render(mentions, talk) == "<system>Be brief.<user>hi"
+
+
+def test_an_id_says_nothing_to_a_model(render):
+    talk = called({"a": 1})
+    identified = [message | {"id": f"msg_{number}"} for number, message in enumerate(talk)]
+    assert render(released.AS_JSON, identified) == render(released.AS_JSON, talk)
 
 
 def test_the_name_of_a_result_stands_in_its_call(render):

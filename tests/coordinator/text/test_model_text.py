@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.demo import tiny_model
-from spmd_tx.errors import StartError
+from spmd_tx.errors import InvalidRequest, StartError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -34,12 +34,27 @@ def render(directory, **options):
         ("absent", 1, (1,)),
         ("absent", [1, 2], (1, 2)),
         (None, [1, 2], (1, 2)),
+        ([], [1, 2], (1, 2)),
+        ([], [], (511,)),
     ],
 )
 def test_the_end_of_text_is_that_of_the_generation_config(directory, generation, config, ids):
     change(directory, "generation_config.json", eos_token_id=generation)
     change(directory, "config.json", eos_token_id=config)
     assert load_model_text(directory).eos_token_ids == ids
+
+
+def test_what_else_a_generation_config_says_keeps_no_server_from_starting(directory):
+    change(directory, "generation_config.json", eos_token_id=7, max_new_tokens=-1, temperature="warm")
+    assert load_model_text(directory).eos_token_ids == (7,)
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_a_config_that_is_no_object_is_named(directory, name):
+    change(directory, "generation_config.json", eos_token_id="absent")
+    (directory / name).write_text("[]")
+    with pytest.raises(StartError, match=f"{name} holds no JSON object"):
+        load_model_text(directory)
 
 
 @pytest.mark.parametrize("has_generation_config", [True, False])
@@ -104,10 +119,26 @@ def test_the_template_is_found_where_models_have_it(directory):
 def test_a_template_may_be_that_of_the_processor(directory):
     (directory / "chat_template.jinja").unlink()
     change(directory, "tokenizer_config.json", chat_template="absent")
-    (directory / "chat_template.json").write_text(json.dumps({"chat_template": "of the processor"}))
-    assert render(directory) == "of the processor"
-    change(directory, "tokenizer_config.json", chat_template="of the tokenizer")
-    assert render(directory) == "of the tokenizer"
+    hello = "{{ messages[0]['content'] }} of the "
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": f"{hello}processor"}))
+    assert render(directory) == "Hello of the processor"
+    change(directory, "tokenizer_config.json", chat_template=f"{hello}tokenizer")
+    assert render(directory) == "Hello of the tokenizer"
+
+
+def test_the_processor_may_have_several_templates_or_none(directory):
+    (directory / "chat_template.jinja").unlink()
+    change(directory, "tokenizer_config.json", chat_template="absent")
+    hello = "{{ messages[0]['content'] }}"
+    several = [
+        {"name": "default", "template": hello},
+        {"name": "tool_use", "template": hello + "{{ tools }}"},
+    ]
+    (directory / "chat_template.json").write_text(json.dumps({"chat_template": several}))
+    assert (render(directory), render(directory, tools=[{}])) == ("Hello", "Hello[{}]")
+    (directory / "chat_template.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="this model has no chat template"):
+        render(directory)
 
 
 def test_a_tokenizer_is_enough(directory):

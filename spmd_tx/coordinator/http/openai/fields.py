@@ -14,6 +14,8 @@ from spmd_tx.errors import WrongField
 
 UNKNOWN, NOT_OFFERED, OTHER_VALUE = "unknown_parameter", "unsupported_parameter", "unsupported_value"
 
+MOST_SHOWN = 80  # characters of the name of an unknown field
+
 # They never change an answer, whatever their value.
 LABELS: Final = {
     "metadata": "labels of stored completions, and none are stored",
@@ -114,7 +116,8 @@ def _check(name: str, raw: Raw, request: Parameters) -> None:
             remedy = REMEDIES.get(name, f"leave it out; {remedy}")
         else:
             remedy = REMEDIES.get(name, "leave it out")
-        raise WrongField(f"{name} is not known to this server; {remedy}", name, UNKNOWN)
+        shown = name[:MOST_SHOWN]
+        raise WrongField(f"{shown} is not known to this server; {remedy}", shown, UNKNOWN)
     harmless, remedy = defaults[name], REMEDIES.get(name, "leave it out")
     if msgspec.json.decode(raw) not in harmless:
         code = OTHER_VALUE if harmless else NOT_OFFERED

@@ -45,7 +45,7 @@ def _check_echo(request: CompletionRequest) -> None:
 
 
 def _check_chat(request: ChatRequest) -> None:
-    if request.top_logprobs is not None and not request.logprobs:
+    if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
     options = request.chat_template_kwargs or {}
     if request.reasoning_effort is not None and "reasoning_effort" in options:

@@ -102,6 +102,18 @@ async def test_options_of_streams_are_judged_likewise(oai, path, body):
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, f"stream_options.{name}")
 
 
+LONG = "x" * 100_000
+
+
+@both
+@pytest.mark.parametrize("more", [{LONG: 1}, {"model": LONG}], ids=["field", "model"])
+async def test_errors_do_not_repeat_long_names_in_full(oai, path, body, more):
+    refused = await oai.post(path, json=body() | more)
+    assert refused.status_code in (400, 404)
+    assert "xxx" in refused.text
+    assert len(refused.text) < 2000
+
+
 NESTED = [
     ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
@@ -112,6 +124,14 @@ NESTED = [
     ({"messages": [{"role": "user", "content": "a", "name": "Bob"}]}, "messages"),
     ({"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]}, "messages"),
 ]
+
+
+@pytest.mark.parametrize("logprobs", [None, False])
+async def test_no_likeliest_tokens_need_no_log_probabilities(oai, logprobs):
+    taken = await oai.post("chat/completions", json=chat(logprobs=logprobs, top_logprobs=0))
+    assert (taken.status_code, taken.json()["choices"][0]["logprobs"]) == (200, None)
+    refused = await oai.post("chat/completions", json=chat(logprobs=logprobs, top_logprobs=1))
+    assert refused.status_code == 400
 
 
 async def test_nested_objects_of_chats_are_judged_likewise(oai):
