@@ -50,7 +50,7 @@ class LossRequest(msgspec.Struct, frozen=True):
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
-    """Convert a request. Invalid numbers stay invalid and fail its future. Raises msgspec.DecodeError, too."""
+    """Convert a request. Invalid numbers stay invalid and fail its future. Raises DecodeError, too."""
     name = "forward_input" if forward_only else "forward_backward_input"
     loss: LossInput | None = getattr(request, name)
     if loss is None:
