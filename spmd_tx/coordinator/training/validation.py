@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from spmd_tx.coordinator.training.losses import CLIPS, HIGHEST, LOSSES, LossEntry, LossSettings, loss_settings
+from spmd_tx.coordinator.training.losses import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
 from spmd_tx.coordinator.wire.limits import Limits, vocabulary
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import MAX_TARGETS, AdapterSpec
 
+HIGHEST = float(np.finfo(np.float32).max)
 HIGHEST_BETA = float(np.nextafter(np.float32(1), np.float32(0)))  # what rounds to 1 divides by 0
 LEAST = float(np.finfo(np.float32).tiny)  # what is smaller is 0 on devices
 

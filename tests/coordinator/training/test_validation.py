@@ -88,8 +88,7 @@ def test_loss_parameters_are_taken_from_the_request():
             {"clip_high_threshold": float("nan")},
             "clip_high_threshold is nan; it must be a finite number",
         ),
-        ("dro", {"beta": -1.0}, "beta is -1.0; it must be a finite float32, at least 0"),
-        ("dro", {"beta": 1e39}, "beta is 1e+39; it must be a finite float32, at least 0"),
+        ("dro", {"beta": -1.0}, "beta is -1.0; it must be a finite number, at least 0"),
         ("ppo", {"clip_low_threshold": 1.5}, "clip_low_threshold 1.5 above clip_high_threshold 1.2"),
     ],
 )
