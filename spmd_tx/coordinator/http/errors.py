@@ -1,7 +1,9 @@
 """Maps errors to HTTP responses, in one place. Each body has a message and the category of the fault."""
 
+import gc
 import logging
 import math
+import traceback
 from collections.abc import Mapping
 
 from litestar import Request, Response
@@ -110,7 +112,23 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
         message = f"{request.url.path} cannot take this request: {'; '.join(map(_told, error.extra))}"
     response = error_response(message, error.status_code)
     response.headers.update(error.headers or {})  # such as the methods that a route has
+    _free_body(error)
     return response
+
+
+def _free_body(error: BaseException) -> None:
+    """Clear the frames that an error went through, and those of the errors that they hold.
+
+    Litestar's frames are in a cycle with the errors of fields, and hold the body, as text and decoded. The
+    garbage collector comes by too seldom for large ones.
+    """
+    errors = [error]
+    for each in errors:
+        found = [each.__cause__, each.__context__]
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            found += gc.get_referents(frame)  # unlike f_locals, it leaves no copy with the frame
+        errors += [other for other in found if isinstance(other, BaseException) and other not in errors]
+        traceback.clear_frames(each.__traceback__)
 
 
 def _told(place: Mapping[str, str]) -> str:

@@ -141,7 +141,10 @@ class Training:
                         begun = await self._custom_in_turn(model, request, sent, size, held)
                     return Begun(partial(_closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
-                return self._optim_step(model, read_body(body, training.OptimStepRequest))
+                step = read_body(body, training.OptimStepRequest)
+                # What ran once runs again, whatever has been refused since.
+                adam = step.adam_params or training.AdamParams() if is_again else check_adam(step)
+                return self._optim_step(model, adam)
             case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
                 return await self._save(model, request, body)
             case "sample" | "copy_weights" | "upload_weights" | "create_custom_loss":
@@ -346,9 +349,7 @@ class Training:
                 experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
         return pack(data, loss, request.forward_only, shapes, experts)
 
-    def _optim_step(self, model: TrainedModel, body: training.OptimStepRequest) -> Begun:
-        adam = check_adam(body)
-
+    def _optim_step(self, model: TrainedModel, adam: training.AdamParams) -> Begun:
         def step() -> list[AnyCommand]:
             return [
                 OptimStep(

@@ -1,7 +1,6 @@
 """Validates training requests before they reach a worker. Pure; raises InvalidRequest."""
 
 import hashlib
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,10 @@ from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerC
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import MAX_TARGETS, AdapterSpec
+
+HIGHEST = float(np.finfo(np.float32).max)
+HIGHEST_BETA = float(np.nextafter(np.float32(1), np.float32(0)))  # what rounds to 1 divides by 0
+LEAST = float(np.finfo(np.float32).tiny)  # what is smaller is 0 on devices
 
 
 def check_adam(request: OptimStepRequest) -> AdamParams:
@@ -24,9 +27,13 @@ def check_adam(request: OptimStepRequest) -> AdamParams:
     adam = request.adam_params or AdamParams()
     for name in adam.__struct_fields__:
         value = getattr(adam, name)
-        is_beta = name in ("beta1", "beta2")
-        if not math.isfinite(value) or value < 0 or (is_beta and value >= 1):
-            allowed = "at least 0 and below 1" if is_beta else "finite and at least 0"
+        is_allowed, allowed = 0 <= value <= HIGHEST, "finite and at least 0, as a float32"
+        if name in ("beta1", "beta2"):
+            is_allowed, allowed = 0 <= value <= HIGHEST_BETA, "at least 0 and below 1, as a float32"
+        elif name == "grad_clip_norm":
+            is_allowed &= not 0 < value < LEAST
+            allowed += f": 0, which clips nothing, or at least {LEAST:g}"
+        if not is_allowed:
             raise InvalidRequest(f"adam_params.{name} is {value}; it must be {allowed}")
     return adam
 

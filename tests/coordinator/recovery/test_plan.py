@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.scheduler import scheduler
+from spmd_tx.coordinator.training import execute
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.commands import ForwardBackward, OptimStep, SaveState
 from tests.coordinator.recovery.generations import next_generation, train_for_a_while
@@ -110,6 +111,19 @@ async def test_a_request_that_cannot_be_read_again_costs_its_model_only(bench, c
     await next_generation(bench)
     assert "request 1 cannot be run again: no such file" in await bench.failure(bench.train(A, 2, 10))
     await bench.result(bench.train(B, 1, 10))
+
+
+async def test_a_step_is_run_again_although_its_numbers_have_been_refused_since(bench, monkeypatch):
+    await bench.result(bench.create(A))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(execute, "check_adam", lambda step: step.adam_params)
+        bench.train(A, 1, 10)
+        await bench.result(bench.step(A, 2, grad_clip_norm=1e-46))
+    assert "grad_clip_norm is 1e-46" in await bench.failure(bench.step(A, 3, grad_clip_norm=1e-46))
+    before = bench.workers.weights[0]
+    await next_generation(bench)
+    await bench.result(bench.train(A, 4, 10))
+    assert bench.workers.weights[0] == before
 
 
 async def test_a_load_that_is_run_again_waits_for_a_store_that_does_not_answer(bench, monkeypatch):

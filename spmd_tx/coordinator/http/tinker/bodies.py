@@ -45,8 +45,15 @@ async def read_loss_request(
     request: Request, scheduler: RequestScheduler, access: Access, forward_only: bool
 ) -> tuple[training_protobuf.Address, bytes]:
     """Return the address and the body of a JSON request, converted to protobuf. Raises InvalidRequest."""
-    body = await read_json(request, json_forms.LossRequest, scheduler, access)
-    return await asyncio.to_thread(json_forms.to_protobuf, body, forward_only)
+    body = await _whole(request)
+    try:
+        return await asyncio.to_thread(_read_loss, body, forward_only)
+    except (*UNREADABLE, RecursionError) as error:
+        raise await _refusal(request, body, error, scheduler, access) from None
+
+
+def _read_loss(body: bytes, forward_only: bool) -> tuple[training_protobuf.Address, bytes]:
+    return json_forms.to_protobuf(msgspec.json.decode(body, type=json_forms.LossRequest), forward_only)
 
 
 class _Numbered(msgspec.Struct, frozen=True):
@@ -62,11 +69,18 @@ async def read_json(
     try:
         return msgspec.json.decode(body, type=schema)
     except (*UNREADABLE, RecursionError) as error:
-        with suppress(*UNREADABLE, RecursionError, NotFound):
-            numbered = msgspec.json.decode(body, type=_Numbered)
-            await access.model(numbered.model_id)
-            scheduler.consume(numbered.model_id, numbered.seq_id)
-        raise InvalidRequest(f"{request.url.path} cannot take this body: {error}") from None
+        raise await _refusal(request, body, error, scheduler, access) from None
+
+
+async def _refusal(
+    request: Request, body: bytes, problem: Exception, scheduler: RequestScheduler, access: Access
+) -> InvalidRequest:
+    """Consume the number of a request whose body cannot be read; return the error to raise."""
+    with suppress(*UNREADABLE, RecursionError, NotFound):
+        numbered = msgspec.json.decode(body, type=_Numbered)
+        await access.model(numbered.model_id)
+        scheduler.consume(numbered.model_id, numbered.seq_id)
+    return InvalidRequest(f"{request.url.path} cannot take this body: {problem}")
 
 
 async def _whole(request: Request) -> bytes:

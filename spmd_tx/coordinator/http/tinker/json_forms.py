@@ -31,8 +31,11 @@ class JsonDatum(msgspec.Struct, frozen=True):
     loss_fn_inputs: dict[str, TensorData] = {}
 
 
+_datums = msgspec.json.Decoder(JsonDatum)
+
+
 class LossInput(msgspec.Struct, frozen=True):
-    data: list[JsonDatum]
+    data: list[msgspec.Raw]  # JsonDatum, decoded one by one: many at once would keep other threads waiting
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
 
@@ -47,17 +50,17 @@ class LossRequest(msgspec.Struct, frozen=True):
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
-    """Convert a request. Invalid numbers stay invalid and fail its future."""
-    loss = request.forward_input if forward_only else request.forward_backward_input
+    """Convert a request. Invalid numbers stay invalid and fail its future. Raises DecodeError, too."""
+    name = "forward_input" if forward_only else "forward_backward_input"
+    loss: LossInput | None = getattr(request, name)
     if loss is None:
-        name = "forward_input" if forward_only else "forward_backward_input"
         raise InvalidRequest(f"the body has no {name}; send data and loss_fn in it")
     if request.seq_id > MAX_SEQ_ID:
         raise InvalidRequest(f"seq_id is {request.seq_id}; it must be at most {MAX_SEQ_ID}")
     message = pb.ForwardBackwardRequest(
         model_id=request.model_id,
         seq_id=request.seq_id,
-        data=[_datum(datum) for datum in loss.data],
+        data=[_datum(_decoded(datum, f"$.{name}.data[{index}]")) for index, datum in enumerate(loss.data)],
         loss_fn=loss.loss_fn,
         forward_only=forward_only,
     )
@@ -78,6 +81,14 @@ def from_protobuf(kind: Kind, result: bytes) -> bytes:
     if kind == "sample":
         return msgspec.json.encode(_sample_result(pb.SampleResponse.FromString(result)))
     return msgspec.json.encode(_loss_result(pb.ForwardBackwardOutput.FromString(result)))
+
+
+def _decoded(datum: msgspec.Raw, path: str) -> JsonDatum:
+    try:
+        return _datums.decode(datum)
+    except msgspec.ValidationError as error:
+        problem, _, within = str(error).partition(" - at `$")
+        raise msgspec.ValidationError(f"{problem} - at `{path}{within or '`'}") from None
 
 
 def _datum(datum: JsonDatum) -> pb.Datum:

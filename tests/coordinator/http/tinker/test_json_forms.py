@@ -1,4 +1,5 @@
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -111,6 +112,24 @@ def test_numbers_that_do_not_fit_stay_wrong():
 def test_a_request_without_its_parts_is_refused(body, complaint):
     request = msgspec.convert({"model_id": "m", **body}, LossRequest)
     with pytest.raises(InvalidRequest, match=complaint):
+        to_protobuf(request, forward_only=False)
+
+
+@pytest.mark.parametrize(
+    "wrong, place",
+    [
+        (5, "`$.forward_backward_input.data[1]`"),
+        (
+            {"model_input": {"chunks": [{"tokens": "x"}]}},
+            "`$.forward_backward_input.data[1].model_input.chunks[0]",
+        ),
+    ],
+)
+def test_datums_are_decoded_one_by_one_and_the_message_names_the_wrong_one(wrong, place):
+    loss = {"data": [{"model_input": {"chunks": []}}, wrong], "loss_fn": "cross_entropy"}
+    body = json.dumps({"model_id": "m", "seq_id": 3, "forward_backward_input": loss}).encode()
+    request = msgspec.json.decode(body, type=LossRequest)
+    with pytest.raises(msgspec.ValidationError, match=re.escape(place)):
         to_protobuf(request, forward_only=False)
 
 
