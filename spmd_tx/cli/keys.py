@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
-from spmd_tx.errors import StartError
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.storage.tables import ApiKey
@@ -162,10 +161,10 @@ def _cells(row: "ApiKey") -> tuple[str, ...]:
 
 def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
     """Work on the keys of a server that has been started before; raise StartError if it has no data."""
+    from spmd_tx.coordinator.storage.database import check_exists
     from spmd_tx.coordinator.tenancy import keys as rows
 
-    if database_url is None and not data_dir.is_dir():
-        raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")
+    check_exists(database_url, data_dir)
     return asyncio.run(rows.in_database(database_url, data_dir, work))
 
 

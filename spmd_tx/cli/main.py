@@ -4,10 +4,12 @@ Docstrings of subcommands are their help texts, and short in their lines for tha
 """
 
 import asyncio
+import errno
 import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+LOST_OUTPUT = (errno.ENOSPC, errno.EIO)  # on a full disk, or a terminal that is gone
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of a shell
 
 
@@ -298,5 +301,13 @@ def main() -> None:
         else:
             typer.echo(f"spmd-tx: {error}", err=True)
         sys.exit(2)
+    except OSError as error:
+        if error.filename is not None or error.errno not in LOST_OUTPUT:
+            raise
+        with suppress(OSError):
+            typer.echo(
+                f"spmd-tx: cannot write: {error.strerror}; make room, or send the output elsewhere", err=True
+            )
+        os._exit(1)  # what is still buffered could not be printed either
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

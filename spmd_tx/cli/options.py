@@ -229,11 +229,13 @@ def read_limits(limit: list[str]) -> Bounds:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StartError(f"cannot read --config {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise StartError(f"{path} is not valid TOML: {error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StartError(f"--config {path} is not valid TOML: {error}; correct it there") from None
+    except RecursionError:
+        raise StartError(f"--config {path} is nested too deeply; no option needs that") from None
     known = [LIMITS if name == "bounds" else name for name in ServerConfig.__struct_fields__]
     unknown = sorted(values.keys() - set(known))
     if unknown:

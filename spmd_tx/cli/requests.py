@@ -234,10 +234,9 @@ def _print_table(found: "list[Overview]") -> None:
 
 
 def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:
-    from spmd_tx.coordinator.storage.database import beside
+    from spmd_tx.coordinator.storage.database import beside, check_exists
 
-    if database_url is None and not data_dir.is_dir():
-        raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")
+    check_exists(database_url, data_dir)
     return asyncio.run(beside(database_url, data_dir, work))  # pyright: ignore[reportArgumentType]
 
 

@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
+from spmd_tx.errors import StartError
 from spmd_tx.models.families.registry import declare
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -63,8 +65,19 @@ PRESETS = {
 
 
 def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
-    """Write the checkpoint and return its directory. The same arguments give the same bytes."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Write the checkpoint and return its directory. The same arguments give the same bytes.
+
+    Raises StartError where it cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _write_files(path, spec, seed)
+    except (OSError, SafetensorError) as problem:
+        raise StartError(f"cannot write a model to {path}: {problem}; name another folder") from problem
+    return path
+
+
+def _write_files(path: Path, spec: Spec, seed: int) -> None:
     tokenizer = train_tokenizer(spec.vocab_size, seed)
     ids = tokenizer.get_vocab()
 
@@ -77,7 +90,6 @@ def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
         {"eos_token_id": [ids[TURN_END], ids[END_OF_TEXT]], "pad_token_id": ids[END_OF_TEXT]},
     )
     _write_weights(path, spec, seed)
-    return path
 
 
 def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> np.ndarray:

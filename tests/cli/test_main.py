@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -153,6 +154,7 @@ def test_a_bound_that_cannot_be_is_one_line(run, server, pair, complaint):
         ("base_modle = 'm'", "sets base_modle; valid keys are base_model, revision, served_model_name,"),
         ("[model]\nbase_model = 'm'", "sets model; valid keys are"),
         ("base_model =", "is not valid TOML"),
+        ("a = " + "[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_a_bad_config_file_is_named_with_its_fault(run, server, tmp_path, text, message):
@@ -221,9 +223,14 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     )
 
 
+def make_tables(run, data_dir):
+    assert run("keys", "create", "--owner", "alice", "--data-dir", str(data_dir)).code == 0
+
+
 def test_gc_tells_what_would_go_and_deletes_it(run, tmp_path):
     orphan = tmp_path / "scratch" / "file"
     orphan.parent.mkdir()
+    make_tables(run, tmp_path)
     orphan.write_text("x" * 2048)
     told = run("gc", "--dry-run", "--data-dir", str(tmp_path))
     assert (told.code, orphan.exists()) == (0, True)
@@ -249,7 +256,7 @@ def test_gc_keeps_as_long_as_the_server_does(run, tmp_path, monkeypatch):
 
 
 def test_backup_copies_a_data_directory(run, tmp_path):
-    run("gc", "--data-dir", str(tmp_path))  # makes the tables
+    make_tables(run, tmp_path)
     assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 0
     assert (tmp_path / "copy" / "spmd_tx.db").exists()
     assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 2
@@ -308,3 +315,58 @@ def test_a_worker_without_the_secret_is_told_how_to_get_it(run, agents):
 def test_the_secret_cannot_be_given_where_everybody_sees_it(run):
     for command in ("serve", "worker"):
         assert "--secret " not in run(command, "--help").out
+
+
+def test_a_config_file_that_is_no_text_is_named(run, tmp_path):
+    (tmp_path / "server.toml").write_bytes(b"base_model = '\xff'")
+    result = run("serve", "--config", str(tmp_path / "server.toml"))
+    assert result.code == 2
+    assert "server.toml is not valid TOML" in result.err
+
+
+LONG = "a" * 300  # longer than a name can be
+
+
+@pytest.mark.parametrize("command", ["gc", "keys list", "requests list", "backup copy"])
+@pytest.mark.parametrize("folder", [LONG, "empty", "typo"])
+def test_commands_that_look_at_data_make_none(run, tmp_path, monkeypatch, command, folder):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    result = run(*command.split(), "--data-dir", folder)
+    assert result.code == 2
+    assert folder in result.err
+    assert "name" in result.err
+    assert list(tmp_path.rglob("*")) == [tmp_path / "empty"]
+
+
+@pytest.mark.parametrize("command", ["gc", "keys list", "requests list"])
+def test_commands_that_look_at_a_database_by_url_make_none(run, tmp_path, command):
+    result = run(
+        *command.split(), "--data-dir", str(tmp_path), "--database-url", f"sqlite:///{tmp_path}/d/x.db"
+    )
+    assert (result.code, "there is no database" in result.err) == (2, True)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", LONG])
+@pytest.mark.parametrize("command", [["make-model"], ["demo", "--out"]])
+def test_a_folder_that_cannot_be_made_is_named(run, tmp_path, monkeypatch, command, place):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    result = run(*command, place)
+    assert result.code == 2
+    assert place in result.err
+    assert "name another folder" in result.err
+
+
+@pytest.mark.parametrize("command", ["version", "keys list", "requests list --json"])
+@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+def test_an_output_that_cannot_be_written_is_told_without_a_traceback(run, tmp_path, command, output):
+    make_tables(run, tmp_path)
+    program = f"{sys.executable} -m spmd_tx.cli {command} {output}"
+    environment = os.environ | {"SPMD_TX_DATA_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        ["bash", "-c", program], env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
+    told = "spmd-tx: cannot write: No space left on device; make room, or send the output elsewhere\n"
+    assert (ended.returncode, ended.stderr) == ((0, "") if output == ">&-" else (1, told))

@@ -207,5 +207,5 @@ def test_a_beginning_that_two_ids_have_is_not_enough(run, data_dir):
 def test_a_directory_that_is_not_there_has_no_requests(run, tmp_path):
     for arguments in (["list"], ["show", "00"], ["fail", "00"]):
         result = run(*arguments, data_dir=tmp_path / "typo")
-        assert (result.code, "typo does not exist" in result.err) == (2, True)
+        assert (result.code, "there is no database" in result.err) == (2, True)
     assert not (tmp_path / "typo").exists()

@@ -1,5 +1,6 @@
 """``spmd-tx backup``: copies a data directory with its SQLite database, even of a running server. Blocks."""
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -20,21 +21,21 @@ def back_up(data_dir: Path, destination: Path) -> int:
     Files never change once they have their name, but payload files may grow. They are copied before the
     database, since some may be deleted soon, and after it, since it may refer to new ones.
     """
-    if not (data_dir / DATABASE).is_file():
+    if not os.path.isfile(data_dir / DATABASE):
         raise StartError(
             f"{data_dir} holds no {DATABASE}; name a server's --data-dir. With PostgreSQL, stop the server, "
             "run pg_dump, and copy the data directory (docs/backup.md)"
         )
-    if destination.exists() and any(destination.iterdir()):
-        raise StartError(f"{destination} is not empty; name another folder")
     try:
+        if os.path.exists(destination) and any(destination.iterdir()):
+            raise StartError(f"{destination} is not empty; name another folder")
         destination.mkdir(parents=True, exist_ok=True)
         size = _copy_files(data_dir, destination)
         _copy_database(data_dir / DATABASE, destination / DATABASE)
         size += _copy_files(data_dir, destination)
         _check(destination)
     except OSError as error:
-        raise StartError(f"cannot write the backup to {destination}: {error}") from error
+        raise StartError(f"cannot write the backup to {destination}: {error}; name another folder") from error
     return size + (destination / DATABASE).stat().st_size
 
 

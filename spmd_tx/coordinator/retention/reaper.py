@@ -6,6 +6,7 @@ would be deleted: it changes the database and rolls back.
 
 import asyncio
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -29,7 +30,7 @@ from spmd_tx.coordinator.runtime.clock_guard import ClockGuard
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
-from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.storage.database import Database, check_exists, open_database
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
 from spmd_tx.errors import StartError
@@ -282,8 +283,9 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
 
 async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_run: bool) -> list[Reaped]:
     """Reap a data directory. Raises StartError when a server uses it or its database."""
-    if not data_dir.is_dir():
-        raise StartError(f"--data-dir {data_dir} does not exist")
+    if not os.path.isdir(data_dir):
+        raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")
+    check_exists(database_url, data_dir)
     database = await open_database(database_url, data_dir)
     try:
         files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")

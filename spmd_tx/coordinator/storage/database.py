@@ -1,6 +1,7 @@
 """Opens the database, SQLite beside the data or PostgreSQL by URL, migrates it, and runs transactions."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -147,6 +148,16 @@ async def open_database(database_url: str | None, data_dir: Path) -> Database:
         return Database(writer, reader, stack.pop_all(), quick_writer)
 
 
+def check_exists(database_url: str | None, data_dir: Path) -> None:
+    """Refuse to create a database where one is only looked at. Raises StartError. Knows of SQLite's alone."""
+    url = _located(database_url, data_dir)
+    if url.get_backend_name() == "sqlite" and not os.path.lexists(url.database or ""):
+        raise StartError(
+            f"there is no database {url.database or 'in memory'}; name the --data-dir of the server, and its "
+            "--database-url if it has one"
+        )
+
+
 async def open_beside(database_url: str | None, data_dir: Path) -> Database:
     """Connect without locking the database, so that a server may be running.
 
@@ -243,17 +254,25 @@ async def _connect(db: AsyncSession) -> None:
 def _resolve(database_url: str | None, data_dir: Path) -> URL:
     if database_url is None:
         _make_directory(data_dir)
+    return _located(database_url, data_dir)
+
+
+def _located(database_url: str | None, data_dir: Path) -> URL:
+    if database_url is None:
         return URL.create(_DRIVERS["sqlite"], database=str(data_dir / "spmd_tx.db"))
     try:
         url = make_url(database_url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter of a port
         raise StartError(
             "--database-url is not a URL; use postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE"
         ) from None
     backend = url.get_backend_name()
     if backend not in _DRIVERS:
         raise StartError(f"--database-url names {backend!r}; use postgresql:// or sqlite:///")
-    return url.set(drivername=_DRIVERS[backend])
+    url = url.set(drivername=_DRIVERS[backend])
+    if backend != "sqlite":
+        postgres.check_options(url)
+    return url
 
 
 def _public(url: URL) -> str:

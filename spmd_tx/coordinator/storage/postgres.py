@@ -4,6 +4,7 @@ The only connection that writes holds the lock, so a server that has lost the lo
 PostgreSQL releases it when that connection ends; keep-alives end it within a minute after the loss of a host.
 """
 
+import inspect
 import os
 import secrets
 import socket
@@ -14,7 +15,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import URL
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from spmd_tx.errors import DatabaseTaken
+from spmd_tx.errors import DatabaseTaken, StartError
 
 LOCK = (0x53504D44, 1)  # among the advisory locks of the database
 
@@ -31,11 +32,30 @@ KEEP_ALIVE = {  # seconds, but for the count
 # Errors of asyncpg's own while it connects, for example to a server that is starting
 CANNOT_CONNECT = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
+# What SQLAlchemy takes out of a URL for itself.
+OF_SQLALCHEMY = {
+    "async_creator_fn",
+    "async_fallback",
+    "prepared_statement_cache_size",
+    "prepared_statement_name_func",
+}
+
 _HOLDER = """
     SELECT pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
     WHERE locktype = 'advisory' AND classid = $1 AND objid = $2 AND objsubid = 2 AND granted
     AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+
+
+def check_options(url: URL) -> None:
+    """Refuse what asyncpg does not know behind the ``?`` of a URL. Raises StartError."""
+    known = set(inspect.signature(asyncpg.connect).parameters) | OF_SQLALCHEMY
+    unknown = sorted(set(url.query) - known)
+    if unknown:
+        raise StartError(
+            f"--database-url has {', '.join(unknown)} behind its ?, which asyncpg does not know; leave it "
+            "out (it knows ssl and passfile, for example)"
+        )
 
 
 def make_engines(url: URL) -> tuple[AsyncEngine, AsyncEngine]:

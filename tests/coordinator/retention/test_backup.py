@@ -101,6 +101,14 @@ def vanishing(folder):
     return copy
 
 
+@pytest.mark.parametrize("place", ["file", "a" * 300])
+def test_a_place_that_cannot_be_written_is_told(tmp_path, place):
+    (tmp_path / "spmd_tx.db").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=f"{place}: .*name another folder"):
+        back_up(tmp_path, tmp_path / place)
+
+
 def test_only_a_data_directory_is_copied_and_only_to_an_empty_folder(tmp_path):
     with pytest.raises(StartError, match=r"holds no spmd_tx\.db.*pg_dump"):
         back_up(tmp_path / "none", tmp_path / "copy")

@@ -21,6 +21,7 @@ def data_dir(tmp_path):
 
 
 async def test_what_would_go_is_told_and_then_goes(data_dir):
+    await (await open_database(None, data_dir)).close()
     (told,) = await reaper.collect(data_dir, None, LIMITS, dry_run=True)
     assert (told.kind, told.count) == ("payload files", 1)
     assert list((data_dir / "payloads").glob("*.zst")) != []

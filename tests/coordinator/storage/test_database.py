@@ -272,3 +272,17 @@ async def test_a_data_directory_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StartError, match="--data-dir"):
         await open_database(None, tmp_path / "file" / "data")
+
+
+@pytest.mark.parametrize(
+    "url, told",
+    [
+        ("postgresql://u:secret@localhost:abc/x", "is not a URL"),
+        ("postgresql://u:secret@127.0.0.1:1/x?sslmod=on", "has sslmod behind"),
+    ],
+)
+async def test_a_url_that_is_misspelt_is_told_without_its_password(url, told, tmp_path):
+    for opened in (open_database, open_beside):
+        with pytest.raises(StartError, match=told) as caught:
+            await opened(url, tmp_path)
+        assert "secret" not in str(caught.value)
