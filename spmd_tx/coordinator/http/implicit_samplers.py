@@ -51,7 +51,8 @@ class ImplicitSamplers:
         if self._names.find(model) is None:
             raise NotFound(
                 f"the model {model[: checkpoint_paths.MOST_SHOWN]!r} does not exist; this server has "
-                f"{self._names.names[0]!r}, and checkpoints of it under {SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
+                f"{self._names.names[0]!r}, and checkpoints of it under "
+                f"{SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
         return None, 0.0
 
