@@ -78,7 +78,7 @@ from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -153,7 +153,7 @@ async def open_parts(
     return Parts(services, scheduler, hub, health, generations, given_up, uses)
 
 
-async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExitStack) -> Stores:
+async def open_stores(config: ServerConfig, model: Model, stack: AsyncExitStack) -> Stores:
     """Open the database and the data directory, and delete what is too old; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)
@@ -379,9 +379,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
     )
 
 
-def training_shapes(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> TrainingShapes:
+def training_shapes(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> TrainingShapes:
     """Decide the sizes of training commands."""
     return TrainingShapes(
         config.data_shards,
@@ -393,9 +391,7 @@ def training_shapes(
     )
 
 
-def make_menu(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> list[ProgramShape]:
+def make_menu(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan)
     return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))
