@@ -16,7 +16,7 @@ from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
 from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.channels import Mixture
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.worker.memory.accelerators import parse_devices
 from tests.support.known_models import CONFIGS

@@ -16,7 +16,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.meshes import Refusals, possible_meshes, shown
 from spmd_tx.config import PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.worker.aot import environment
 from spmd_tx.worker.memory.accelerators import Devices
 
@@ -80,7 +80,7 @@ class Compiled:
         return len(self.programs) == len(self.task.programs)
 
 
-def run(config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, *, as_json: bool) -> None:
+def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_json: bool) -> None:
     """Compile for each mesh that fits, the best last, and print what was found. Raises StartError."""
     environment.check(devices)
     environment.prepare(devices)
@@ -123,7 +123,7 @@ def best_last(tasks: Sequence[Task]) -> list[Compiled]:
     return found
 
 
-def task_for(config: ServerConfig, model: ModelConfig, devices: Devices, wish: Wish, *, is_one: bool) -> Task:
+def task_for(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, is_one: bool) -> Task:
     """Return what is to be compiled for a mesh. Raises StartError if nothing fits."""
     from spmd_tx.worker.aot.compile import programs_of
     from spmd_tx.worker.aot.target import target_for
@@ -166,7 +166,7 @@ def compiled(task: Task, programs: "Sequence[Program]") -> Compiled:
     return Compiled(task, reports, predict(reports))
 
 
-def plan_for(config: ServerConfig, model: ModelConfig, devices: Devices) -> "Plan":
+def plan_for(config: ServerConfig, model: Model, devices: Devices) -> "Plan":
     """Return the memory plan for a mesh of the absent devices. Raises StartError."""
     from spmd_tx.coordinator.server.preflight import check_mesh, context_length
     from spmd_tx.coordinator.server.worker_setup import make_setup

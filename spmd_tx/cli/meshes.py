@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.errors import DoesNotFit, StartError
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.worker.memory.accelerators import Devices
 
 Mesh = tuple[int, int, int]  # fsdp, ep, tp
 MOST_TOLD = 8  # reasons in one message
 
 
-def possible_meshes(config: ServerConfig, model: ModelConfig, devices: Devices) -> list[Mesh]:
+def possible_meshes(config: ServerConfig, model: Model, devices: Devices) -> list[Mesh]:
     """Return the mesh that is given, or all with the sizes that are given. Raises StartError if none has."""
     count, given = devices.count, config.given_devices
     if config.mesh is not None:
@@ -37,7 +37,7 @@ def possible_meshes(config: ServerConfig, model: ModelConfig, devices: Devices) 
     return found
 
 
-def _meshes(config: ServerConfig, model: ModelConfig, count: int) -> Iterator[Mesh]:
+def _meshes(config: ServerConfig, model: Model, count: int) -> Iterator[Mesh]:
     """Yield a mesh for each possible tensor parallelism, with the most expert parallelism."""
     given_fsdp, given_ep, given_tp = config.parallel_sizes
     for tp in (tp for tp in range(1, count + 1) if count % tp == 0 and given_tp in (AUTO, tp)):

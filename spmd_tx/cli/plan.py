@@ -16,7 +16,8 @@ from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
 from spmd_tx.cli.options import server_options
 from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
 from spmd_tx.worker.memory.accelerators import Devices, parse_devices
 
@@ -119,7 +120,7 @@ def make(config: ServerConfig, devices: Devices) -> Planned:
     return _choose(config, model, devices, meshes)
 
 
-def read_model(config: ServerConfig) -> ModelConfig:
+def read_model(config: ServerConfig) -> Model:
     """Read the model's configuration; its weights need not be there. Raises StartError.
 
     A context that the model does not have is refused here, once for all meshes.
@@ -133,7 +134,7 @@ def read_model(config: ServerConfig) -> ModelConfig:
     return model
 
 
-def _choose(config: ServerConfig, model: ModelConfig, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
+def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice."""
     found: list[Planned] = []
     refusals = Refusals(config, devices)
@@ -152,7 +153,7 @@ def _choose(config: ServerConfig, model: ModelConfig, devices: Devices, meshes: 
     raise refusals.error()
 
 
-def _planned(config: ServerConfig, model: ModelConfig, devices: Devices) -> Planned:
+def _planned(config: ServerConfig, model: Model, devices: Devices) -> Planned:
     from spmd_tx.coordinator.server.preflight import check_mesh, context_length
     from spmd_tx.coordinator.server.worker_setup import make_setup
     from spmd_tx.worker.memory.offline import plan_offline

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.declared.layers import Model
 from spmd_tx.models.declared.maps import Map, Parameter, Source
+from spmd_tx.models.declared.model import Model
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 512, "factor": 4.0}
 YARN = {**ROPE, "rope_type": "yarn"}

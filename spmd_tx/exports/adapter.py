@@ -20,8 +20,7 @@ from spmd_tx.models.adapter_formats.files import (
 )
 from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import ExpertLora, Factor
+from spmd_tx.models.declared.model import ExpertLora, Factor, Model
 from spmd_tx.protocol.commands import AdapterSpec, expert_rank
 
 # Of modules that hold factors of each expert: in a module for each, or in one for a parameter of all.
@@ -88,7 +87,7 @@ class Factors(NamedTuple):
 class AdapterFolder:
     """Opens one adapter; its factors are read when they are asked for."""
 
-    def __init__(self, path: Path, model: ModelConfig) -> None:
+    def __init__(self, path: Path, model: Model) -> None:
         """Raise StartError unless the folder holds an adapter of the model."""
         self.path = path
         meaning, file = _read_config(path), _opened(path)
@@ -136,14 +135,12 @@ class AdapterFolder:
                 f"{self.path / WEIGHTS_FILE}: {problem}; save the adapter again, or export an earlier one"
             ) from None
 
-    def _check_names(self, meaning: Meaning, model: ModelConfig) -> None:
+    def _check_names(self, meaning: Meaning, model: Model) -> None:
         factors, named = self._factors, meaning.base_model_name_or_path
         if factors.unknown:
-            has = sorted(
-                {each.map.adapter_module.rpartition(".")[2] for each in model.declared.adapted.values()}
-            )
+            has = sorted({each.map.adapter_module.rpartition(".")[2] for each in model.adapted.values()})
             raise InvalidRequest(
-                f"it has {some(factors.unknown)}, and the base model, {model.declared.architecture} with "
+                f"it has {some(factors.unknown)}, and the base model, {model.architecture} with "
                 f"{model.n_layers} layers and {model.d_model} channels, has no such map, only "
                 f"{', '.join(has)}; it names {named!r}; {factors.remedy}"
             )
@@ -167,7 +164,7 @@ def _spec(meaning: Meaning, names: Iterable[str]) -> AdapterSpec:
     )
 
 
-def _adapter_rank(name: str, rank: int, least: int, model: ModelConfig) -> int:
+def _adapter_rank(name: str, rank: int, least: int, model: Model) -> int:
     """Return the rank of an adapter in which a map can have a rank, at least ``least``."""
-    divisor = model.expert_rank_divisor if model.declared.adapted[name].map.experts else 1
+    divisor = model.expert_rank_divisor if model.adapted[name].map.experts else 1
     return least if expert_rank(least, divisor) >= rank else rank * divisor

@@ -28,8 +28,8 @@ from spmd_tx.models.adapter_formats.files import (
     write_tensors,
 )
 from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
-from spmd_tx.models.config import ModelConfig, read_model_config
-from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import HEAD, Model
 
 AdapterFormat = Literal["peft", "tinker"]
 
@@ -71,15 +71,15 @@ def export_adapter(
         (place / CONFIG_FILE).write_bytes(content.config)
 
 
-def _as_hosted(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
+def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> Content:
     """Name and stack factors as hosted Tinker does, where all of them have the same scale."""
     tensors: dict[str, Stored] = {}
     of_experts: dict[str, list[Module]] = defaultdict(list)
     for module in adapter.modules:
         name = HOSTED_HEAD if module.map == HEAD else module.name
-        if model.declared.architecture == GPT_OSS:
+        if model.architecture == GPT_OSS:
             name = name.replace(".self_attn.", ".attn.")
-        declared = model.declared.adapted[module.map].map
+        declared = model.adapted[module.map].map
         if declared.experts and model.expert_lora == "per-expert":
             of_experts[f"{name.partition('.experts.')[0]}.experts.{SHARED_NAMES[declared.name]}"].append(
                 module
@@ -161,7 +161,7 @@ class _Target:
         return np.broadcast_to(array, (max(1, self.experts), *array.shape[1:]))
 
 
-def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Content:
+def _for_peft(adapter: AdapterFolder, model: Model, base_model: str) -> Content:
     targets = _targets(adapter, model)
     tensors: dict[str, Stored] = {}
     has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
@@ -170,14 +170,14 @@ def _for_peft(adapter: AdapterFolder, model: ModelConfig, base_model: str) -> Co
     return Content(tensors, _config(adapter, model, base_model, targets))
 
 
-def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
+def _targets(adapter: AdapterFolder, model: Model) -> dict[str, _Target]:
     """Return the targets by their names in transformers."""
     modules: dict[tuple[str, str], list[Module]] = defaultdict(list)  # by target and map
     for module in adapter.modules:
         modules[target_of(module, model), module.map].append(module)
     found: dict[str, _Target] = {}
     for (name, map_name), own in modules.items():
-        declared = model.declared.adapted[map_name].map
+        declared = model.adapted[map_name].map
         rows, height = rows_of(declared)
         part = _Part(own, rows, own[0].a[-2])
         if name in found:
@@ -188,9 +188,7 @@ def _targets(adapter: AdapterFolder, model: ModelConfig) -> dict[str, _Target]:
     return found
 
 
-def _config(
-    adapter: AdapterFolder, model: ModelConfig, base_model: str, targets: dict[str, _Target]
-) -> bytes:
+def _config(adapter: AdapterFolder, model: Model, base_model: str, targets: dict[str, _Target]) -> bytes:
     plain = config_of(adapter.spec, replace(model, expert_lora="shared-outer"), base_model)
     config: dict[str, Any] = json.loads(plain)
     # In models with experts, PEFT takes modules with these names for experts of transformers 4; as parameters

@@ -11,9 +11,8 @@ import numpy as np
 
 from spmd_tx.exports.adapter import AdapterFolder, Factors
 from spmd_tx.models.adapter_formats.files import Module
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.models.declared.maps import Map, Source, linear
+from spmd_tx.models.declared.model import HEAD, Model
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Change:
 class Merge:
     """Says which tensors an adapter changes, and computes what it adds to them."""
 
-    def __init__(self, adapter: AdapterFolder, model: ModelConfig) -> None:
+    def __init__(self, adapter: AdapterFolder, model: Model) -> None:
         self._adapter = adapter
         self.changes: dict[str, Change] = _changes(adapter, model)
         self._factors: tuple[Delta, Factors] | None = None  # of the last delta, as rows follow each other
@@ -72,24 +71,24 @@ def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slic
     return slice(at, at + (end - begin) * step, step), slice(begin, end)
 
 
-def _changes(adapter: AdapterFolder, model: ModelConfig) -> dict[str, Change]:
+def _changes(adapter: AdapterFolder, model: Model) -> dict[str, Change]:
     found: dict[str, dict[int, list[Delta]]] = defaultdict(lambda: defaultdict(list))
     for module in adapter.present:
-        declared = model.declared.adapted[module.map]
+        declared = model.adapted[module.map]
         for expert, matrix, name in _matrices(module, declared.map, declared.numbers, model):
             found[name][matrix].append(Delta(module, expert, _source(declared.map, model)))
-    tied = {model.declared.head.name: model.declared.embed.name} if model.declared.is_tied else {}
+    tied = {model.head.name: model.embed.name} if model.is_tied else {}
     return {name: Change(dict(deltas), tied.get(name)) for name, deltas in found.items()}
 
 
-def _source(declared: Map, model: ModelConfig) -> Source:
+def _source(declared: Map, model: Model) -> Source:
     if declared.name == HEAD:
-        return linear(model.declared.head.module)
+        return linear(model.head.module)
     return declared.source
 
 
 def _matrices(
-    module: Module, declared: Map, numbers: range | None, model: ModelConfig
+    module: Module, declared: Map, numbers: range | None, model: Model
 ) -> Iterator[tuple[int | None, int, str]]:
     """Yield (expert among the module's, matrix within the tensor, name of the tensor)."""
     source = _source(declared, model)

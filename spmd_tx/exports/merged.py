@@ -27,7 +27,7 @@ def export_merged(
     """
     model = read_model_config(model_dir, layout_of(adapter))
     files = Files(model_dir)
-    check_copies(files, model.declared.unread)
+    check_copies(files, model.unread)
     merge = Merge(AdapterFolder(adapter, model), model)
     _check(merge, files)
     exported = identity(adapter, base_model=str(model_dir.resolve()), dtype=str(dtype))

@@ -11,8 +11,8 @@ from spmd_tx.exports.merge import Merge
 from spmd_tx.models.checkpoint.encoders import encode
 from spmd_tx.models.checkpoint.encodings import decode
 from spmd_tx.models.checkpoint.files import DTYPES, Files
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.unread import is_head
 
 AT_ONCE = 1 << 24  # numbers of a matrix that are computed with together
@@ -40,7 +40,7 @@ class Tensor:
 class Tensors:
     """Holds the base model's files, and an adapter that is added to them; None: they stay as they are."""
 
-    def __init__(self, files: Files, model: ModelConfig, merge: Merge | None, dtype: str | None) -> None:
+    def __init__(self, files: Files, model: Model, merge: Merge | None, dtype: str | None) -> None:
         """``dtype`` is one of FLOATS; None: each tensor stays as the base model has it, also encoded."""
         self._files, self._merge, self._dtype = files, merge, dtype
         self._changes = {} if merge is None else merge.changes
@@ -136,10 +136,9 @@ class Tensors:
         return numbers if isinstance(encoding, Fp8Blocks) else (*scales[:-1], scales[-1] * encoding.group)
 
 
-def _encoded_parts(files: Files, model: ModelConfig) -> dict[str, tuple[str, Encoding, str]]:
+def _encoded_parts(files: Files, model: Model) -> dict[str, tuple[str, Encoding, str]]:
     """Return (name of the matrix, its encoding, which part it is) for stored tensors in fewer bits."""
-    declared = model.declared
-    arrays = (array for place in declared.places for array in declared.arrays(place))
+    arrays = (array for place in model.places for array in model.arrays(place))
     kinds = {array.source.encoding for array in arrays} - {None}
     found: dict[str, tuple[str, Encoding, str]] = {}
     for encoding in kinds:

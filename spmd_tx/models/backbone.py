@@ -26,12 +26,12 @@ from spmd_tx.models.attention import latent as latent
 from spmd_tx.models.attention.rope import grow_queries, rotate
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Cycle, Norm, Place
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
 from spmd_tx.models.experts.routing import route
 from spmd_tx.models.forward_pass import Pass
@@ -53,7 +53,7 @@ EXPERTS = ("gate", "up", "down")  # the maps of a mixture's experts
 class LayerPass:
     """Holds the weights and adapters of one layer, and the pass that runs it."""
 
-    model: ModelConfig
+    model: Model
     place: Place
     w: Named[Array]
     lora: Named[Lora[Array]]  # of maps in ``stack``, too, those of all repetitions
@@ -97,7 +97,7 @@ class LayerPass:
 
 
 def backbone(
-    model: ModelConfig,
+    model: Model,
     base: Weights[Array],
     adapters: Adapters[Array],
     tokens_BT: Int[Array, "B T"],
@@ -114,8 +114,8 @@ def backbone(
     layers = base.layers
     if how.remat is not None:  # marked within the loop, each would be a new array, and "none" would keep it
         layers = jax.tree.map(lambda w: varying(w, FSDP, EP), layers)
-    carry, places, chosen = (x_BTD, cache), list(model.declared.places), list[Array]()
-    for cycle in model.declared.stack:
+    carry, places, chosen = (x_BTD, cache), list(model.places), list[Array]()
+    for cycle in model.stack:
         its_own = places[: len(cycle.layers)]
         del places[: len(cycle.layers)]
         stacks = [_stacked(model, place, base, adapters, tokens_BT.shape[0], how) for place in its_own]
@@ -132,7 +132,7 @@ def backbone(
     x_BTD, cache = carry
     choices_LBTC = jnp.concatenate(chosen) if len(chosen) > 1 else chosen[0] if chosen else None
     choices_BTLC = None if choices_LBTC is None else jnp.moveaxis(choices_LBTC, 0, 2)
-    h_BTD = how.gather(norm(x_BTD, base.final_norm, model.declared.norm))
+    h_BTD = how.gather(norm(x_BTD, base.final_norm, model.norm))
     return h_BTD, cache, choices_BTLC
 
 
@@ -142,7 +142,7 @@ def norm(x: Array, weight: Array, declared: Norm) -> Array:
 
 
 def _inputs(
-    model: ModelConfig,
+    model: Model,
     place: Place,
     layers: Named[Array],
     adapters: Adapters[Array],
@@ -154,7 +154,7 @@ def _inputs(
     factors = Named(adapters.layers).part(place.prefix)
     numbers = place.numbers
     index = jnp.arange(len(numbers))
-    if (kept := model.declared.kept_numbers(place)) != tuple(numbers):
+    if (kept := model.kept_numbers(place)) != tuple(numbers):
         index = jnp.array(kept)
     elif numbers != range(len(numbers)):
         index = numbers.start + numbers.step * index
@@ -165,7 +165,7 @@ def _inputs(
 
 
 def _stacked(
-    model: ModelConfig,
+    model: Model,
     place: Place,
     base: Weights[Array],
     adapters: Adapters[Array],
@@ -198,7 +198,7 @@ def _experts(w: Named[Array] | moe.Kernels) -> moe.Kernels:
 
 
 def _run_cycle(
-    model: ModelConfig,
+    model: Model,
     places: list[Place],
     stacks: list[moe.Kernels],
     adapters: Adapters[Array],

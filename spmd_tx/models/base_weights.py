@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from spmd_tx.models.checkpoint.packed import Packed, scale_dtype
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Map, Parameter, Source, is_split
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -39,25 +39,25 @@ class Weights(PyTreeNode, Generic[Leaf]):
 
 
 def weights(
-    model: ModelConfig, mesh: AnyMesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
+    model: Model, mesh: AnyMesh, dtype: DTypeLike, *, split_over_fsdp: bool = False
 ) -> Weights[Weight]:
     """Declare the weights. With fewer heads than tp, every device keeps all of them."""
-    declared, fsdp = model.declared, FSDP if split_over_fsdp else None
+    fsdp = FSDP if split_over_fsdp else None
     vocabulary = P(TP, fsdp)
     layers: dict[str, Any] = {}
-    for place in declared.places:
-        for array in declared.arrays(place):
+    for place in model.places:
+        for array in model.arrays(place):
             make = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
             if isinstance(array, Map) and array.kept is not None:
                 layers[place.name(array.name)] = _packed(place, array, make)
             else:
                 layers[place.name(array.name)] = _stacked(place, array, make, dtype)
-    table = (declared.vocab_size, declared.d_model)
+    table = (model.vocab_size, model.d_model)
     return Weights(
-        embed=_weight(table, vocabulary, dtype, declared.embed),
+        embed=_weight(table, vocabulary, dtype, model.embed),
         layers=Named(layers),
-        final_norm=_weight((declared.d_model,), P(), dtype, declared.final_norm),
-        head=None if declared.is_tied else _weight(table, vocabulary, dtype, declared.head),
+        final_norm=_weight((model.d_model,), P(), dtype, model.final_norm),
+        head=None if model.is_tied else _weight(table, vocabulary, dtype, model.head),
     )
 
 

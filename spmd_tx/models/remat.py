@@ -6,8 +6,9 @@ from typing import Any
 import jax
 
 from spmd_tx.models.attention.packed_rows import saves_attention
-from spmd_tx.models.declared.layers import Layer, Model, met
+from spmd_tx.models.declared.layers import Layer
 from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.model import Model, met
 
 # What each level keeps of a layer for the backward pass, besides its input; the rest is recomputed. "mlp"
 # keeps attention's operands and results, so the feed-forward block runs twice; "light" recomputes

@@ -22,7 +22,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     # How many copies of the whole model samplers draw from, with the base model itself; 0: adapters are
     # trained. Otherwise all weights are, and bank slots of commands number the copies.
     full_copies: int = 0
-    expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/layers.py)
+    expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/model.py)
     expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/checkpoint/packed.py)
     base_dtype: str = "auto"  # in which adapted maps are kept, of BASE_DTYPES in models/declared/encoding.py
     max_context: int  # tokens

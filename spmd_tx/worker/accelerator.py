@@ -25,10 +25,11 @@ from jax.experimental import multihost_utils
 
 from spmd_tx.models.attention import packed_rows as attention
 from spmd_tx.models.attention.paged import attention as paged
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
 from spmd_tx.worker.self_tests.attention import Sizes, Verdict
@@ -258,9 +259,9 @@ def joined_flags(flags: Sequence[str]) -> str:
     return " ".join([*flags, *os.environ.get("XLA_FLAGS", "").split()])
 
 
-def sizes_of(setup: Setup, model: ModelConfig, platform: str, device: int) -> Sizes:
+def sizes_of(setup: Setup, model: Model, platform: str, device: int) -> Sizes:
     """Return the sizes of attention on one device."""
-    mixers = [place.layer.mixer for place in model.declared.places if isinstance(place.layer.mixer, Softmax)]
+    mixers = [place.layer.mixer for place in model.places if isinstance(place.layer.mixer, Softmax)]
     return Sizes(
         implementations=attention.candidates(platform, model.head_dim, setup.dtype != "float32"),
         heads=model.n_heads // setup.tp,
@@ -272,7 +273,7 @@ def sizes_of(setup: Setup, model: ModelConfig, platform: str, device: int) -> Si
     )
 
 
-def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) -> Sizes:
+def of_pages(setup: Setup, model: Model, sizes: Sizes, *, is_gpu: bool) -> Sizes:
     """Return the sizes of attention to pages on one device, from those of attention to rows."""
     names = paged.candidates(
         "gpu" if is_gpu else "tpu", model.head_dim, setup.page_size, setup.dtype != "float32"
@@ -281,16 +282,16 @@ def of_pages(setup: Setup, model: ModelConfig, sizes: Sizes, *, is_gpu: bool) ->
         sizes,
         implementations=names,
         page_size=setup.page_size,
-        keeps_values=model.declared.keeps_values,
+        keeps_values=model.keeps_values,
     )
 
 
-def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSizes:
+def expert_sizes_of(setup: Setup, model: Model, device: int) -> ExpertSizes:
     """Return the sizes of a mixture's experts on one device, or else of two layers."""
-    channels = (place.layer.channel for place in model.declared.places)
+    channels = (place.layer.channel for place in model.places)
     mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
-    packed = [each.kept for each in model.declared.packed if each.experts]
-    linear = model.declared.stateful
+    packed = [each.kept for each in model.packed if each.experts]
+    linear = model.stateful
     return ExpertSizes(
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
@@ -304,7 +305,7 @@ def expert_sizes_of(setup: Setup, model: ModelConfig, device: int) -> ExpertSize
     )
 
 
-def decode_sizes_of(setup: Setup, model: ModelConfig, device_ids: Sequence[int] | None) -> DecodeSizes:
+def decode_sizes_of(setup: Setup, model: Model, device_ids: Sequence[int] | None) -> DecodeSizes:
     """Return the ways to run a decode that this process could use, and the sizes with which to try them."""
     is_float32 = setup.dtype == "float32"
     return DecodeSizes(

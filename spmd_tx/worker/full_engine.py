@@ -150,7 +150,7 @@ class FullEngine(Engine):
         self.state.train = FullState(saved.w, grad_sum, saved.mu, saved.nu, saved.step, groups)
 
     def _load(self, path: Path, declared: Weights[Weight]) -> Weights[Array]:
-        return load(path, declared, self.mesh, lambda _: None, self.model.declared.unread)
+        return load(path, declared, self.mesh, lambda _: None, self.model.unread)
 
     def _put(self, name: str, tree: Any) -> Result:
         """Move arrays off the devices."""

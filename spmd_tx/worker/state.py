@@ -60,7 +60,7 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     """Return (declarations, arrays), with the weights loaded and the rest zero."""
     declared, mesh, setup = declare(plan), plan.sizes.mesh, plan.sizes.setup
     assert isinstance(mesh, Mesh), "there are devices"
-    unread = plan.sizes.model.declared.unread
+    unread = plan.sizes.model.unread
     base = load(Path(setup.model_dir), declared.base, mesh, progress, unread)
     progress("allocating adapters")
     train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)

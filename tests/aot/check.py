@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 from tests.support.model_shapes import REAL as REAL_MODELS
 
 FILE = Path(__file__).with_name("budgets.toml")
@@ -101,7 +102,7 @@ class Line:
         )
 
 
-def model_named(name: str, base_dtype: str = "auto") -> ModelConfig:
+def model_named(name: str, base_dtype: str = "auto") -> Model:
     """Return a model that cases name: by its sizes, or from a config.json. Raises StartError."""
     known = REAL_MODELS.get(name) if base_dtype == "auto" else None
     return known or read_model_config(CONFIGS / name, base_dtype=base_dtype)

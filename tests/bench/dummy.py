@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.state import zeros
@@ -45,7 +45,7 @@ def random_arrays(mesh: Mesh, declared: Any) -> Any:
 class Dummy:
     """Holds the declarations, and the arrays that all steps share."""
 
-    model: ModelConfig
+    model: Model
     rank: int
     slots: int
     dtype: Any

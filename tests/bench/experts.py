@@ -7,7 +7,7 @@ float32 on one device. With ``--dense`` every expert runs over all rows.
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
 from spmd_tx.worker.steps.train_state import train_weights
+from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, random_arrays
 
 SLOTS, PAGE, STEPS = 4, 16, 16
@@ -78,7 +79,7 @@ class Steps:
     """Runs the steps of one model with random weights."""
 
     def __init__(self, sizes: argparse.Namespace) -> None:
-        self.model = replace(
+        self.model = resized(
             MIXTURE,
             n_layers=sizes.layers,
             d_model=sizes.d_model,

@@ -21,7 +21,6 @@ from rich.console import Console
 from spmd_tx.demo import tiny_model
 from spmd_tx.demo.run import ServerLog, serving
 from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from tests.bench import tables
 from tests.bench.models import SPECS
@@ -94,7 +93,7 @@ def line(name: str, found: dict[str, tuple[int, list[float]]]) -> list[str]:
     """Put a family beside the Qwen3 that has experts, if it has, or that has none."""
     parameters, speeds = found[name]
     config = tiny_model.model_config(replace(SPECS["tiny"], family=name), {})
-    like = "qwen3_moe" if configured(declare(config)).n_experts else "qwen3"
+    like = "qwen3_moe" if declare(config).n_experts else "qwen3"
     beside = found.get(like)
     ratios = ["-", "-"] if beside is None else [f"{speeds[i] / beside[1][i]:.2f}" for i in (0, 2)]
     return [name, f"{parameters / 1e6:.1f} M", *map(tables.number, speeds), *ratios]

@@ -14,7 +14,7 @@ from jax import Array
 from spmd_tx.models import sampling
 from spmd_tx.models.attention.packed_rows import IMPLEMENTATIONS, candidates
 from spmd_tx.models.attention.paged.attention import candidates as paged_candidates
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.experts.product import implementation as implementation_of_experts
 from spmd_tx.sharding.mesh import make_mesh
@@ -65,7 +65,7 @@ class Scale:
     def dtype(self) -> jnp.dtype:
         return jnp.dtype(jnp.bfloat16)
 
-    def dummy(self, model: ModelConfig, slots: int = 4) -> Dummy:
+    def dummy(self, model: Model, slots: int = 4) -> Dummy:
         return Dummy(self.pick(model, TINY), self.pick(32, 4), slots, self.dtype)
 
 
@@ -115,7 +115,7 @@ def train(meter: Meter, scale: Scale) -> None:
         (QWEN3_4B, 2048, [(chosen, "mlp"), (chosen, "none")]),
         (QWEN3_4B, 8192, [(chosen, "mlp")]),
     ]
-    made: tuple[ModelConfig, Dummy] | None = None
+    made: tuple[Model, Dummy] | None = None
     for model, length, kinds in variants[: scale.pick(None, 1)]:
         if made is None or made[0] is not model:
             made = None  # the old weights first make room
@@ -162,7 +162,7 @@ def decode(meter: Meter, scale: Scale) -> None:
     steps = scale.pick(16, 4)
     variants = [(QWEN3_8B, 64, 1024), (QWEN3_8B, 256, 1024), (QWEN3_8B, 64, 8192), (QWEN3_8B, 1, 1024)]
     variants += [(QWEN3_4B, 64, 1024), (QWEN3_4B, 256, 1024)]
-    made: tuple[ModelConfig, Dummy] | None = None
+    made: tuple[Model, Dummy] | None = None
     for model, rows, context in scale.pick(variants, [(QWEN3_8B, 4, 128)]):
         if made is None or made[0] is not model:
             made = None
@@ -304,7 +304,7 @@ def _to_device(host: object) -> Callable[[object], object]:
     return partial(lambda host, _: jax.device_put(host), host)
 
 
-def _name(model: ModelConfig) -> str:
+def _name(model: Model) -> str:
     return {QWEN3_8B: "8B", QWEN3_4B: "4B"}.get(model, "tiny")
 
 

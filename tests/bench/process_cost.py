@@ -10,9 +10,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
+
+from tests.support.model_shapes import resized
 
 DEVICES = 2
 MESHES = [("dense", (2, 1, 1)), ("dense", (1, 1, 2)), ("mixture", (1, 2, 1)), ("mixture", (1, 1, 2))]
@@ -62,7 +63,7 @@ def steps(kind: str, shape: tuple[int, int, int]) -> tuple[Callable[[], object],
     from tests.support import tiny_engine, tiny_sampler
 
     d_ff = 1024 if kind == "dense" else 256
-    tiny_engine.MODELS[kind] = replace(tiny_engine.MODELS[kind], d_model=256, d_ff=d_ff, n_layers=4)
+    tiny_engine.MODELS[kind] = resized(tiny_engine.MODELS[kind], d_model=256, d_ff=d_ff, n_layers=4)
     engine = tiny_engine.tiny_engine(shape, kind=kind)
     w = tiny_engine.random_adapters(1, engine.model)
     rows = [(tiny_engine.random_datum(row, row % 3),) for row in range(8)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 
 BYTES = 2  # of a number in bfloat16
 
@@ -19,18 +19,18 @@ class Ceilings:
         return max(flops / (self.teraflops * 1e12), moved / (self.gigabytes * 1e9))
 
 
-def layer_parameters(model: ModelConfig) -> int:
+def layer_parameters(model: Model) -> int:
     """Count the weights of one layer's linear maps."""
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     return model.d_model * (2 * heads + 2 * kv_heads + 3 * model.d_ff)
 
 
-def parameters(model: ModelConfig) -> int:
+def parameters(model: Model) -> int:
     """Count the weights that a token is multiplied with: all layers and the head."""
     return model.n_layers * layer_parameters(model) + model.d_model * model.vocab_size
 
 
-def adapter_parameters(model: ModelConfig, rank: int) -> int:
+def adapter_parameters(model: Model, rank: int) -> int:
     """Count the weights of an adapter of every linear map, including the head."""
     heads, kv_heads = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
     attention = 2 * (model.d_model + heads) + 2 * (model.d_model + kv_heads)
@@ -38,12 +38,12 @@ def adapter_parameters(model: ModelConfig, rank: int) -> int:
     return rank * (model.n_layers * (attention + feed_forward) + model.d_model + model.vocab_size)
 
 
-def attention_flops(model: ModelConfig, length: int) -> float:
+def attention_flops(model: Model, length: int) -> float:
     """Return the operations of a forward pass, on average per token of a causal sequence."""
     return 2.0 * length * model.n_heads * model.head_dim * model.n_layers
 
 
-def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = False) -> float:
+def training_flops(model: Model, rank: int, length: int, *, twice: bool = False) -> float:
     """Return the operations per token: forward and back through frozen weights, and the adapter's gradients.
 
     ``twice``: with everything computed a second time on the backward pass.
@@ -52,19 +52,19 @@ def training_flops(model: ModelConfig, rank: int, length: int, *, twice: bool = 
     return 6.0 * n + 8.0 * r + 4.5 * a if twice else 4.0 * n + 6.0 * r + 3.5 * a
 
 
-def prefill_flops(model: ModelConfig, rank: int, length: int) -> float:
+def prefill_flops(model: Model, rank: int, length: int) -> float:
     """Return the operations per token, without the head."""
     n = model.n_layers * layer_parameters(model)
     return 2.0 * n + 2.0 * adapter_parameters(model, rank) + attention_flops(model, length)
 
 
-def decode_bytes(model: ModelConfig, rank: int, rows: int, context: int, adapters: int = 1) -> float:
+def decode_bytes(model: Model, rank: int, rows: int, context: int, adapters: int = 1) -> float:
     """Return the bytes of one step: all weights, the adapters in use, and all rows' keys and values."""
     cache = 2.0 * model.n_layers * model.n_kv_heads * model.head_dim * rows * context
     return BYTES * (parameters(model) + adapters * adapter_parameters(model, rank) + cache)
 
 
-def decode_flops(model: ModelConfig, rank: int, rows: int, context: int) -> float:
+def decode_flops(model: Model, rank: int, rows: int, context: int) -> float:
     """Return the operations of one step."""
     attention = 4.0 * context * model.n_heads * model.head_dim * model.n_layers
     return rows * (2.0 * (parameters(model) + adapter_parameters(model, rank)) + attention)

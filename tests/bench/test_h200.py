@@ -1,7 +1,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from tests.bench import h200, h200_checks, h200_page, meter, roofline
 from tests.bench.dummy import Dummy
 from tests.bench.paged import attend_paged
 from tests.bench.roofline import Ceilings
-from tests.support.model_shapes import QWEN3_4B, QWEN3_8B, TINY
+from tests.support.model_shapes import QWEN3_4B, QWEN3_8B, TINY, resized
 
 
 @pytest.mark.parametrize(
@@ -113,7 +112,7 @@ def small_meter(tmp_path) -> meter.Meter:
 
 
 def small_dummy() -> Dummy:
-    return Dummy(replace(TINY, n_layers=1, n_kv_heads=1, head_dim=8), 4, 1, jnp.dtype(jnp.bfloat16))
+    return Dummy(resized(TINY, n_layers=1, n_kv_heads=1, head_dim=8), 4, 1, jnp.dtype(jnp.bfloat16))
 
 
 @pytest.mark.slow

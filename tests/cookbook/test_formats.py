@@ -17,7 +17,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.exports.adapter_formats import export_adapter
 from spmd_tx.exports.merged import export_merged
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.declared.layers import EXPERT_LORA
+from spmd_tx.models.declared.model import EXPERT_LORA
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import make_mesh
 from tests.cookbook.cookbook import HERE, PYTHON, run_python

@@ -40,7 +40,7 @@ def write_with_vision(path):
 
 def merged_by_us(model, adapters, tensors):
     """Add what the adapter means to the tensors of the checkpoint, by the declaration."""
-    for name, found in model.declared.adapted.items():
+    for name, found in model.adapted.items():
         factors = adapters.layers.get(name, adapters.head)
         for layer, number in enumerate(found.numbers or [None]):
             for expert in range(found.map.experts or 1):

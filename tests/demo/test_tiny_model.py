@@ -44,7 +44,7 @@ def test_another_seed_gives_other_weights(tiny, tmp_path):
 def test_our_own_reader_understands_the_config(tmp_path):
     spec = Spec(n_layers=3, n_kv_heads=2, rope_theta=5e6, tied=False)
     config = read_model_config(tiny_model.write(tmp_path, spec))
-    assert (config.n_layers, config.n_kv_heads, config.rope_theta, config.tied_embeddings) == (
+    assert (config.n_layers, config.n_kv_heads, config.attention.rope.theta, config.is_tied) == (
         3,
         2,
         5e6,
@@ -93,7 +93,7 @@ def test_the_tensors_of_every_family_are_those_that_its_declaration_reads(tmp_pa
     path = tiny_model.write(tmp_path, Spec(family=family, tied=False))
     model, mesh = read_model_config(path), make_mesh(1, 1, 1)
     declared = weights(model, mesh, np.float32)
-    loaded = huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    loaded = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     assert loaded.embed.shape == (512, 64)
 
 

@@ -41,7 +41,7 @@ def loaded(path):
     """The arrays of a checkpoint as the server computes with them, by name."""
     model, mesh = read_model_config(path), make_mesh(1, 1, 1)
     declared = weights(model, mesh, jnp.float32)
-    arrays = huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    arrays = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     return model, jax.tree.map(np.asarray, arrays)
 
 
@@ -293,7 +293,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(raw))
     model, end, header = read_model_config(path), 0, {}
-    for name, shape in stored_shapes(model.declared).items():
+    for name, shape in stored_shapes(model).items():
         start, end = end, end + 2 * math.prod(shape)
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()

@@ -11,16 +11,15 @@ The loss is the sum of the log-probabilities times ``loss_weights``, negated.
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from spmd_tx.models.adapters.lora import Adapters, Lora, lead, rank_of, shapes
-from spmd_tx.models.config import ModelConfig, configured
-from spmd_tx.models.declared.layers import ExpertLora
 from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.model import ExpertLora, Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden.families import CONFIGS, LENGTH, tokens
@@ -47,8 +46,8 @@ class Case:
         return self.family if self.layout == "shared-outer" else f"{self.family}/{self.layout}"
 
     @property
-    def model(self) -> ModelConfig:
-        return configured(declare(CONFIGS[self.family]), self.layout)
+    def model(self) -> Model:
+        return replace(declare(CONFIGS[self.family]), expert_lora=self.layout)
 
     @property
     def loss_weights(self) -> np.ndarray:
@@ -74,7 +73,7 @@ def adapter(case: Case) -> Adapters[np.ndarray]:
         )
         return Lora(of_a.astype(np.float32), of_b.astype(np.float32))
 
-    *layers, head = model.declared.adapted
+    *layers, head = model.adapted
     return Adapters({name: pair(name) for name in layers}, pair(head))
 
 
@@ -93,13 +92,13 @@ def summary(name: str, gradient: np.ndarray) -> np.ndarray:
     return np.append(flat[places(name, flat.size)], np.linalg.norm(flat)).astype(np.float32)
 
 
-def scale_of(model: ModelConfig, name: str) -> float:
+def scale_of(model: Model, name: str) -> float:
     return ADAPTER.alpha / rank_of(model, name, ADAPTER.rank)
 
 
-def matrices(model: ModelConfig, name: str, tensors: Tensors) -> Iterator[tuple[Any, Any, np.ndarray]]:
+def matrices(model: Model, name: str, tensors: Tensors) -> Iterator[tuple[Any, Any, np.ndarray]]:
     """Yield views [in, out] of an adapted map in a checkpoint, with the indices of its A and B."""
-    adapted = model.declared.adapted[name]
+    adapted = model.adapted[name]
     if adapted.numbers is None:
         yield (), (), tensors[HEAD_TENSOR].T
         return

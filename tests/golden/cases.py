@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.demo.tiny_model import Spec
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 LOGITS = Path(__file__).parent / "transformers_logits.npz"
@@ -81,7 +81,7 @@ CASES = {
 }
 
 
-def random_adapters(model: ModelConfig, adapter: AdapterSpec, seed: int) -> Adapters[np.ndarray]:
+def random_adapters(model: Model, adapter: AdapterSpec, seed: int) -> Adapters[np.ndarray]:
     """Factors [L, r, width] of exactly the adapter's rank, unpadded; groups not trained are random too."""
     random = np.random.default_rng(seed)
 

@@ -42,7 +42,7 @@ def merged(case: Case, directory: Path) -> Path:
     """Write the model with its adapter. Its head is one of its own, since tied embeddings have no adapter."""
     path = write(directory, case.family)
     tensors = load_file(path / "model.safetensors")
-    model = case.model.declared
+    model = case.model
     tensors.setdefault(HEAD_TENSOR, tensors[model.embed.name].copy())
     merge(case, tensors)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 
 MLP = ("gate", "up", "down")
 
@@ -50,18 +50,18 @@ def swiglu(w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
     return linear(gate / (1 + jnp.exp(-gate)) * up, w.down, lora["down"], scale)
 
 
-def chosen(model: ModelConfig, probabilities: Array) -> Array:
+def chosen(model: Model, probabilities: Array) -> Array:
     """Which experts are the most likely ones."""
     limit = jnp.sort(probabilities, axis=-1)[:, -model.experts_per_token]
     return probabilities >= limit[:, None]
 
 
-def mixture(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
+def mixture(model: Model, w: Any, lora: dict[str, Any], scale: float, h: Array) -> Array:
     """Σ p_e · swiglu_e(h) over the experts of highest probability; the p of those sum to 1."""
     probabilities = jnp.exp(h @ w.router)
     probabilities = probabilities / jnp.sum(probabilities, axis=-1, keepdims=True)
     weights = jnp.where(chosen(model, probabilities), probabilities, 0.0)
-    if model.normalize_expert_weights:
+    if model.mixture.route.normalise:
         weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
 
     def expert(matrices: dict[str, Array], its_lora: dict[str, Any]) -> Array:
@@ -77,9 +77,9 @@ def mixture(model: ModelConfig, w: Any, lora: dict[str, Any], scale: float, h: A
 Scales = Any  # alpha / rank of linear maps, and of experts
 
 
-def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scales: Scales, x: Array) -> Array:
+def layer(model: Model, w: Any, lora: dict[str, Any], scales: Scales, x: Array) -> Array:
     scale, expert_scale = scales[0], scales[1]
-    eps, width = model.rms_norm_eps, model.head_dim
+    eps, width = model.norm.eps, model.head_dim
     h = rms_norm(x, w.attention_norm, eps)
     q, k, v = (linear(h, getattr(w, name), lora[name], scale) for name in "qkv")
 
@@ -89,8 +89,8 @@ def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scales: Scales, x: A
             jax.lax.dynamic_slice_in_dim(y, i * width, width, axis=1)
             for y, i in ((q, head), (k, group), (v, group))
         )
-        q_head = rotate(rms_norm(q_head, w.q_norm, eps), model.rope_theta)
-        k_head = rotate(rms_norm(k_head, w.k_norm, eps), model.rope_theta)
+        q_head = rotate(rms_norm(q_head, w.q_norm, eps), model.attention.rope.theta)
+        k_head = rotate(rms_norm(k_head, w.k_norm, eps), model.attention.rope.theta)
         return attention_head(q_head, k_head, v_head)
 
     heads = jnp.concatenate(jax.vmap(attended)(jnp.arange(model.n_heads)), axis=-1)
@@ -101,7 +101,7 @@ def layer(model: ModelConfig, w: Any, lora: dict[str, Any], scales: Scales, x: A
     return x + swiglu(w, lora, scale, h)
 
 
-def logits(model: ModelConfig, base: Any, adapter: Any, scales: Scales, tokens: Array) -> Array:
+def logits(model: Model, base: Any, adapter: Any, scales: Scales, tokens: Array) -> Array:
     """[T, V] for one sequence and one adapter without a slot axis."""
     x = base.embed[tokens]
     for index in range(model.n_layers):
@@ -109,12 +109,10 @@ def logits(model: ModelConfig, base: Any, adapter: Any, scales: Scales, tokens: 
         lora = jax.tree.map(lambda leaf, i=index: leaf[i], adapter.layers)
         x = layer(model, w, lora, scales, x)
     unembed = base.embed if base.head is None else base.head
-    return linear(rms_norm(x, base.final_norm, model.rms_norm_eps), unembed.T, adapter.head, scales[0])
+    return linear(rms_norm(x, base.final_norm, model.norm.eps), unembed.T, adapter.head, scales[0])
 
 
-def logprobs(
-    model: ModelConfig, base: Any, adapter: Any, scales: Scales, tokens: Array, targets: Array
-) -> Array:
+def logprobs(model: Model, base: Any, adapter: Any, scales: Scales, tokens: Array, targets: Array) -> Array:
     """log softmax(logits) at the targets, [T]."""
     z = logits(model, base, adapter, scales, tokens)
     z = z - jnp.max(z, axis=-1, keepdims=True)

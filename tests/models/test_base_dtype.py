@@ -39,7 +39,7 @@ def path(request, tmp_path_factory):
 def loaded(path, mesh, base_dtype="auto"):
     model = read_model_config(path, base_dtype=base_dtype)
     declared = weights(model, mesh, jnp.float32, split_over_fsdp=True)
-    return model, declared, huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    return model, declared, huggingface.load(path, declared, mesh, lambda _: None, model.unread)
 
 
 @pytest.mark.parametrize("base_dtype", BASE_DTYPES)
@@ -48,7 +48,7 @@ def test_adapted_maps_are_rounded_group_by_group(path, base_dtype):
     model, declared, kept = loaded(path, mesh, base_dtype)
     _, as_stored, plain = loaded(path, mesh)
     names = {each for each in kept.layers if isinstance(kept.layers[each], Packed)}
-    assert names == set(model.declared.adapted) - {"head"}
+    assert names == set(model.adapted) - {"head"}
     found = jax.jit(lambda layers: {each: decoded(layers[each], jnp.float32) for each in names})(kept.layers)
     encoding = BASE_DTYPES[base_dtype]
     for name in plain.layers:
@@ -107,7 +107,7 @@ def test_what_has_few_bits_stays_as_it_is_and_the_rest_is_rounded(stored, base_d
     path, mesh = write_encoded(tmp_path / "encoded", stored), make_mesh(1, 1, 1)
     model, _, kept = loaded(path, mesh, base_dtype)
     plain = loaded(path, mesh)[2]
-    maps = {name: each.map for name, each in model.declared.adapted.items() if name in kept.layers}
+    maps = {name: each.map for name, each in model.adapted.items() if name in kept.layers}
     assert any(each.source.encoding is not None for each in maps.values())
     find = jax.jit(lambda layers: {each: decoded(layers[each], jnp.float32) for each in maps})
     for name, found in find(kept.layers).items():
@@ -138,8 +138,8 @@ def test_of_encoded_checkpoints_all_meshes_have_the_same_logits(stored, base_dty
 def test_packed_experts_and_the_rest_in_fewer_bits(tmp_path):
     path = write_encoded(tmp_path / "encoded", "fp8")
     model = read_model_config(path, expert_weights="packed", base_dtype="int4")
-    kept = {type(each.map.kept).__name__ for each in model.declared.adapted.values() if each.map.experts}
-    others = {each.map.kept for each in model.declared.adapted.values() if not each.map.experts}
+    kept = {type(each.map.kept).__name__ for each in model.adapted.values() if each.map.experts}
+    others = {each.map.kept for each in model.adapted.values() if not each.map.experts}
     assert kept == {"Fp8Blocks"}
     assert BASE_DTYPES["int4"] in others
 
@@ -163,7 +163,7 @@ def write_decoded(path, place, model, kept):
     place.mkdir()
     (place / "config.json").write_bytes((path / "config.json").read_bytes())
     tensors = load_file(path / "model.safetensors")
-    for name, each in model.declared.adapted.items():
+    for name, each in model.adapted.items():
         if name == "head":
             continue
         matrices = np.asarray(decoded(kept.layers[name], jnp.float32))

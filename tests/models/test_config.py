@@ -1,14 +1,14 @@
 """What a model directory must say of its model, and what is refused."""
 
 import json
-from dataclasses import replace
 
 import msgspec
 import pytest
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def change(path, **values):
 def test_the_experts_of_a_mixture_are_read(path):
     model = read_model_config(path)
     assert (model.n_experts, model.experts_per_token, model.d_ff) == (8, 2, 32)
-    assert model.normalize_expert_weights
+    assert model.mixture.route.normalise
 
 
 def test_the_number_of_experts_has_two_names(path):
@@ -59,7 +59,7 @@ def test_what_is_not_supported_is_refused(path, values, message):
 
 def test_services_that_hold_a_configuration_have_a_type_that_routes_can_check():
     """Litestar checks dependencies with msgspec, which has no unions of several dataclasses."""
-    msgspec.json.Decoder(ModelConfig)
+    msgspec.json.Decoder(Model)
 
 
 def family(path, architecture, **values):
@@ -134,10 +134,3 @@ def test_a_model_has_as_many_positions_as_it_can_tell_apart(path, architecture, 
 def test_what_a_family_has_not_is_refused_by_its_key(path, architecture, values, message):
     with pytest.raises(StartError, match=message):
         family(path, architecture, **values)
-
-
-def test_sizes_that_are_not_those_of_the_declaration_are_an_error(path):
-    model = family(path, "LlamaForCausalLM")
-    assert model.declared.architecture == "LlamaForCausalLM"
-    with pytest.raises(ValueError, match="sizes of LlamaForCausalLM"):
-        _ = replace(model, d_model=128).declared

@@ -37,7 +37,7 @@ HOSTED = {
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_an_adapter_has_as_many_numbers_as_a_hosted_one(name):
-    numbers = declare((CONFIGS | FURTHER)[name]).adapter_numbers("shared-outer")
+    numbers = declare((CONFIGS | FURTHER)[name]).adapter_numbers
     assert (numbers["mlp"], numbers["attn"], numbers["unembed"]) == HOSTED[name]
 
 
@@ -47,7 +47,8 @@ def test_models_of_the_same_sizes_are_counted():
 
 
 def test_experts_with_factors_of_their_own_have_one_pair_each():
-    numbers = declare(CONFIGS["Qwen/Qwen3-30B-A3B"]).adapter_numbers("per-expert")
+    model = replace(declare(CONFIGS["Qwen/Qwen3-30B-A3B"]), expert_lora="per-expert")
+    numbers = model.adapter_numbers
     assert numbers["mlp"] == 48 * 128 * 3 * (2048 + 768)
 
 

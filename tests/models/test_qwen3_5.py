@@ -14,7 +14,6 @@ from spmd_tx.models.attention.kv_cache import cache_weights, decode_attend, pref
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
-from spmd_tx.models.config import configured
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.families import qwen3_5
 from spmd_tx.models.families.keys import Keys, Refusal
@@ -31,7 +30,7 @@ from tests.golden.delta_model import CONFIG, LENGTHS, RANK, SCALE, TEXT, rows_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-MODEL = configured(qwen3_5.dense(Keys(CONFIG)))
+MODEL = qwen3_5.dense(Keys(CONFIG))
 TOLERANCE = 1e-5  # relative to the largest logit
 PAGE_SIZE, SLOT = 16, 2
 CUT = LENGTHS[1] - 6  # tokens that are read at once; the others are decoded
@@ -41,10 +40,10 @@ def loaded(directory, mesh):
     """Return the declarations and arrays of the weights, and of one slot with the adapter."""
     base = weights(MODEL, mesh, jnp.float32)
     path = delta_model.write(directory / "model")
-    arrays = huggingface.load(path, base, mesh, lambda _: None, MODEL.declared.unread)
+    arrays = huggingface.load(path, base, mesh, lambda _: None, MODEL.unread)
     slots = adapter_weights(MODEL, mesh, 1, RANK, jnp.float32, zero=True)
     pairs = {}
-    for name, adapted in MODEL.declared.adapted.items():
+    for name, adapted in MODEL.adapted.items():
         lead = len(adapted.numbers or range(1))
         a, b = delta_model.factors(name, lead, adapted.map.width_in, adapted.map.width_out)
         is_head = adapted.numbers is None
@@ -131,10 +130,10 @@ def test_every_level_of_recomputation_leads_to_the_same_gradients(tmp_path):
 def test_prefill_and_decode_equal_transformers(tmp_path):
     mesh, golden, length = make_mesh(1, 1, 1), np.load(NUMBERS), LENGTHS[1]
     base, arrays, slots, adapter = loaded(tmp_path, mesh)
-    (sizes,) = {layer.mixer for layer in MODEL.declared.layers if isinstance(layer.mixer, DeltaRule)}
+    (sizes,) = {layer.mixer for layer in MODEL.layers if isinstance(layer.mixer, DeltaRule)}
     keep = state_pool.Keep(
         cache_weights(MODEL, mesh, 8, PAGE_SIZE, jnp.float32),
-        state_pool.pool_weights(sizes, mesh, MODEL.n_layers - MODEL.declared.n_paged, 4, jnp.float32),
+        state_pool.pool_weights(sizes, mesh, MODEL.n_layers - MODEL.n_paged, 4, jnp.float32),
     )
     pages = np.arange(1, 8, dtype=np.int32)
 
@@ -183,20 +182,20 @@ def test_prefill_and_decode_equal_transformers(tmp_path):
 
 
 def test_every_layer_is_in_its_place():
-    layers = MODEL.declared.layers
+    layers = MODEL.layers
     assert [type(layer.mixer).__name__ for layer in layers] == ["DeltaRule", "Softmax"] * 2
-    assert [place.numbers for place in MODEL.declared.places] == [range(0, 4, 2), range(1, 4, 2)]
-    assert [MODEL.declared.kept_numbers(place) for place in MODEL.declared.places] == [(0, 1), (0, 1)]
+    assert [place.numbers for place in MODEL.places] == [range(0, 4, 2), range(1, 4, 2)]
+    assert [MODEL.kept_numbers(place) for place in MODEL.places] == [(0, 1), (0, 1)]
 
 
 def test_every_tensor_of_the_text_model_is_read_once():
     read = dict[str, list[range]]()
-    for place in MODEL.declared.places:
-        for array in MODEL.declared.arrays(place):
+    for place in MODEL.places:
+        for array in MODEL.arrays(place):
             for layer in place.numbers:
                 rows = array.source.rows or (0, 1 << 40, 1)
                 read.setdefault(array.source.name.format(layer=layer), []).append(range(*rows))
-    others = {each.name for each in (MODEL.declared.embed, MODEL.declared.final_norm, MODEL.declared.head)}
+    others = {each.name for each in (MODEL.embed, MODEL.final_norm, MODEL.head)}
     assert read.keys() | others == delta_model.shapes().keys()
     fused = read["model.language_model.layers.0.linear_attn.in_proj_qkv.weight"]
     assert fused == [range(16), range(16, 32), range(32, 64)]

@@ -71,7 +71,7 @@ def write_nested(path, family):
 def loaded(path):
     model, mesh = read_model_config(path), make_mesh(1, 1, 1)
     declared = weights(model, mesh, jnp.float32)
-    return huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    return huggingface.load(path, declared, mesh, lambda _: None, model.unread)
 
 
 @pytest.mark.parametrize("family", OUTER)

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 
 from spmd_tx.models.adapter_formats import files as adapter_files
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 Tensors = dict[str, np.ndarray]
 
 
-def random_tensors(adapter: AdapterSpec, model: ModelConfig, seed: int = 0) -> Tensors:
+def random_tensors(adapter: AdapterSpec, model: Model, seed: int = 0) -> Tensors:
     random = np.random.default_rng(seed)
     return {
         name: 0.1 * random.standard_normal(shape).astype(np.float32)
@@ -24,7 +24,7 @@ def random_tensors(adapter: AdapterSpec, model: ModelConfig, seed: int = 0) -> T
 def write_folder(
     folder: Path,
     adapter: AdapterSpec,
-    model: ModelConfig,
+    model: Model,
     base_model: str,
     change: Callable[[Tensors], object] = lambda tensors: None,
 ) -> Path:

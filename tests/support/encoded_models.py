@@ -13,7 +13,6 @@ import numpy as np
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import files as checkpoint_files
 from spmd_tx.models.checkpoint.tensors import parts, tensor_names
-from spmd_tx.models.config import configured
 from spmd_tx.models.declared.encoding import Part
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
@@ -47,7 +46,7 @@ def write(directory: Path, encoding: str, **keys: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     raw = MODELS[encoding] | keys
     (directory / "config.json").write_text(json.dumps(raw))
-    declared = weights(configured(declare(raw)), abstract_mesh(1, 1, 1), jnp.float32)
+    declared = weights(declare(raw), abstract_mesh(1, 1, 1), jnp.float32)
     found: dict[str, Part] = {}
     for weight in jax.tree.leaves(declared):
         for name in tensor_names(weight):

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 
 from spmd_tx.hlo.cost import cost_of
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import configured
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.steps.losses import TokenLossInputs
@@ -21,14 +20,14 @@ def flops(model: Model, rows: tuple[int, int], tp: int = 1, level: str | None = 
 
     An adapter of rank 1 takes part.
     """
-    config, mesh = configured(model), make_mesh(1, 1, tp)
-    base, state = weights(config, mesh, jnp.bfloat16), train_weights(config, mesh, 1, 1)
+    mesh = make_mesh(1, 1, tp)
+    base, state = weights(model, mesh, jnp.bfloat16), train_weights(model, mesh, 1, 1)
     arrays, trained = abstract(mesh, base), abstract(mesh, state)
     if level is None:
-        step: Any = make_forward(config, mesh, base, state)
+        step: Any = make_forward(model, mesh, base, state)
         given = arrays, trained.w, trained.scale
     else:
-        step = make_forward_backward(config, mesh, base, state, level)
+        step = make_forward_backward(model, mesh, base, state, level)
         given = arrays, trained.w, trained.grad_sum, trained.scale
     return cost_of(step.lower(*given, *batch(*rows)).compile().as_text()).flops
 

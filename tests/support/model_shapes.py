@@ -1,10 +1,38 @@
 """Lists the shapes of models for tests and benchmarks: real and tiny ones."""
 
 from dataclasses import replace
+from typing import Any
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.rope import Rope
 
-QWEN3_8B = ModelConfig(
+
+def resized(model: Model, **sizes: Any) -> Model:
+    """Return a plain model with other sizes, by the names that plain_model has for them."""
+    mixture = model.mixture
+    same = {
+        "architecture": model.architecture,
+        "vocab_size": model.vocab_size,
+        "d_model": model.d_model,
+        "d_ff": model.d_ff,
+        "n_layers": model.n_layers,
+        "n_heads": model.n_heads,
+        "n_kv_heads": model.n_kv_heads,
+        "head_dim": model.head_dim,
+        "rope": model.attention.rope,
+        "rms_norm_eps": model.norm.eps,
+        "tied_embeddings": model.is_tied,
+        "max_positions": model.max_positions,
+        "n_experts": model.n_experts,
+        "experts_per_token": model.experts_per_token,
+        "normalize_expert_weights": mixture is not None and mixture.route.normalise,
+    }
+    assert plain_model(**same) == replace(model, expert_lora="shared-outer"), "its sizes do not say it all"
+    return replace(plain_model(**same | sizes), expert_lora=model.expert_lora)
+
+
+QWEN3_8B = plain_model(
     architecture="Qwen3ForCausalLM",
     vocab_size=151936,
     d_model=4096,
@@ -13,14 +41,14 @@ QWEN3_8B = ModelConfig(
     n_heads=32,
     n_kv_heads=8,
     head_dim=128,
-    rope_theta=1e6,
+    rope=Rope(1e6),
     rms_norm_eps=1e-6,
     tied_embeddings=False,
     max_positions=40960,
 )
-QWEN3_4B = replace(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
-QWEN3_32B = replace(QWEN3_8B, d_model=5120, d_ff=25600, n_layers=64, n_heads=64)
-QWEN3_30B_A3B = replace(
+QWEN3_4B = resized(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
+QWEN3_32B = resized(QWEN3_8B, d_model=5120, d_ff=25600, n_layers=64, n_heads=64)
+QWEN3_30B_A3B = resized(
     QWEN3_8B,
     architecture="Qwen3MoeForCausalLM",
     d_model=2048,
@@ -37,7 +65,7 @@ REAL = {
     "qwen3-32b": QWEN3_32B,
     "qwen3-30b-a3b": QWEN3_30B_A3B,
 }
-TINY = replace(
+TINY = resized(
     QWEN3_8B,
     vocab_size=512,
     d_model=64,
@@ -50,6 +78,6 @@ TINY = replace(
     max_positions=512,
 )
 # The model of the benchmarks' tables: four layers of width 256.
-TINY_OF_BENCH = replace(
+TINY_OF_BENCH = resized(
     TINY, vocab_size=2048, d_model=256, d_ff=768, n_layers=4, head_dim=64, max_positions=4096
 )

@@ -19,7 +19,7 @@ import spmd_tx.worker.memory.steps  # noqa: F401 - it has read HEAD_TOKENS befor
 from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import ModelConfig, configured
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import LOSS_NAMES
 from spmd_tx.sharding.mesh import make_mesh
@@ -30,10 +30,10 @@ from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.train import Rows
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
-from tests.support.model_shapes import TINY
+from tests.support.model_shapes import TINY, resized
 
-MODEL = replace(TINY, vocab_size=256, n_heads=8)
-MIXTURE = replace(
+MODEL = resized(TINY, vocab_size=256, n_heads=8)
+MIXTURE = resized(
     MODEL,
     architecture="Qwen3MoeForCausalLM",
     d_ff=32,
@@ -41,13 +41,13 @@ MIXTURE = replace(
     experts_per_token=2,
     normalize_expert_weights=True,
 )
-GROUPED = replace(MIXTURE, d_ff=128, n_experts=32)  # large enough for tokens to be grouped by expert
+GROUPED = resized(MIXTURE, d_ff=128, n_experts=32)  # large enough for tokens to be grouped by expert
 MODELS = {
     "dense": MODEL,
     "mixture": MIXTURE,
     "grouped": GROUPED,
     **{  # with linear attention, and with latent attention and experts
-        kind: configured(declare(model_config(Spec(family=family, vocab_size=256), {})))
+        kind: declare(model_config(Spec(family=family, vocab_size=256), {}))
         for kind, family in (("linear", "qwen3_5"), ("latent", "glm4_moe_lite"))
     },
 }
@@ -122,7 +122,7 @@ def named_factors(adapters: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(adapters)}
 
 
-def random_adapters(seed: int, model: ModelConfig = MODEL) -> Adapters[Any]:
+def random_adapters(seed: int, model: Model = MODEL) -> Adapters[Any]:
     """SLOTS different adapters with both factors non-zero, as NumPy arrays."""
     return random_arrays(train_weights(model, make_mesh(1, 1, 1), SLOTS, RANK).w, seed)
 

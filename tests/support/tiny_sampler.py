@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings
@@ -39,7 +39,7 @@ COPIES = 2  # of one data shard
 BANK_SLOTS = SLOTS
 
 
-def sampler_weights(model: ModelConfig = MODEL) -> Any:
+def sampler_weights(model: Model = MODEL) -> Any:
     """Return the random adapters, with the base model in slot 0."""
     w = random_adapters(1, model)
     for leaf in jax.tree.leaves(w):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator
 from spmd_tx.worker.accelerator import (
@@ -20,6 +19,7 @@ from spmd_tx.worker.accelerator import (
 )
 from spmd_tx.worker.self_tests.attention import Sizes, Verdict
 from spmd_tx.worker.self_tests.products import ExpertSizes
+from tests.support.model_shapes import TINY, resized
 
 SIZES = Sizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
 SETUP = Setup(
@@ -180,7 +180,7 @@ def test_a_machine_is_described_without_a_gpu():
 
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
-    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
+    model = resized(TINY, vocab_size=256, n_heads=8, n_kv_heads=1)
     gpu = FakeGpu(wrong=["triton", "product", "graphs and one-shot"], unknown=[accelerator.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
@@ -237,7 +237,7 @@ def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_pa
 
 def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
-    model = ModelConfig("", 256, 64, 128, 2, 8, 1, 16, 1e6, 1e-6, True, 512)
+    model = resized(TINY, vocab_size=256, n_heads=8, n_kv_heads=1)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
     monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: FakeGpu()(flags, sizes))
     monkeypatch.setenv("XLA_FLAGS", "")

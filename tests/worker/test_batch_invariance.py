@@ -136,7 +136,7 @@ def test_behind_pages_that_other_requests_have_read(engine, alone):
     sampler.run()
     ask(sampler)
     sampler.run()
-    keeps_states = engine.model.declared.stateful is not None  # then the option leaves no prefixes
+    keeps_states = engine.model.stateful is not None  # then the option leaves no prefixes
     assert sampler.results["ours"].prompt_cache_hit_tokens == (0 if keeps_states else 128)
     assert sampler.answer("ours") == alone
 

@@ -56,7 +56,7 @@ def trained(case: Case, path, shape, split_base):
     """Return the log-probabilities of our sequence, and the gradient of our slot by the names of factors."""
     model, mesh, data_shards = case.model, make_mesh(*shape), shape[0] * shape[1]
     declared = weights(model, mesh, jnp.float32, split_over_fsdp=split_base)
-    base = huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    base = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     state = train_weights(model, mesh, SLOTS, MAX_RANK)
     ours = (
         datum(case, OURS, np.zeros(BEFORE, np.float32)),

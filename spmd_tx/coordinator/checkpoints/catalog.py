@@ -23,7 +23,7 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, S
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model as BaseModel
 from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class CheckpointCatalog:
         base_model: str,
         storage: DiskGuard,
         most_bytes: int = 0,
-        model: ModelConfig | None = None,
+        model: BaseModel | None = None,
     ) -> None:
         """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``model`` is the base model."""
         self._most_bytes = most_bytes
@@ -338,7 +338,7 @@ async def open_checkpoints(
     storage: DiskGuard | None = None,
     store: CheckpointStore | None = None,
     most_bytes: int = 0,
-    model: ModelConfig | None = None,
+    model: BaseModel | None = None,
 ) -> CheckpointCatalog:
     """Open the catalog of a local directory, or of another ``store``."""
     store, storage = store or LocalStore(directory), storage or DiskGuard(directory)

@@ -56,7 +56,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = LOCAL_OWNER
     is_public: bool = False
     copied_from: str | None = None  # tinker:// path
-    # The layout of factors of experts (models/declared/layers.py), None where there are no experts. The first
+    # The layout of factors of experts (models/declared/model.py), None where there are no experts. The first
     # checkpoints of mixtures have None, too: theirs are per expert.
     expert_lora: str | None = None
     format: int = FORMAT

@@ -24,7 +24,7 @@ from spmd_tx.models.adapter_formats.files import (
 )
 from spmd_tx.models.adapter_formats.foreign_factors import Factor, ForeignFactors, most_of, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
@@ -35,7 +35,7 @@ BUFFER_BYTES = 1 << 20
 FLAGS = ("train_attn", "train_mlp", "train_unembed")
 
 
-def most_bytes(adapter: AdapterSpec, model: ModelConfig) -> dict[str, int]:
+def most_bytes(adapter: AdapterSpec, model: Model) -> dict[str, int]:
     """Return how many bytes each file of an adapter can have, in the form that takes most."""
     most = most_of(adapter, model)
     return {CONFIG_FILE: MOST_CONFIG_BYTES, WEIGHTS_FILE: _most_of_header(most.tensors) + 8 * most.numbers}
@@ -46,7 +46,7 @@ def _most_of_header(tensors: int) -> int:
 
 
 def convert(
-    folder: Path, place: Path, announced: AdapterSpec, model: ModelConfig, base_models: Sequence[str]
+    folder: Path, place: Path, announced: AdapterSpec, model: Model, base_models: Sequence[str]
 ) -> AdapterSpec:
     """Read FILES in ``folder``, and write them in fp32 under our names into a new folder ``place``.
 
@@ -77,9 +77,7 @@ def convert(
     return adapter
 
 
-def _read_config(
-    path: Path, announced: AdapterSpec, model: ModelConfig, base_models: Sequence[str]
-) -> Meaning:
+def _read_config(path: Path, announced: AdapterSpec, model: Model, base_models: Sequence[str]) -> Meaning:
     """Read and check the configuration, whose ``r`` is the announced rank unless modules may have others."""
     config = read_meaning(path.read_bytes(), CONFIG_FILE)
     named = config.base_model_name_or_path
@@ -105,9 +103,7 @@ def _check_header_size(path: Path, most: int) -> None:
         )
 
 
-def _check_names(
-    factors: ForeignFactors, wanted: list[Module], adapter: AdapterSpec, model: ModelConfig
-) -> None:
+def _check_names(factors: ForeignFactors, wanted: list[Module], adapter: AdapterSpec, model: Model) -> None:
     """Raise InvalidRequest for factors that the adapter cannot have, and for those that it lacks."""
     if factors.unknown:
         flags = ", ".join(f"{flag} {getattr(adapter, flag)}" for flag in FLAGS)
@@ -128,7 +124,7 @@ def _check_names(
         )
 
 
-def _maps_by_flag(adapter: AdapterSpec, model: ModelConfig) -> dict[str, set[str]]:
+def _maps_by_flag(adapter: AdapterSpec, model: Model) -> dict[str, set[str]]:
     """Return the maps that each flag of the adapter trains."""
     none = dict.fromkeys(FLAGS, False)
     return {

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, modules, spelling, stored_names
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.state_shapes import RANK, Shape, of_adapter, of_model
 
 ARRAYS, METADATA = "manifest.ocdbt", "_METADATA"  # in the folder of a training checkpoint
@@ -38,7 +39,7 @@ class Wanted(NamedTuple):
         return (*shape[:RANK], *shape[RANK + 1 :]) if self.has_any_rank else shape
 
 
-def check_shapes(title: str, folder: Path, manifest: Manifest, model: ModelConfig, base_model: str) -> None:
+def check_shapes(title: str, folder: Path, manifest: Manifest, model: Model, base_model: str) -> None:
     """Raise InvalidRequest where the checkpoint is of another base model than the one that is served."""
     if (folder / CONFIG_FILE).exists():
         wanted = _of_peft(manifest, model)
@@ -66,17 +67,17 @@ def _shown(shape: Shape | None) -> str:
     return "not there" if shape is None else str(list(shape))
 
 
-def _of_peft(manifest: Manifest, model: ModelConfig) -> dict[str, Wanted]:
+def _of_peft(manifest: Manifest, model: Model) -> dict[str, Wanted]:
     """Return those of factors by their names in ``spelling``."""
     each = (module.shapes.items() for module in modules(manifest.adapter, model))
     return {spelling(name): Wanted(shape) for name, shape in chain.from_iterable(each)}
 
 
-def _of_state(manifest: Manifest, model: ModelConfig) -> dict[str, Wanted]:
+def _of_state(manifest: Manifest, model: Model) -> dict[str, Wanted]:
     if manifest.rank:
-        arrays = of_adapter(model.declared, model.expert_lora, manifest.rank)
+        arrays = of_adapter(model, manifest.rank)
         return {name: Wanted(shape, has_any_rank=True) for name, shape in arrays}
-    return {name: Wanted(shape) for name, shape in of_model(model.declared)}
+    return {name: Wanted(shape) for name, shape in of_model(model)}
 
 
 def _stored_by_peft(path: Path, title: str) -> dict[str, Shape | None]:
@@ -108,13 +109,13 @@ def _stored(folder: Path, name: str) -> Shape | None:
         return None
 
 
-def _model_of(folder: Path, title: str) -> ModelConfig:
+def _model_of(folder: Path, title: str) -> Model:
     try:
         return read_model_config(folder)
     except StartError as problem:
         raise InvalidRequest(f"{title} is damaged: {problem}; use another one") from None
 
 
-def _sizes(model: ModelConfig) -> Shape:
+def _sizes(model: Model) -> Shape:
     heads = model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim
     return (*heads, model.d_ff, model.d_model, model.vocab_size)

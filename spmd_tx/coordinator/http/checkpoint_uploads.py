@@ -25,7 +25,7 @@ from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 NAME = "upload"  # of the checkpoint
@@ -52,7 +52,7 @@ class CheckpointUploads:
         checkpoints: CheckpointCatalog,
         queue: RequestQueue,
         storage: DiskGuard,
-        model: ModelConfig,
+        model: Model,
         base_model: str,
     ) -> None:
         self._uploads = uploads

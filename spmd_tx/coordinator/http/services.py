@@ -47,7 +47,7 @@ from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 
 OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
 
@@ -107,7 +107,7 @@ class Services:
     """Holds everything that the routes need."""
 
     config: ServerConfig
-    model: ModelConfig
+    model: Model
     max_context: int  # tokens
     tokenizer_id: str  # Hugging Face id, or the model directory
     database: Database

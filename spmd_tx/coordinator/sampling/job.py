@@ -29,7 +29,7 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
     encode_sample_response,
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.programs import ProgramShape
 
 NEVER = -1
@@ -333,7 +333,7 @@ class ChunkedPrefill:
 class SamplingModel:
     """Holds what a sample request needs to know of the model."""
 
-    config: ModelConfig
+    config: Model
     max_context: int  # tokens
     decoder: Decoder | None  # None: stop strings cannot be used
     eos_token_ids: tuple[int, ...] = ()  # what ends a sample when the request names no stop

@@ -76,7 +76,7 @@ from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
 
@@ -150,7 +150,7 @@ async def open_parts(
     return Parts(services, scheduler, hub, health, generations, given_up, uses)
 
 
-async def open_stores(config: ServerConfig, model: ModelConfig, stack: AsyncExitStack) -> Stores:
+async def open_stores(config: ServerConfig, model: Model, stack: AsyncExitStack) -> Stores:
     """Open the database and the data directory, and delete what is too old; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
     stack.push_async_callback(database.close)

@@ -5,13 +5,14 @@ from dataclasses import replace
 from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig, layout_named
+from spmd_tx.models.config import layout_named
+from spmd_tx.models.declared.model import Model
 
 RECORD = "expert_lora"  # file in the data directory
 BEFORE_RECORDS = "snapshots"  # folder in data directories; there it is alone where no layout was recorded
 
 
-def with_expert_lora(config: ServerConfig, model: ModelConfig) -> ModelConfig:
+def with_expert_lora(config: ServerConfig, model: Model) -> Model:
     """Return the model with the layout of the data directory, or else the one that is asked for. Blocks.
 
     Adapters of one layout cannot be brought into the other. Raises StartError where another one is asked for.

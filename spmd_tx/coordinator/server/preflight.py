@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from spmd_tx.config import AUTO, ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.addresses import is_loopback
 from spmd_tx.protocol.secret import REMEDY
 
@@ -19,14 +19,14 @@ MOST_PROCESSES = 128  # workers on this host: each takes an agent here, with its
 BACKLOG = 2048  # connections; a client opens hundreds at once
 
 
-def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
+def check_mesh(config: ServerConfig, model: Model) -> None:
     """Refuse a mesh over which the model, or the processes, cannot be split evenly, as far as it is known."""
     fsdp, ep, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
     split = [
         ("attention heads", model.n_heads),
         ("heads of keys of linear attention", model.linear_heads),
         ("vocabulary entries", model.vocab_size),
-        *(("feed-forward units", width) for width in model.declared.inner_widths),
+        *(("feed-forward units", width) for width in model.inner_widths),
         ("tokens of the shortest row", SMALL_ROW),
     ]
     for what, count in split:
@@ -40,7 +40,7 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
             f"--tensor-parallel-size is {tp}, but it neither divides nor is a multiple of the "
             f"model's {model.n_kv_heads} key-value heads; change it so that it does"
         )
-    for width in model.declared.outer_widths:
+    for width in model.outer_widths:
         if (config.shard_base_weights == "yes" or config.full_parameters) and width % fsdp:
             why = "--full-parameters is set" if config.full_parameters else "--shard-base-weights is yes"
             raise StartError(
@@ -60,12 +60,12 @@ def check_mesh(config: ServerConfig, model: ModelConfig) -> None:
         )
 
 
-def _check_packed(config: ServerConfig, model: ModelConfig) -> None:
+def _check_packed(config: ServerConfig, model: Model) -> None:
     """Refuse to cut groups of numbers that share a scale."""
     fsdp, _, tp = (1 if size == AUTO else size for size in config.parallel_sizes)
-    for array in model.declared.packed:
+    for array in model.packed:
         what, remedy = "packed experts have", "--expert-weights to unpacked"
-        if config.base_dtype != AUTO and not (array.experts and model.declared.packs_experts):
+        if config.base_dtype != AUTO and not (array.experts and model.packs_experts):
             what, remedy = f"matrices in {config.base_dtype} or fewer bits have", "--base-dtype to auto"
         groups = array.width_in // array.kept.group
         if array.split == "rows" and groups % tp:
@@ -136,7 +136,7 @@ def check_keys(config: ServerConfig, address: str, is_open: bool) -> str | None:
     )
 
 
-def context_length(config: ServerConfig, model: ModelConfig) -> int:
+def context_length(config: ServerConfig, model: Model) -> int:
     """The longest prompt with its answer, in tokens."""
     limit = model.max_positions
     wanted = limit if config.max_context_length is None else config.max_context_length

@@ -10,7 +10,7 @@ import msgspec
 from spmd_tx.config import ServerConfig
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import UNREADABLE, StartError
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Numbers:
         write_file(self.file, msgspec.json.encode(self.record))
 
 
-def check_same_model(config: ServerConfig, model: ModelConfig, files: dict[str, str]) -> Numbers:
+def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) -> Numbers:
     """Raise StartError if the data directory belongs to a base model of another shape. Blocks.
 
     It belongs to adapters or to whole models, too. ``files`` are fingerprints of the base model's. A new data

@@ -10,7 +10,8 @@ from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, context_length
 from spmd_tx.coordinator.server.same_model import Numbers, check_same_model
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class ServedModel:
     """Holds what the coordinator needs to know of the base model."""
 
     directory: Path
-    config: ModelConfig
+    config: Model
     max_context: int  # tokens
     text: LazyModelText
     numbers: Numbers | None = None  # None: they need not be kept

@@ -6,7 +6,7 @@ from spmd_tx.coordinator.scheduler.warm_up_menu import program_menu
 from spmd_tx.coordinator.server.worker_setup import adapters_at_once
 from spmd_tx.coordinator.training.attention_cost import attention_cost
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -23,9 +23,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
     )
 
 
-def training_shapes(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> TrainingShapes:
+def training_shapes(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> TrainingShapes:
     """Decide the sizes of training commands."""
     return TrainingShapes(
         config.data_shards,
@@ -37,9 +35,7 @@ def training_shapes(
     )
 
 
-def make_menu(
-    config: ServerConfig, model: ModelConfig, max_context: int, plan: MemoryPlan
-) -> list[ProgramShape]:
+def make_menu(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan)
     return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 
 # FLOPs in both passes. Of a token of the row, of which half are seen, by width: a product with keys and one
 # with values forward, three and two backward. Of a number of the frozen weights: a product in either pass.
@@ -48,13 +48,13 @@ class AttentionCost:
         return cls(float(share), float(of_window), int(window))
 
 
-def attention_cost(model: ModelConfig) -> AttentionCost:
+def attention_cost(model: Model) -> AttentionCost:
     """Return the cost of a model. All its layers with a window have the same one."""
-    declared, widths = model.declared, Counter[int]()
-    for layer in declared.layers:
+    widths = Counter[int]()
+    for layer in model.layers:
         if (attended := layer.mixer.attended) is not None:
             widths[attended.window] += OF_KEYS * attended.keys + OF_VALUES * attended.values
-    weights = OF_WEIGHTS * declared.numbers_met()
+    weights = OF_WEIGHTS * model.numbers_met()
     shares = {window: float(f"{width / weights:.3g}") for window, width in widths.items()}
     whole = shares.pop(0, 0.0)
     window, windowed = next(iter(shares.items()), (0, 0.0))

@@ -20,9 +20,8 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes  # noqa: F401 - with it NumPy knows the names of types in files, as bfloat16
 import numpy as np
 
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import Adapted
 from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.model import Adapted, Model
 from spmd_tx.protocol.commands import AdapterSpec, expert_rank
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -74,20 +73,20 @@ class Module(NamedTuple):
         return f"{self.name}.lora_B.weight"
 
 
-def trained_maps(adapter: AdapterSpec, model: ModelConfig) -> list[str]:
+def trained_maps(adapter: AdapterSpec, model: Model) -> list[str]:
     """Return the names of the maps that an adapter trains, in the order of declaration."""
     trains = {"attn": adapter.train_attn, "mlp": adapter.train_mlp, "unembed": adapter.train_unembed}
-    return [name for name, each in model.declared.adapted.items() if trains[_group(each)]]
+    return [name for name, each in model.adapted.items() if trains[_group(each)]]
 
 
-def modules(adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
+def modules(adapter: AdapterSpec, model: Model) -> Iterator[Module]:
     """Yield the modules of an adapter's file."""
     for name in trained_maps(adapter, model):
         yield from _modules_of(name, adapter, model)
 
 
-def _modules_of(name: str, adapter: AdapterSpec, model: ModelConfig) -> Iterator[Module]:
-    found = model.declared.adapted[name]
+def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[Module]:
+    found = model.adapted[name]
     declared, module = found.map, PREFIX + found.map.adapter_module.replace(TEXT_MODEL, "")
     rank = _rank(found, adapter, model)
     a, b = (rank, declared.width_in), (declared.width_out, rank)
@@ -97,12 +96,12 @@ def _modules_of(name: str, adapter: AdapterSpec, model: ModelConfig) -> Iterator
         for layer, number in enumerate(found.numbers or ()):
             yield Module(name, (layer,), experts.format(layer=number), (many_a, *a), (many_b, *b))
         return
-    for index in product(*map(range, found.lead("a", model.expert_lora))):
+    for index in product(*map(range, found.lead("a"))):
         numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
         yield Module(name, index, module.format(**numbers), a, b)
 
 
-def _rank(found: Adapted, adapter: AdapterSpec, model: ModelConfig) -> int:
+def _rank(found: Adapted, adapter: AdapterSpec, model: Model) -> int:
     return expert_rank(adapter.rank, model.expert_rank_divisor) if found.map.experts else adapter.rank
 
 
@@ -150,7 +149,7 @@ def alpha_of(lora_alpha: float, rank: int, use_rslora: bool) -> float:
     return lora_alpha * (math.sqrt(rank) if use_rslora else 1.0)
 
 
-def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> bytes:
+def config_of(adapter: AdapterSpec, model: Model, base_model: str) -> bytes:
     """Return the content of adapter_config.json."""
     names = trained_maps(adapter, model)
     config: dict[str, Any] = {
@@ -168,7 +167,7 @@ def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> byte
     if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
         experts = {
             _last_part(model, name): _rank(found, adapter, model)
-            for name, found in model.declared.adapted.items()
+            for name, found in model.adapted.items()
             if found.map.experts
         }
         config["rank_pattern"] = {rf"mlp\.experts\.\d+\.{name}": rank for name, rank in experts.items()}
@@ -178,9 +177,9 @@ def config_of(adapter: AdapterSpec, model: ModelConfig, base_model: str) -> byte
     return (json.dumps(config, indent=2) + "\n").encode()
 
 
-def _last_part(model: ModelConfig, name: str) -> str:
+def _last_part(model: Model, name: str) -> str:
     """Return the last part of a module's name, "q_proj"."""
-    return model.declared.adapted[name].map.adapter_module.rpartition(".")[2]
+    return model.adapted[name].map.adapter_module.rpartition(".")[2]
 
 
 def safetensors_header(tensors: Iterable[tuple[str, str, Shape, int]]) -> bytes:

@@ -31,8 +31,7 @@ from spmd_tx.models.adapter_formats.files import (
 )
 from spmd_tx.models.adapter_formats.meaning import Meaning
 from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import EXPERT_LORA, FACTORS, Factor
+from spmd_tx.models.declared.model import EXPERT_LORA, FACTORS, Factor, Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 DTYPES = ("F64", "F32", "BF16", "F16")
@@ -72,7 +71,7 @@ class _Map:
 class ForeignFactors:
     """Gives the factors of a file as an adapter of this server has them."""
 
-    def __init__(self, file: Any, meaning: Meaning, adapter: AdapterSpec, model: ModelConfig) -> None:
+    def __init__(self, file: Any, meaning: Meaning, adapter: AdapterSpec, model: Model) -> None:
         """``file`` is an open safetensors file; ``meaning`` has been checked.
 
         Raise InvalidRequest when the file has a factor twice.
@@ -121,7 +120,7 @@ class ForeignFactors:
         """Whether the file has factors of a module, or of one of its experts."""
         if module.map not in self.maps:
             return False
-        count = self._model.declared.adapted[module.map].map.experts if len(module.a) == 3 else 0
+        count = self._model.adapted[module.map].map.experts if len(module.a) == 3 else 0
         ats = [(*module.at, expert) for expert in range(count)] or [module.at]
         return any(self._has(self._places[module.map, at]) for at in ats)
 
@@ -158,7 +157,7 @@ class ForeignFactors:
         if len(shape) == 2:
             self._fill(made, module, module.at, which)
             return made
-        count = self._model.declared.adapted[module.map].map.experts
+        count = self._model.adapted[module.map].map.experts
         for expert in range(count):
             part = made[min(expert, len(made) - 1)]
             before = part.copy() if len(made) == 1 and expert else None
@@ -284,7 +283,7 @@ class ForeignFactors:
 
     def _stacks(self, stacks: list[Module]) -> Iterator[tuple[Shape, Place]]:
         for module in stacks:
-            count = self._model.declared.adapted[module.map].map.experts
+            count = self._model.adapted[module.map].map.experts
             spelt = spelling(module.name_a)[:-2]
             for expert in range(count):
                 yield (*module.at, expert), Place("stack", spelt, spelt, experts=count)
@@ -294,7 +293,7 @@ class ForeignFactors:
         has_both = all(name.rpartition(".")[2] in parameters for name in (GATE_UP, DOWN))
         made: dict[Shape, Place] = {}
         for module in found.each:
-            declared = self._model.declared.adapted[module.map].map
+            declared = self._model.adapted[module.map].map
             target = target_of(module, self._model)
             if declared.experts and target.rpartition(".")[2] not in parameters:
                 continue
@@ -304,7 +303,7 @@ class ForeignFactors:
         return made
 
     def _check(self, name: str, place: Place) -> None:
-        declared = self._model.declared.adapted[name].map
+        declared = self._model.adapted[name].map
         a, b = (self._file.get_slice(self._stored[f"{place.module}.{which}"]) for which in "AB")
         rank, count = self._rank(place), max(1, place.experts)
         if place.form == "stack":
@@ -331,7 +330,7 @@ class ForeignFactors:
                 )
 
 
-def _stored(file: Any, model: ModelConfig) -> dict[str, str]:
+def _stored(file: Any, model: Model) -> dict[str, str]:
     """Return the names of a file's factors, by their names in ``spelling``. Raises InvalidRequest."""
     stored: Iterable[str] = file.keys()
     names: dict[str, list[str]] = defaultdict(list)
@@ -354,7 +353,7 @@ class Most(NamedTuple):
     numbers: int
 
 
-def is_of_other_part(tensor: str, model: ModelConfig) -> bool:
+def is_of_other_part(tensor: str, model: Model) -> bool:
     """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
     found = TENSOR.fullmatch(tensor)
     if found is None:
@@ -362,13 +361,12 @@ def is_of_other_part(tensor: str, model: ModelConfig) -> bool:
     module = found["module"].removeprefix(PREFIX)
     names = module, module.removeprefix("model."), f"model.{module}"
     return any(
-        name.startswith(model.declared.further)
-        or any(re.fullmatch(pattern, name) for pattern in model.declared.ignored)
+        name.startswith(model.further) or any(re.fullmatch(pattern, name) for pattern in model.ignored)
         for name in names
     )
 
 
-def most_of(adapter: AdapterSpec, model: ModelConfig) -> Most:
+def most_of(adapter: AdapterSpec, model: Model) -> Most:
     """Return the bounds on a file in the forms that take most."""
     own = list(modules(adapter, model))
     each = sum(1 for _ in modules(adapter, replace(model, expert_lora="per-expert")))
@@ -376,20 +374,20 @@ def most_of(adapter: AdapterSpec, model: ModelConfig) -> Most:
     in_own_form = in_targets = 0
     for module in own:
         in_own_form += math.prod(module.a) + math.prod(module.b)
-        declared = model.declared.adapted[module.map].map
+        declared = model.adapted[module.map].map
         ranks = module.a[-2] * (declared.experts if len(module.a) == 3 else 1)
         in_targets += ranks * (declared.width_in + heights[target_of(module, model)])
     most = Most(2 * each, max(in_own_form, in_targets))
-    if not model.declared.ignored:
+    if not model.ignored:
         return most
     return Most(most.tensors + OTHER_TENSORS, most.numbers + adapter.rank * OTHER_NUMBERS_PER_RANK)
 
 
-def _heights(own: Iterable[Module], model: ModelConfig) -> dict[str, int]:
+def _heights(own: Iterable[Module], model: Model) -> dict[str, int]:
     """Return how many outputs each target has up to the last adapted one."""
     found: dict[str, int] = {}
     for module in own:
-        target, height = target_of(module, model), rows_of(model.declared.adapted[module.map].map)[1]
+        target, height = target_of(module, model), rows_of(model.adapted[module.map].map)[1]
         found[target] = max(height, found.get(target, 0))
     return found
 

@@ -21,15 +21,14 @@ from spmd_tx.models.adapter_formats.files import (
     write_tensors,
 )
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 BUFFER_BYTES = 1 << 20
 
 
 def write(
-    path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, model: ModelConfig, base_model: str
+    path: Path, adapters: Adapters[np.ndarray], adapter: AdapterSpec, model: Model, base_model: str
 ) -> None:
     """Write the folder durably and atomically, replacing an earlier one of that name.
 
@@ -56,7 +55,7 @@ def is_folder(path: Path) -> bool:
     return (path / CONFIG_FILE).exists()
 
 
-def read(path: Path, adapter: AdapterSpec, model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+def read(path: Path, adapter: AdapterSpec, model: Model, rank: int) -> Adapters[np.ndarray]:
     """Return the adapter in fp32, padded with zeros to ``rank``; untrained groups are zero.
 
     Raises MeshError when the folder does not hold the adapter, which the coordinator has checked before.
@@ -89,7 +88,7 @@ def _views(adapters: Adapters[np.ndarray], module: Module) -> Lora[np.ndarray]:
     return Lora(*(view[None] if view.ndim < len(module.a) else view for view in views))
 
 
-def _zeros(model: ModelConfig, rank: int) -> Adapters[np.ndarray]:
+def _zeros(model: Model, rank: int) -> Adapters[np.ndarray]:
     def pair(name: str) -> Lora[np.ndarray]:
         its = shapes(model, name, rank)
         return Lora(np.zeros(its.a, np.float32), np.zeros(its.b, np.float32))

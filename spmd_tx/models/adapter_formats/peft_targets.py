@@ -7,18 +7,17 @@ index.
 """
 
 from spmd_tx.models.adapter_formats.files import Module
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import LM_HEAD
 from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.model import LM_HEAD, Model
 
 EXPERTS = "mlp.experts"
 GATE_UP, DOWN = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
 WRAPPED = "base_layer"
 
 
-def target_of(module: Module, model: ModelConfig) -> str:
+def target_of(module: Module, model: Model) -> str:
     """Return the name in transformers of the matrix or parameter that holds a module."""
-    found = model.declared.adapted[module.map]
+    found = model.adapted[module.map]
     if found.numbers is None:
         return LM_HEAD.module
     number = found.numbers[module.at[0]]

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.adapters.lora import Adapters, ApplyLora, Lora, has_experts
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import varying
 
 LEAST_ROWS, MOST_ROWS = 8, 16  # rows of a block
@@ -38,7 +38,7 @@ class Place(Lora[Any]):
     name: str = struct.field(pytree_node=False, default="head")  # or a name of Adapters.layers
 
 
-def places(model: ModelConfig, bank: Adapters[Array]) -> Adapters[Any]:
+def places(model: Model, bank: Adapters[Array]) -> Adapters[Any]:
     """Replace the factors of dense maps by their places. Those of experts stay, to be applied otherwise."""
 
     def place(name: str, factors: Lora[Array]) -> Any:

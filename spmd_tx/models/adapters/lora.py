@@ -6,7 +6,7 @@ neither padding nor untrained groups need a mask.
 
 All experts of a mixture share the factor that touches the model width, or each has both factors, whose rank
 is then divided by the number of experts per token ("LoRA Without Regret", Schulman et al. 2025): ExpertLora
-in declared/layers.py.
+in declared/model.py.
 
 Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O output width, B row, T token.
 """
@@ -25,9 +25,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import HEAD
 from spmd_tx.models.declared.maps import Group, is_split
+from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
@@ -52,61 +51,61 @@ class Adapters(PyTreeNode, Generic[Leaf]):
     head: Lora[Leaf]
 
 
-def names(model: ModelConfig, *groups: Group) -> tuple[str, ...]:
+def names(model: Model, *groups: Group) -> tuple[str, ...]:
     """Return the names of the adapted maps of some groups, in the order of declaration."""
-    return tuple(name for name, each in model.declared.adapted.items() if each.map.group in groups)
+    return tuple(name for name, each in model.adapted.items() if each.map.group in groups)
 
 
-def group_of(model: ModelConfig, name: str) -> Group:
+def group_of(model: Model, name: str) -> Group:
     """Return the flag that an adapted map follows."""
-    group = model.declared.adapted[name].map.group
+    group = model.adapted[name].map.group
     assert group is not None
     return group
 
 
-def widths(model: ModelConfig) -> dict[str, tuple[int, int]]:
+def widths(model: Model) -> dict[str, tuple[int, int]]:
     """Return the input and output width of every adapted linear map."""
-    maps = model.declared.adapted
+    maps = model.adapted
     return {name: (each.map.width_in, each.map.width_out) for name, each in maps.items()}
 
 
-def local_widths(model: ModelConfig, name: str, tp: int) -> tuple[int, int]:
+def local_widths(model: Model, name: str, tp: int) -> tuple[int, int]:
     """Return the widths of one map on a device of tp."""
-    declared = model.declared.adapted[name].map
+    declared = model.adapted[name].map
     parts = tp if is_split(declared, tp) else 1
     of_in, of_out = (parts, 1) if declared.split == "rows" else (1, parts)
     return declared.width_in // of_in, declared.width_out // of_out
 
 
-def lead(model: ModelConfig, name: str) -> Lora[tuple[int, ...]]:
+def lead(model: Model, name: str) -> Lora[tuple[int, ...]]:
     """Return the leading dimensions of a map's factors: (layers,), (layers, experts), or ()."""
-    found = model.declared.adapted[name]
-    return Lora(found.lead("a", model.expert_lora), found.lead("b", model.expert_lora))
+    found = model.adapted[name]
+    return Lora(found.lead("a"), found.lead("b"))
 
 
-def has_experts(model: ModelConfig, name: str) -> bool:
+def has_experts(model: Model, name: str) -> bool:
     """Say whether a map is one of each expert."""
-    return model.declared.adapted[name].map.experts > 0
+    return model.adapted[name].map.experts > 0
 
 
-def rank_of(model: ModelConfig, name: str, rank: int) -> int:
+def rank_of(model: Model, name: str, rank: int) -> int:
     """Return the rank of one map's factors in an adapter of the given rank."""
     return rank_in_experts(model, rank) if has_experts(model, name) else rank
 
 
-def rank_in_experts(model: ModelConfig, rank: int) -> int:
+def rank_in_experts(model: Model, rank: int) -> int:
     """Return the rank of the factors of experts in an adapter of the given rank."""
     return expert_rank(rank, model.expert_rank_divisor)
 
 
-def shapes(model: ModelConfig, name: str, rank: int) -> Lora[tuple[int, ...]]:
+def shapes(model: Model, name: str, rank: int) -> Lora[tuple[int, ...]]:
     """Return the shapes of one map's factors in an adapter of the given rank: [..., R, I] and [..., R, O]."""
     (width_in, width_out), found, used = widths(model)[name], lead(model, name), rank_of(model, name, rank)
     return Lora((*found.a, used, width_in), (*found.b, used, width_out))
 
 
 def adapter_weights(
-    model: ModelConfig, mesh: AnyMesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
+    model: Model, mesh: AnyMesh, slots: int, rank: int, dtype: DTypeLike, *, zero: bool
 ) -> Adapters[Weight]:
     """Declare ``slots`` adapters; with ``zero`` they are split over fsdp where the widths allow it (ZeRO)."""
     tp, fsdp = mesh.shape[TP], mesh.shape[FSDP]
@@ -119,7 +118,7 @@ def adapter_weights(
         return Weight((*many, slots, used, width), spec, dtype)
 
     def pair(name: str) -> Lora[Weight]:
-        declared = model.declared.adapted[name].map
+        declared = model.adapted[name].map
         splits, its = is_split(declared, tp), shapes(model, name, rank)
         return Lora(
             factor(its.a, splits and declared.split == "rows"),

@@ -18,7 +18,7 @@ from jaxtyping import Int
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.attention.page_loop import Pools
 from spmd_tx.models.attention.paged.attention import paged_attention
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -40,13 +40,13 @@ class KvCache(PyTreeNode):
         return self.keys, self.values
 
 
-def cache_weights(model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
+def cache_weights(model: Model, mesh: AnyMesh, pages: int, page_size: int, dtype: DTypeLike) -> KvCache:
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps its own
     of_data = pages * mesh.shape[FSDP] * mesh.shape[EP]
-    shape = (model.declared.n_paged, of_data, page_size, heads * model.head_dim)
+    shape = (model.n_paged, of_data, page_size, heads * model.head_dim)
     pool = Weight(shape, P(None, DATA, None, TP), dtype)
-    return KvCache(pool, pool if model.declared.keeps_values else None)
+    return KvCache(pool, pool if model.keeps_values else None)
 
 
 def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v: Array) -> KvCache:

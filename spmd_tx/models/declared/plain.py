@@ -1,8 +1,9 @@
 """The plain model: a stack of equal layers, as Qwen3 has them. Its sizes declare it."""
 
 from spmd_tx.models.declared.channels import Glu, Mixture
-from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Model, Norm
+from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Norm
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
 
@@ -25,7 +26,7 @@ def plain_model(
     experts_per_token: int = 0,
     normalize_expert_weights: bool = False,
 ) -> Model:
-    """Return the declaration; the names of the sizes are those of ModelConfig."""
+    """Return the declaration of a model of these sizes."""
     mixer = Softmax(n_heads, n_kv_heads, head_dim, rope, rms_norm_eps, qk_norm=True)
     channel: Channel = Glu(d_ff)
     if n_experts:

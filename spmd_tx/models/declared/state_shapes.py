@@ -2,19 +2,20 @@
 
 from collections.abc import Iterator
 
-from spmd_tx.models.declared.layers import FACTORS, HEAD, Array, ExpertLora, Model
+from spmd_tx.models.declared.layers import Array
 from spmd_tx.models.declared.maps import Map
+from spmd_tx.models.declared.model import FACTORS, HEAD, Model
 
 Shape = tuple[int, ...]
 RANK = -2  # the dimension of a factor that differs between servers, since some pad it
 
 
-def of_adapter(model: Model, layout: ExpertLora, rank: int) -> Iterator[tuple[str, Shape]]:
+def of_adapter(model: Model, rank: int) -> Iterator[tuple[str, Shape]]:
     """Yield those of an adapter's factors; a server pads the rank of some."""
     for name, each in model.adapted.items():
         at = "head" if name == HEAD else f"layers.{name}"
         for factor, width in zip(FACTORS, (each.map.width_in, each.map.width_out), strict=True):
-            yield f"w.{at}.{factor}", (*each.lead(factor, layout), rank, width)
+            yield f"w.{at}.{factor}", (*each.lead(factor), rank, width)
 
 
 def of_model(model: Model) -> Iterator[tuple[str, Shape]]:

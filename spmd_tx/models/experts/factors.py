@@ -1,7 +1,7 @@
 """The factors of adapters that experts have of their own, and what shared ones add to inputs and outputs.
 
 Where all experts share the factors that touch the model width, these are applied before and after the experts
-("shared-outer", declared/layers.py). An expert's input is then [x | x A of gate | x A of up], and its output
+("shared-outer", declared/model.py). An expert's input is then [x | x A of gate | x A of up], and its output
 [y | what B of down takes].
 
 Dimension key: X expert, S slot, Q rank, D model width, F feed-forward width.

@@ -21,7 +21,7 @@ from spmd_tx.models.activations import gated
 from spmd_tx.models.adapters.lora import Lora
 from spmd_tx.models.adapters.row_lora import whole
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import slot_product
 from spmd_tx.models.experts.factors import (
     Factors,
@@ -111,7 +111,7 @@ def _run(
     return run(kernels, lora, h_BTI, routed, layer)
 
 
-def is_small(model: ModelConfig) -> bool:
+def is_small(model: Model) -> bool:
     """Say whether the experts of a model are too small to be worth grouping."""
     return model.n_experts * model.d_model * model.d_ff < LEAST_GROUPED
 

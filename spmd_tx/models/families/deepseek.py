@@ -2,8 +2,9 @@
 
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import LAYER, LM_HEAD, Channel, Cycle, Layer, Mixer, Model, Norm, Stack
+from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Mixer, Norm, Stack
 from spmd_tx.models.declared.maps import Source
+from spmd_tx.models.declared.model import LAYER, LM_HEAD, Model
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import MOST_LAYERS, Keys, Refusal
 from spmd_tx.models.families.rope import read_rope

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4, problem
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.keys import Keys, Refusal
 
 KEY = "quantization_config"

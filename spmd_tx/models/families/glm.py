@@ -1,7 +1,8 @@
 """GLM-4.5 and 4.6 (GLM-4.5 Team 2025): attention with grouped queries, and DeepSeek-V3's mixture."""
 
-from spmd_tx.models.declared.layers import Model, Norm
+from spmd_tx.models.declared.layers import Norm
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.deepseek import further, stack
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope

@@ -2,9 +2,10 @@
 
 from spmd_tx.models.declared.channels import ExpertSources, Mixture
 from spmd_tx.models.declared.encoding import Mxfp4
-from spmd_tx.models.declared.layers import LAYER, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.layers import Layer, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import LAYER, Model
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope

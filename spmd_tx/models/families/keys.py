@@ -120,7 +120,7 @@ class Keys:
         return self.count("num_hidden_layers", most=MOST_LAYERS)
 
     def sizes(self) -> dict[str, Any]:
-        """Return what all decoder-only models have, by the names of ModelConfig."""
+        """Return what all decoder-only models have, by the names of plain_model."""
         heads = self.count("num_attention_heads")
         kv_heads = self.count_or("num_key_value_heads", heads)
         if heads % kv_heads:

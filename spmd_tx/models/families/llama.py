@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from spmd_tx.models.declared.channels import Glu
-from spmd_tx.models.declared.layers import Cycle, Layer, Model, Norm, in_cycles
+from spmd_tx.models.declared.layers import Cycle, Layer, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.keys import Keys, Refusal
 from spmd_tx.models.families.rope import read_rope
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.plain import plain_model
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.rope import read_rope

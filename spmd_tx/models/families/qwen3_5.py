@@ -8,9 +8,10 @@ from typing import Any
 
 from spmd_tx.models.declared.channels import ExpertSources, Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Model, Norm, in_cycles
+from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Norm, in_cycles
 from spmd_tx.models.declared.maps import Source, linear
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import Keys, Refusal

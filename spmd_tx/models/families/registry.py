@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spmd_tx.models.declared.layers import Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import MOST_SHOWN, Keys, Refusal

@@ -21,9 +21,9 @@ from jaxtyping import Int
 
 from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
 from spmd_tx.models.attention.window_ring import ring_weights
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Kept, Mixer
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.linear_attention.delta_layer import State
@@ -58,13 +58,13 @@ class Keep(PyTreeNode):
 
 
 def cache_and_states(
-    model: ModelConfig, mesh: AnyMesh, pages: int, page_size: int, slots: int, dtype: DTypeLike
+    model: Model, mesh: AnyMesh, pages: int, page_size: int, slots: int, dtype: DTypeLike
 ) -> KvCache | Keep:
     """Declare what all layers keep of sequences: pages and, if the model has states, slots per data shard."""
-    cache, sizes = cache_weights(model, mesh, pages, page_size, dtype), model.declared.stateful
+    cache, sizes = cache_weights(model, mesh, pages, page_size, dtype), model.stateful
     if sizes is None:
         return cache
-    return Keep(cache, pool_weights(sizes, mesh, model.n_layers - model.declared.n_paged, slots, dtype))
+    return Keep(cache, pool_weights(sizes, mesh, model.n_layers - model.n_paged, slots, dtype))
 
 
 def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> KvCache | Keep:

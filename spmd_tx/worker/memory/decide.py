@@ -12,7 +12,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import platform
 from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
@@ -53,7 +53,7 @@ def dtype_on(platform: str, name: str) -> DTypeLike:
 
 def plan_memory(
     setup: Setup,
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     progress: Callable[[str], None],
     measure: Measure = measure,

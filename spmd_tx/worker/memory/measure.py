@@ -176,7 +176,7 @@ class _Programs:
 
     def _states(self, rows: int) -> jax.ShapeDtypeStruct | None:
         """Return the slots of rows, if the model keeps states."""
-        return self._rows(rows) if self._model.declared.stateful is not None else None
+        return self._rows(rows) if self._model.stateful is not None else None
 
     def _place(self, declared: Any) -> Any:
         return abstract(self._mesh, declared)

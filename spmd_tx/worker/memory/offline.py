@@ -4,7 +4,7 @@ import msgspec
 
 from spmd_tx.models.attention import packed_rows as attention
 from spmd_tx.models.attention.paged import attention as paged
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
@@ -16,19 +16,19 @@ from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 
 
-def plan_offline(setup: Setup, model: ModelConfig, devices: Devices) -> MemoryPlan:
+def plan_offline(setup: Setup, model: Model, devices: Devices) -> MemoryPlan:
     """Return the plan that workers would make without measuring. Raises StartError if nothing fits."""
     mesh = abstract_mesh(setup.fsdp, setup.ep, setup.tp)
     return report(plan_on(mesh, with_attention(setup, model, devices), model, devices))
 
 
-def plan_on(mesh: AnyMesh, setup: Setup, model: ModelConfig, devices: Devices) -> Plan:
+def plan_on(mesh: AnyMesh, setup: Setup, model: Model, devices: Devices) -> Plan:
     """Return that plan for a mesh of such devices, or for an abstract one."""
     sizes = Sizes(setup, model, mesh, dtype_on(devices.platform, setup.dtype))
     return make_plan(sizes, usable_memory(devices))
 
 
-def with_attention(setup: Setup, model: ModelConfig, devices: Devices) -> Setup:
+def with_attention(setup: Setup, model: Model, devices: Devices) -> Setup:
     """Put the fastest attention that such devices have into the setup."""
     names = attention.candidates(devices.platform, model.head_dim, setup.dtype != "float32")
     of_pages = paged.candidates(devices.platform, model.head_dim, setup.page_size, setup.dtype != "float32")

@@ -9,8 +9,8 @@ import msgspec
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import DoesNotFit
-from spmd_tx.models.config import ModelConfig, configured
 from spmd_tx.models.declared.encoding import BASE_DTYPES
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import TP, abstract_mesh
 from spmd_tx.worker.memory.plan import Memory, Plan, Planner, best_plan
@@ -123,32 +123,32 @@ def _larger_mesh(sizes: Sizes, fit: Fit) -> Iterator[str]:
     yield from _larger_tp(sizes, fit)
 
 
-def _packing(sizes: Sizes) -> ModelConfig | None:
+def _packing(sizes: Sizes) -> Model | None:
     """Return the model with packed experts, or None if it has them already, or can have none on this mesh."""
-    declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
-    if declared.packs_experts:
+    model, tp = sizes.model, sizes.mesh.shape[TP]
+    if model.packs_experts:
         return None
-    packed = replace(declared, packs_experts=True)
+    packed = replace(model, packs_experts=True)
     inputs = [
         (array.width_in // (tp if array.split == "rows" else 1), array.kept.group) for array in packed.packed
     ]
     if not inputs or any(width % group for width, group in inputs):
         return None
-    return configured(packed, sizes.model.expert_lora)
+    return packed
 
 
-def _in_fewer_bits(sizes: Sizes) -> Iterator[tuple[str, ModelConfig]]:
+def _in_fewer_bits(sizes: Sizes) -> Iterator[tuple[str, Model]]:
     """Yield the model in each type that its base can be kept in on this mesh, the most exact first."""
-    declared, tp = sizes.model.declared, sizes.mesh.shape[TP]
-    if declared.base_encoding is not None:
+    model, tp = sizes.model, sizes.mesh.shape[TP]
+    if model.base_encoding is not None:
         return
     for name, encoding in BASE_DTYPES.items():
-        model = replace(declared, base_encoding=encoding)
+        smaller = replace(model, base_encoding=encoding)
         inputs = [
-            (each.width_in // (tp if each.split == "rows" else 1), each.kept.group) for each in model.packed
+            (each.width_in // (tp if each.split == "rows" else 1), each.kept.group) for each in smaller.packed
         ]
         if inputs and not any(width % group for width, group in inputs):
-            yield name, configured(model, sizes.model.expert_lora)
+            yield name, smaller
 
 
 def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
@@ -161,11 +161,11 @@ def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
             return
 
 
-def splits_evenly(model: ModelConfig, tp: int) -> bool:
+def splits_evenly(model: Model, tp: int) -> bool:
     """Whether tp can split the model (coordinator/preflight.py says what is wrong if not)."""
-    kv_heads, declared = model.n_kv_heads, model.declared
-    groups = (each.width_in // each.kept.group for each in declared.packed if each.split == "rows")
-    sizes = (model.n_heads, model.linear_heads, model.vocab_size, *declared.inner_widths, *groups)
+    kv_heads = model.n_kv_heads
+    groups = (each.width_in // each.kept.group for each in model.packed if each.split == "rows")
+    sizes = (model.n_heads, model.linear_heads, model.vocab_size, *model.inner_widths, *groups)
     return not (any(size % tp for size in sizes) or (kv_heads % tp and tp % kv_heads))
 
 

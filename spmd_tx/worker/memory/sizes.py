@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.protocol.commands import PREFILL_TOKENS
@@ -41,7 +41,7 @@ class Sizes:
     """Holds the inputs. Tokens, rows and pages are per data shard, bytes per device."""
 
     setup: Setup
-    model: ModelConfig
+    model: Model
     mesh: AnyMesh
     dtype: DTypeLike
 
@@ -68,9 +68,9 @@ class Sizes:
             return [False]
         if wish == "yes":
             return [True]
-        packed = (each for each in self.model.declared.packed if each.split == "columns")
+        packed = (each for each in self.model.packed if each.split == "columns")
         groups = [each.width_in // each.kept.group for each in packed]
-        if any(count % fsdp for count in (*self.model.declared.outer_widths, *groups)):
+        if any(count % fsdp for count in (*self.model.outer_widths, *groups)):
             return [False]
         return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
 
@@ -121,13 +121,13 @@ class Sizes:
     @cached_property
     def numbers_met(self) -> float:
         """The numbers of the base weights with which a device multiplies a token."""
-        return self.model.declared.numbers_met(self.mesh.shape[TP])
+        return self.model.numbers_met(self.mesh.shape[TP])
 
     @cached_property
     def computed_twice(self) -> dict[str, float]:
         """How many of them the backward pass multiplies once more, by level."""
-        declared, tp = self.model.declared, self.mesh.shape[TP]
-        return {level: computed_twice(declared, level, tp) for level in REMAT_LEVELS}
+        tp = self.mesh.shape[TP]
+        return {level: computed_twice(self.model, level, tp) for level in REMAT_LEVELS}
 
     @cached_property
     def whole_base(self) -> int:
@@ -163,10 +163,10 @@ class Sizes:
     @cached_property
     def state(self) -> int:
         """The states of one sequence, of all layers; 0 if they keep none."""
-        mixer = self.model.declared.stateful
+        mixer = self.model.stateful
         if mixer is None:
             return 0
-        layers = self.model.n_layers - self.model.declared.n_paged
+        layers = self.model.n_layers - self.model.n_paged
         return bytes_per_device(self.mesh, pool_weights(mixer, self.mesh, layers, 1, self.dtype))
 
     def state_slots(self, rows: int) -> int:

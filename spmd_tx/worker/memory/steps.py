@@ -17,10 +17,10 @@ from spmd_tx.models.adapters import lora
 from spmd_tx.models.attention.blockwise import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.attention.packed_rows import QUERY_BLOCK
 from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import HEAD, Place
+from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Map, parts
+from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 class StepMemory:
     """Estimates the steps of one model on one mesh."""
 
-    model: ModelConfig
+    model: Model
     mesh: AnyMesh
     itemsize: int  # bytes of a number in the compute dtype
     adapter_slots: int
@@ -106,7 +106,7 @@ class StepMemory:
     def decode(self, rows: int, table_tokens: int) -> int:
         """Return the bytes of one token per row, with all of the bank's adapters in use."""
         seen = min(table_tokens, SEEN_AT_ONCE)
-        pools = 2 if self.model.declared.keeps_values else 1  # keys, and values unless they are the same
+        pools = 2 if self.model.keeps_values else 1  # keys, and values unless they are the same
         keys = 1.5 * rows * seen * pools * self._key_values * self.itemsize
         scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
@@ -203,7 +203,7 @@ class StepMemory:
     @cached_property
     def _state(self) -> Amount:
         """The bytes of one sequence's state of a layer with linear attention; 0: there are none."""
-        mixer = self.model.declared.stateful
+        mixer = self.model.stateful
         return mixer.state_bytes(self.itemsize) / self._tp if isinstance(mixer, DeltaRule) else 0
 
     def _chunks(self, shape: Shape, copies: int) -> Amount:
@@ -211,7 +211,7 @@ class StepMemory:
 
         There is a state before each span, besides the one that is read.
         """
-        mixer = self.model.declared.stateful
+        mixer = self.model.stateful
         if not isinstance(mixer, DeltaRule):
             return 0
         span = CHUNK * SPAN
@@ -229,12 +229,12 @@ class StepMemory:
 
     @cached_property
     def _widest_layer(self) -> int:
-        return max(map(self._dense_widths, self.model.declared.places))
+        return max(map(self._dense_widths, self.model.places))
 
     def _dense_widths(self, place: Place) -> int:
         """Return the sum of the widths of a layer's factors that all tokens meet."""
         widths = 0
-        for each in self.model.declared.arrays(place):
+        for each in self.model.arrays(place):
             if not isinstance(each, Map) or each.group is None:
                 continue
             if not each.experts:
@@ -279,7 +279,7 @@ class StepMemory:
         return {name: self._numbers_of(name, *widths) for name, widths in lora.widths(self.model).items()}
 
     def _numbers_of(self, name: str, width_in: int, width_out: int) -> float:
-        is_by_rows = self.model.declared.adapted[name].map.split == "rows"
+        is_by_rows = self.model.adapted[name].map.split == "rows"
         of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
         rank, lead = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
         return rank * (self._count(lead.a) * width_in / of_row + self._count(lead.b) * width_out / of_column)
@@ -329,7 +329,7 @@ class StepMemory:
         of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
         factors = (4 if trains else 2) * tiling.chunk // tiling.block * self._expert_factors
         numbers = of_rows + tiling.positions * wide + of_chunk + factors
-        if self.decodes_layers and any(each.experts for each in model.declared.packed):
+        if self.decodes_layers and any(each.experts for each in model.packed):
             numbers += 3 * local * wide * inner
         gates = 4 * shape.tokens * model.n_experts * FP32
         return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates
@@ -337,7 +337,7 @@ class StepMemory:
     @cached_property
     def _decoded(self) -> Amount:
         """The largest matrix that is decoded where it is multiplied, and what it is rounded from."""
-        kept = [each for each in self.model.declared.packed if not each.experts]
+        kept = [each for each in self.model.packed if not each.experts]
         return max((each.numbers for each in kept), default=0) * (self.itemsize + FP32) / self._tp
 
     @cached_property
@@ -350,13 +350,13 @@ class StepMemory:
     @cached_property
     def _largest_layer(self) -> Amount:
         """The numbers of a layer's linear maps on a device, where fsdp does not split them."""
-        declared, ep = self.model.declared, self.mesh.shape[EP]
+        ep = self.mesh.shape[EP]
 
         def numbers(place: Place) -> Amount:
-            maps = (each for each in declared.arrays(place) if isinstance(each, Map))
+            maps = (each for each in self.model.arrays(place) if isinstance(each, Map))
             return sum(each.numbers / parts(each, self._tp) / (ep if each.experts else 1) for each in maps)
 
-        return max(map(numbers, declared.places))
+        return max(map(numbers, self.model.places))
 
     @cached_property
     def _table(self) -> Amount:

@@ -23,7 +23,9 @@ from jax.sharding import Mesh
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.commands import STOP_TOKENS
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
@@ -120,8 +122,8 @@ def decode(way: str, sizes: DecodeSizes) -> Run:
     return run
 
 
-def _model(sizes: DecodeSizes) -> ModelConfig:
-    return ModelConfig(
+def _model(sizes: DecodeSizes) -> Model:
+    return plain_model(
         architecture="",
         vocab_size=VOCABULARY,
         d_model=sizes.d_model,
@@ -130,7 +132,7 @@ def _model(sizes: DecodeSizes) -> ModelConfig:
         n_heads=sizes.heads,
         n_kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
-        rope_theta=1e6,
+        rope=Rope(1e6),
         rms_norm_eps=1e-6,
         tied_embeddings=True,
         max_positions=CONTEXT,

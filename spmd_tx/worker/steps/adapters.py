@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters import lora
 from spmd_tx.models.adapters.lora import Adapters, Lora
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
@@ -53,7 +53,7 @@ def slot_weights(state: TrainState) -> SlotState:
     return SlotState(w=one, mu=one, nu=one, step=Weight((), P(), jnp.int32))
 
 
-def make_adapter_steps(model: ModelConfig, mesh: Mesh, state: TrainState, bank: Bank) -> AdapterSteps:
+def make_adapter_steps(model: Model, mesh: Mesh, state: TrainState, bank: Bank) -> AdapterSteps:
     """Compile the steps for the declared training state and bank."""
     state_shardings, bank_shardings = shardings(mesh, state), shardings(mesh, bank)
     one_shardings = shardings(mesh, one_adapter(state.w))
@@ -99,7 +99,7 @@ def make_adapter_steps(model: ModelConfig, mesh: Mesh, state: TrainState, bank: 
 
 
 def initial(
-    model: ModelConfig, stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array
+    model: Model, stack: Adapters[Array], seed_2: Array, ranks_2: Array, groups_3: Array
 ) -> Adapters[Array]:
     """Make a fresh adapter: A uniform in its rank and groups (attention, MLP, unembedding), all else zero.
 

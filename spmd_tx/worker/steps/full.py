@@ -20,9 +20,9 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights, weights
-from spmd_tx.models.config import ModelConfig
 from spmd_tx.models.declared.layers import Place
 from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
 from spmd_tx.models.named import Named
@@ -53,9 +53,9 @@ class FullState(PyTreeNode):
     groups: Any  # float32 [3], in the order of GROUPS: 1 if the group is trained, else 0
 
 
-def full_state(model: ModelConfig, mesh: AnyMesh) -> FullState:
+def full_state(model: Model, mesh: AnyMesh) -> FullState:
     """Declare the state. Raises StartError for a model whose gradients are not implemented."""
-    if model.n_experts or model.declared.packed or model.declared.encoding is not None:
+    if model.n_experts or model.packed or model.encoding is not None:
         what = "has experts" if model.n_experts else "is quantised"
         raise StartError(
             f"this {model.architecture} {what}, and --full-parameters trains dense models in bfloat16, "
@@ -65,15 +65,15 @@ def full_state(model: ModelConfig, mesh: AnyMesh) -> FullState:
     return FullState(w, w, w, w, Weight((), P(), jnp.int32), Weight((len(GROUPS),), P(), jnp.float32))
 
 
-def groups_of(model: ModelConfig) -> Weights[Group]:
+def groups_of(model: Model) -> Weights[Group]:
     """Return the flag that each array follows: norms that of what they feed, the embedding the head's."""
     found: dict[str, Group] = {}
-    for place in model.declared.places:
+    for place in model.places:
         of_mixer = {"attention_norm", *(array.name for array in place.layer.mixer.arrays(0, ""))}
-        for array in model.declared.arrays(place):
+        for array in model.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
             found[place.name(array.name)] = "attn" if is_mixers else "mlp"
-    head: Group | None = None if model.declared.is_tied else "unembed"
+    head: Group | None = None if model.is_tied else "unembed"
     return Weights("unembed", Named(found), "unembed", head)
 
 
@@ -127,7 +127,7 @@ def _logits(table_VD: Array, h_BTD: Array, dtype: Any) -> Array:
 class _Steps:
     """Holds what the forward pass of training needs to know."""
 
-    def __init__(self, model: ModelConfig, base: Weights[Weight], state: FullState, attention: str) -> None:
+    def __init__(self, model: Model, base: Weights[Weight], state: FullState, attention: str) -> None:
         self._model, self._base, self._state, self._attention = model, base, state, attention
         self._dtype = base.embed.dtype
         self.logits = partial(_logits, dtype=self._dtype)
@@ -167,7 +167,7 @@ class _Steps:
 
 
 def make_full_forward(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     state: FullState,
@@ -193,7 +193,7 @@ def make_full_forward(
 
 
 def make_full_forward_backward(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     state: FullState,
@@ -228,7 +228,7 @@ def make_full_forward_backward(
     return forward_backward
 
 
-def make_full_optim_step(model: ModelConfig, mesh: Mesh, state: FullState) -> Callable[..., Any]:
+def make_full_optim_step(model: Model, mesh: Mesh, state: FullState) -> Callable[..., Any]:
     """Make (state, inputs) -> (state, metrics as in OptimStep); ``state`` is donated.
 
     Groups that are not trained neither move nor decay, and do not count in norms.

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Adapters, group_of
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
@@ -40,7 +40,7 @@ def _squares(adapters: Adapters[Any]) -> Adapters[Any]:
     return jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), adapters)
 
 
-def _norms(model: ModelConfig, squares: Adapters[Any]) -> dict[str, Array]:
+def _norms(model: Model, squares: Adapters[Any]) -> dict[str, Array]:
     """Return the norm of each group's factors, by the name of its metric."""
     found: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
     for name, factors in squares.layers.items():
@@ -88,7 +88,7 @@ def adamw(
     return Updated(choose(new_w, w), choose(moments.mu, mu), choose(moments.nu, nu), norm, applied)
 
 
-def make_optim_step(model: ModelConfig, mesh: Mesh, state: TrainState) -> Callable[..., Any]:
+def make_optim_step(model: Model, mesh: Mesh, state: TrainState) -> Callable[..., Any]:
     """Make (state, slot, inputs) -> (state, metrics as in OptimStep); ``state`` is donated.
 
     Only the slot's own entries are read and written.

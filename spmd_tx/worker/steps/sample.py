@@ -23,7 +23,7 @@ from spmd_tx.models.attention import window_ring
 from spmd_tx.models.attention.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
@@ -91,7 +91,7 @@ class Drawn(PyTreeNode):
     top_logprobs: Any = None  # float32 [K, B, top]
 
     @classmethod
-    def none(cls, model: ModelConfig, steps: int, rows: int, top: int) -> "Drawn":
+    def none(cls, model: Model, steps: int, rows: int, top: int) -> "Drawn":
         """Return the result before the first step."""
         shape = (steps, rows)
         choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
@@ -105,7 +105,7 @@ class Drawn(PyTreeNode):
 
 
 def make_prefill(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     bank: Bank,
@@ -182,13 +182,13 @@ def on(mesh: Mesh, paged_attention: str) -> str:
     return "row_by_row" if platform(mesh) == "cpu" else paged_attention
 
 
-def compact(model: ModelConfig, experts: Array) -> Array:
+def compact(model: Model, experts: Array) -> Array:
     """Cast numbers of experts to the smallest type that holds them."""
     return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
 
 
 def make_decode(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     bank: Bank,
@@ -278,7 +278,7 @@ def make_decode(
 
 
 def _adapters(
-    model: ModelConfig,
+    model: Model,
     bank: Bank,
     slots_B: Array,
     active: Array | None,
@@ -297,7 +297,7 @@ def _adapters(
 
 
 def _step(
-    model: ModelConfig,
+    model: Model,
     base: Weights[Array],
     adapters: Adapters[Array],
     loras: tuple[ApplyLora, ExpertAdapters],

@@ -23,7 +23,7 @@ from spmd_tx.models.adapters.row_lora import StoredLora, row_lora, take_rows, wh
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
 from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
@@ -63,7 +63,7 @@ def product_of(mesh: Mesh) -> str:
     return implementation(mesh.devices.flat[0].platform)
 
 
-def own_adapters(model: ModelConfig, adapters: Adapters[Array]) -> Adapters[Array]:
+def own_adapters(model: Model, adapters: Adapters[Array]) -> Adapters[Array]:
     """Let every device have its own gradient. Layers gather what ZeRO stores split; the head is gathered."""
     tp = lax.axis_size(TP)
 
@@ -177,7 +177,7 @@ def sequence_loss_and_grad(
 
 
 def make_forward(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     state: TrainState,
@@ -219,7 +219,7 @@ def make_forward(
 
 
 def make_forward_backward(
-    model: ModelConfig,
+    model: Model,
     mesh: Mesh,
     base: Weights[Weight],
     state: TrainState,

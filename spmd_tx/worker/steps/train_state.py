@@ -12,7 +12,7 @@ from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Adapters, adapter_weights
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import replicate_rows
 from spmd_tx.sharding.mesh import AnyMesh
 from spmd_tx.sharding.weight import Weight
@@ -29,7 +29,7 @@ class TrainState(PyTreeNode):
     scale: Any  # float32 [S, 2]: alpha / rank, and the same with the rank of experts' factors
 
 
-def train_weights(model: ModelConfig, mesh: AnyMesh, slots: int, rank: int) -> TrainState:
+def train_weights(model: Model, mesh: AnyMesh, slots: int, rank: int) -> TrainState:
     """Declare the state of ``slots`` adapters."""
     adapters = adapter_weights(model, mesh, slots, rank, jnp.float32, zero=True)
     step, scale = Weight((slots,), P(), jnp.int32), Weight((slots, 2), P(), jnp.float32)

@@ -14,7 +14,7 @@ from spmd_tx.exports.checkpoint import write_checkpoint
 from spmd_tx.exports.tensors import NAMES, Tensor
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.checkpoint.files import DTYPES, Files
-from spmd_tx.models.config import ModelConfig
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.unread import is_head
 from spmd_tx.sharding.weight import Weight
 from spmd_tx.worker.storage.stored_array import StoredArray
@@ -25,7 +25,7 @@ Numbers = np.ndarray | StoredArray
 
 
 def write_model(
-    path: Path, w: Weights[Numbers], declared: Weights[Weight], model: ModelConfig, model_dir: Path
+    path: Path, w: Weights[Numbers], declared: Weights[Weight], model: Model, model_dir: Path
 ) -> None:
     """Write the folder durably and atomically, replacing an earlier one of that name.
 
@@ -44,9 +44,7 @@ class TrainedTensors:
 
     is_encoded = False
 
-    def __init__(
-        self, files: Files, w: Weights[Numbers], declared: Weights[Weight], model: ModelConfig
-    ) -> None:
+    def __init__(self, files: Files, w: Weights[Numbers], declared: Weights[Weight], model: Model) -> None:
         self.dtype: str | None = str(np.dtype(declared.embed.dtype))
         self._files = files
         self._parts: dict[str, list[tuple[Weight, Numbers, int | None]]] = defaultdict(list)
@@ -55,8 +53,8 @@ class TrainedTensors:
                 self._parts[weight.hf_name].append((weight, array, None))
             for index, number in enumerate(weight.numbers or ()):
                 self._parts[weight.hf_name.format(layer=number)].append((weight, array, index))
-        if model.declared.is_tied:
-            self._parts |= dict.fromkeys(filter(is_head, files.names), self._parts[model.declared.embed.name])
+        if model.is_tied:
+            self._parts |= dict.fromkeys(filter(is_head, files.names), self._parts[model.embed.name])
 
     def made_of(self, names: Iterable[str]) -> list[Tensor]:
         """Return the tensors of some names."""

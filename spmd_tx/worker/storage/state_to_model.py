@@ -28,7 +28,7 @@ def write_model_of_state(state: Path, place: Path, model_dir: Path) -> None:
     """
     jax.config.update("jax_platforms", CPU)  # accelerators may belong to a server
     model, mesh = read_model_config(model_dir), make_mesh(1, 1, 1)
-    dtype = Files(model_dir).tensor(model.declared.embed.name).dtype
+    dtype = Files(model_dir).tensor(model.embed.name).dtype
     declared = weights(model, mesh, dtype)
     with reading_for_export(state):
         names = _names(state, declared)

@@ -7,15 +7,14 @@ import numpy as np
 
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
-from spmd_tx.models.config import ModelConfig
-from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.storage.checkpoints import reading_for_export, restore_weights
 
 CPU = "cpu"
 
 
-def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: ModelConfig, base_model: str) -> None:
+def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: Model, base_model: str) -> None:
     """Write the folder ``place``. Raises StartError when ``state`` is no such checkpoint of the model."""
     jax.config.update("jax_platforms", CPU)  # accelerators may belong to a server
     sharding = jax.sharding.SingleDeviceSharding(jax.devices(CPU)[0])

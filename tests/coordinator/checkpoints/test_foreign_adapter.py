@@ -19,9 +19,9 @@ from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden import families
 from tests.support.adapter_folders import random_tensors, write_folder
-from tests.support.model_shapes import TINY
+from tests.support.model_shapes import TINY, resized
 
-MIXTURE = replace(TINY, architecture="Qwen3MoeForCausalLM", d_ff=16, n_experts=4, experts_per_token=2)
+MIXTURE = resized(TINY, architecture="Qwen3MoeForCausalLM", d_ff=16, n_experts=4, experts_per_token=2)
 PER_EXPERT = replace(MIXTURE, expert_lora="per-expert")
 BASE = "Qwen/Qwen3-0.6B"
 WHOLE = AdapterSpec(rank=4, alpha=10.0)

@@ -16,22 +16,22 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.declared.layers import HEAD
+from spmd_tx.models.declared.model import HEAD
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.storage.checkpoints import SlotState, restore_weights, save_state
 from tests.support.adapter_folders import write_folder
-from tests.support.model_shapes import TINY
+from tests.support.model_shapes import TINY, resized
 
-MIXTURE = replace(TINY, architecture="Qwen3MoeForCausalLM", d_ff=16, n_experts=4, experts_per_token=2)
+MIXTURE = resized(TINY, architecture="Qwen3MoeForCausalLM", d_ff=16, n_experts=4, experts_per_token=2)
 PER_EXPERT = replace(MIXTURE, expert_lora="per-expert")
 ADAPTER = AdapterSpec(rank=4, train_unembed=False)
 OTHERS = [
-    replace(TINY, d_model=TINY.d_model + 32),
-    replace(TINY, n_layers=TINY.n_layers + 1),
-    replace(TINY, n_layers=TINY.n_layers - 1),
-    replace(TINY, n_heads=2 * TINY.n_heads),
-    replace(TINY, d_ff=TINY.d_ff + 16),
+    resized(TINY, d_model=TINY.d_model + 32),
+    resized(TINY, n_layers=TINY.n_layers + 1),
+    resized(TINY, n_layers=TINY.n_layers - 1),
+    resized(TINY, n_heads=2 * TINY.n_heads),
+    resized(TINY, d_ff=TINY.d_ff + 16),
 ]
 
 

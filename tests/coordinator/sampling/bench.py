@@ -1,7 +1,6 @@
 """A sample batch on a fake device, with the commands in flight between them."""
 
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,16 @@ from spmd_tx.coordinator.sampling.programs import EverythingReady
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
+from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
-from tests.support.model_shapes import TINY
+from tests.support.model_shapes import TINY, resized
 
 PAGE_SIZE = 4
 MAX_CONTEXT = 64
-MODEL = replace(
+MODEL = resized(
     TINY,
     vocab_size=VOCABULARY,
     d_model=8,
@@ -32,7 +32,7 @@ MODEL = replace(
     n_heads=1,
     n_kv_heads=1,
     head_dim=8,
-    rope_theta=1e4,
+    rope=Rope(1e4),
     max_positions=MAX_CONTEXT,
 )
 

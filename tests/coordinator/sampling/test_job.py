@@ -1,7 +1,6 @@
 """Long prompts are read chunk by chunk; others go on between the chunks, and nothing else changes."""
 
 import random
-from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
@@ -21,6 +20,7 @@ from tests.coordinator.sampling.bench import (
     prompt_of,
 )
 from tests.coordinator.sampling.fake_device import BASE, score
+from tests.support.model_shapes import resized
 
 CHUNK = 16
 WISHES = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 2}
@@ -168,7 +168,7 @@ def test_who_makes_room_between_two_chunks_starts_again_and_gets_all_that_was_wa
 
 def test_of_experts_every_token_of_a_prompt_is_told_once():
     """The fake device has none, so the replies are given them: the position of each token."""
-    bench = Bench(prefill_tokens=CHUNK, model=replace(MODEL, n_experts=4, experts_per_token=1))
+    bench = Bench(prefill_tokens=CHUNK, model=resized(MODEL, n_experts=4, experts_per_token=1))
     bench.admit("a", prompt_of(40), max_tokens=3)
     job = bench.batch.unanswered()["a"]
     while bench.batch.waiting() or bench.in_flight:

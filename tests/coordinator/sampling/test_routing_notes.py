@@ -12,6 +12,7 @@ from spmd_tx.coordinator.sampling.routing_notes import Routing
 from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Bench, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice
+from tests.support.model_shapes import resized
 
 LAYERS, CHOICES = 2, 3
 
@@ -39,7 +40,7 @@ class MixtureDevice(FakeDevice):
 
 class MixtureBench(Bench):
     def __init__(self, **sizes):
-        super().__init__(model=replace(MODEL, n_experts=8, experts_per_token=CHOICES), **sizes)
+        super().__init__(model=resized(MODEL, n_experts=8, experts_per_token=CHOICES), **sizes)
         self.device = MixtureDevice(len(self.device.rows), self.device.tokens.shape[1], PAGE_SIZE)
         self.routings = {}
 

@@ -1,7 +1,5 @@
 """With a model that keeps states, every row reads exactly its own tokens, and prefixes start at snapshots."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 
@@ -16,6 +14,7 @@ from tests.coordinator.sampling.bench import (
     prompt_of,
 )
 from tests.coordinator.sampling.cache.test_prefix_cache import Conversations, written
+from tests.support.model_shapes import resized
 
 SLOTS = 1 + 4 + 4
 
@@ -73,7 +72,7 @@ def test_samples_of_one_prompt_start_from_copies_of_its_state(length, num_sample
 
 
 def test_a_model_with_experts_reads_a_prompt_once_for_samples_that_start_later():
-    moe = replace(MODEL, n_experts=4, experts_per_token=2, normalize_expert_weights=True)
+    moe = resized(MODEL, n_experts=4, experts_per_token=2, normalize_expert_weights=True)
     bench, prompt = Bench(state_slots=1 + 4 + 2, model=moe), prompt_of(2 * PAGE_SIZE + 3)
     bench.admit("a", prompt, max_tokens=10, num_samples=7)
     bench.run()

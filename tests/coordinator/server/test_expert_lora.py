@@ -1,7 +1,5 @@
 """The layout of adapters of experts is settled once for a data directory."""
 
-from dataclasses import replace
-
 import pytest
 
 from spmd_tx.config import ServerConfig
@@ -29,6 +27,5 @@ def test_a_directory_from_before_there_was_a_choice_has_factors_per_expert(tmp_p
 
 
 def test_a_model_without_experts_leaves_no_record(tmp_path):
-    model = replace(QWEN3_8B)
-    assert with_expert_lora(ServerConfig(base_model="m", data_dir=tmp_path), model) == model
+    assert with_expert_lora(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_8B) == QWEN3_8B
     assert not list(tmp_path.iterdir())

@@ -42,7 +42,7 @@ def test_a_release_is_served(hub, tmp_path, name):
     assert sorted(hub.files_of(name)) == sorted(needed(repository, name))
 
     declared = weights(model.config, make_mesh(1, 1, 1), jnp.float32)
-    check(Files(model.directory), jax.tree.leaves(declared), model.config.declared.unread)
+    check(Files(model.directory), jax.tree.leaves(declared), model.config.unread)
 
     text = load_model_text(model.directory)
     tokens = text.tokenizer.encode(TEXT, add_special_tokens=False).ids

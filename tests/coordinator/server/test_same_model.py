@@ -1,5 +1,7 @@
 """A data directory belongs to the base model that it began with."""
 
+import json
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -7,6 +9,8 @@ from msgspec.structs import replace
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.server.same_model import RECORD, SIZES, check_same_model
 from spmd_tx.errors import StartError
+from spmd_tx.models.families.registry import declare
+from tests.support.known_models import CONFIGS
 from tests.support.model_shapes import QWEN3_4B, QWEN3_8B
 
 
@@ -18,6 +22,29 @@ def test_a_model_of_another_shape_is_refused_and_the_first_one_goes_on(tmp_path)
     ):
         check_same_model(config, QWEN3_8B, {})
     check_same_model(config, QWEN3_4B, {})
+
+
+# What data directories hold of the sizes of models that servers have had, in the order of SIZES.
+RECORDED = {
+    "Qwen/Qwen3-4B": (36, 2560, 9728, 32, 8, 128, 0, 151936),
+    "Qwen/Qwen3-30B-A3B": (48, 2048, 768, 32, 4, 128, 128, 151936),
+    "Qwen/Qwen3.5-9B": (32, 4096, 12288, 16, 4, 256, 0, 248320),  # its first layers have linear attention
+    "Qwen/Qwen3.5-35B-A3B": (40, 2048, 512, 16, 2, 256, 256, 248320),
+    "zai-org/GLM-4.5-Air": (46, 4096, 1408, 96, 8, 128, 128, 151552),  # its first layer has no experts
+    "zai-org/GLM-4.7-Flash": (47, 2048, 1536, 20, 1, 576, 64, 154880),  # of latent attention, its pages'
+    "deepseek-ai/DeepSeek-V3.1": (61, 7168, 2048, 128, 1, 576, 256, 129280),
+    "openai/gpt-oss-20b": (24, 2880, 2880, 64, 8, 64, 32, 201088),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_the_sizes_are_those_that_data_directories_hold(name, tmp_path):
+    model = declare(CONFIGS[name])
+    check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), model, {})
+    names = "n_layers d_model d_ff n_heads n_kv_heads head_dim n_experts vocab_size".split()
+    record = json.loads((tmp_path / RECORD).read_bytes())
+    assert record["sizes"] == dict(zip(names, RECORDED[name], strict=True))
+    assert record["architecture"] == model.architecture
 
 
 def test_a_damaged_record_is_named(tmp_path):

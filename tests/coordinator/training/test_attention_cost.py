@@ -5,25 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.attention_cost import AttentionCost, attention_cost
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from tests.support.known_models import CONFIGS
-from tests.support.model_shapes import QWEN3_30B_A3B, TINY_OF_BENCH
+from tests.support.model_shapes import QWEN3_30B_A3B, TINY_OF_BENCH, resized
 
 WINDOWED = AttentionCost(1e-4, 1e-4, window=128)
 
 
 def test_attention_counts_less_the_wider_a_model_is():
-    wide = replace(TINY_OF_BENCH, d_model=1024, d_ff=3072)
+    wide = resized(TINY_OF_BENCH, d_model=1024, d_ff=3072)
     assert attention_cost(wide).share < attention_cost(TINY_OF_BENCH).share / 3
     assert attention_cost(TINY_OF_BENCH).share == pytest.approx(5e-4, rel=0.1)
 
 
 def test_only_the_experts_of_a_token_take_time():
     """With ten times the experts a token's products take as long as before; with more of its own, longer."""
-    more = replace(QWEN3_30B_A3B, n_experts=1280)
+    more = resized(QWEN3_30B_A3B, n_experts=1280)
     assert attention_cost(more).share > 0.9 * attention_cost(QWEN3_30B_A3B).share
-    chosen = replace(QWEN3_30B_A3B, experts_per_token=64)
+    chosen = resized(QWEN3_30B_A3B, experts_per_token=64)
     assert attention_cost(chosen).share < attention_cost(QWEN3_30B_A3B).share / 4
 
 
@@ -39,7 +38,7 @@ COUNTED = {
 @pytest.mark.parametrize("name", COUNTED)
 def test_every_layer_counts_with_its_own_widths(name):
     flops, met = COUNTED[name]
-    cost = attention_cost(configured(declare(CONFIGS[name])))
+    cost = attention_cost(declare(CONFIGS[name]))
     assert cost.share == pytest.approx(flops / (4 * met), rel=0.01)
     is_windowed = "gpt-oss" in name
     assert (cost.windowed_share, cost.window) == ((cost.share, 128) if is_windowed else (0, 0))

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.attention_cost import AttentionCost, attention_cost
 from spmd_tx.coordinator.training.packing import TrainingShapes, cheapest_blocks, lay_out
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from tests.support.known_models import CONFIGS
-from tests.support.model_shapes import QWEN3_30B_A3B, TINY_OF_BENCH
+from tests.support.model_shapes import QWEN3_30B_A3B, TINY_OF_BENCH, resized
 
 USUAL, NEARLY_FREE, DEAR = map(AttentionCost, (5e-4, 1e-6, 5e-3))
 SHAPES = TrainingShapes(
@@ -126,7 +125,7 @@ LONG = np.random.default_rng(0).integers(1024, 4097, 128)  # tokens of each sequ
 def test_a_mixture_takes_rows_as_short_as_its_chosen_experts_make_them():
     """Shorter than those of a model of whose experts every token meets all."""
     shapes = replace(ACCELERATOR, max_context=32768)
-    all_meet = replace(QWEN3_30B_A3B, experts_per_token=128)
+    all_meet = resized(QWEN3_30B_A3B, experts_per_token=128)
     mixture, dense = (replace(shapes, attention=attention_cost(each)) for each in (QWEN3_30B_A3B, all_meet))
     assert [lay_out(LONG, each).row_length for each in (mixture, dense)] == [4096, 8192]
 
@@ -148,7 +147,7 @@ def test_a_recorded_layout_is_read_back():
 )
 def test_a_request_of_an_earlier_version_is_cut_as_it_was(layout, row_length, rows):
     """Whatever attention costs today, also in a model with a window."""
-    gpt_oss = attention_cost(configured(declare(CONFIGS["openai/gpt-oss-120b"])))
+    gpt_oss = attention_cost(declare(CONFIGS["openai/gpt-oss-120b"]))
     for today in (attention_cost(QWEN3_30B_A3B), gpt_oss):
         shapes = replace(ACCELERATOR, max_context=32768, attention=today, kernels="ab12")
         again = shapes.as_recorded(layout)

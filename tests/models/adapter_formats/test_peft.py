@@ -12,7 +12,7 @@ from spmd_tx.errors import MeshError
 from spmd_tx.models.adapter_formats import files as adapter_files
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
-from spmd_tx.models.config import configured, read_model_config
+from spmd_tx.models.config import read_model_config
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.support import known_models
@@ -242,9 +242,9 @@ def test_every_spelling_of_a_name_is_read(tmp_path, checkpoint, family):
 
 
 def test_the_text_model_of_a_model_with_vision_has_the_names_of_a_text_model():
-    model = configured(declare(known_models.CONFIGS["Qwen/Qwen3.5-9B"]))
+    model = declare(known_models.CONFIGS["Qwen/Qwen3.5-9B"])
     named = {module.name: module.map for module in adapter_files.modules(WHOLE, model)}
-    assert model.declared.layer_prefix.startswith("model.language_model.")
+    assert model.layer_prefix.startswith("model.language_model.")
     at = "base_model.model.model.layers."
     assert {f"{at}0.linear_attn.in_proj_q", f"{at}3.self_attn.q_proj", "base_model.model.lm_head"} <= set(
         named
@@ -276,7 +276,7 @@ def test_peft_adds_what_the_adapter_means(tmp_path, tied):
     with torch.no_grad():
         for layer in range(model.n_layers):
             for name, lora in adapters.layers.items():
-                module = model.declared.adapted[name].map.adapter_module.format(layer=layer)
+                module = model.adapted[name].map.adapter_module.format(layer=layer)
                 module = expected.get_submodule(module)
                 a, b = torch.from_numpy(lora.a[layer, :4]), torch.from_numpy(lora.b[layer, :4])
                 module.weight += WHOLE.scale * (b.T @ a)

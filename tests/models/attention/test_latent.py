@@ -9,7 +9,6 @@ from spmd_tx.models.attention.blockwise import attend_segments
 from spmd_tx.models.attention.kv_cache import KvCache, cache_weights, copy_pages, write
 from spmd_tx.models.attention.latent import absorb, compress, expand, expand_result, place_queries
 from spmd_tx.models.attention.paged.attention import paged_attention
-from spmd_tx.models.config import configured
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.models.families.registry import declare
@@ -22,7 +21,7 @@ from tests.golden.parts import LATENT, PARTS, TOKENS
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 GOLDEN = np.load(PARTS)
-DEEPSEEK = configured(declare(CONFIGS["deepseek_v3"]))
+DEEPSEEK = declare(CONFIGS["deepseek_v3"])
 PAGE = 4  # tokens
 TOLERANCE = 1e-5  # relative to the largest result
 

@@ -25,7 +25,7 @@ def check(path, name, change):
     tensors = load_file(path / "model.safetensors")
     tensors[name] = change(tensors[EMBED].copy())
     save_file(tensors, path / "model.safetensors")
-    declared = read_model_config(path).declared
+    declared = read_model_config(path)
     check_copies(Files(path), declared.unread)
     return declared.unread.unknown(Files(path).names - {EMBED, declared.final_norm.name})
 

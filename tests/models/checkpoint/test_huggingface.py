@@ -266,6 +266,6 @@ def test_a_tensor_without_use_is_refused_before_anything_is_read(tmp_path):
     model, mesh = read_model_config(path), make_mesh(1, 1, 1)
     declared, read = declare_weights(model, mesh, jnp.float32), []
     with pytest.raises(StartError, match=r"1 tensors for which config.json has no use \('model\.layers\.7\."):
-        huggingface.load(path, declared, mesh, read.append, model.declared.unread)
+        huggingface.load(path, declared, mesh, read.append, model.unread)
     assert not read
     huggingface.load(path, declared, mesh, read.append, Unread((r"model\.layers\.7\..*",)))

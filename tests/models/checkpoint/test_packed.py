@@ -29,7 +29,7 @@ def checkpoint(request, tmp_path):
 def loaded(path, mesh, expert_weights):
     model = read_model_config(path, expert_weights=expert_weights)
     declared = weights(model, mesh, jnp.float32, split_over_fsdp=True)
-    return declared, huggingface.load(path, declared, mesh, lambda _: None, model.declared.unread)
+    return declared, huggingface.load(path, declared, mesh, lambda _: None, model.unread)
 
 
 def test_packed_experts_decode_to_what_is_loaded_otherwise(checkpoint):

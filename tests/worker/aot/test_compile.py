@@ -14,6 +14,7 @@ from spmd_tx.worker.aot.target import Target
 from spmd_tx.worker.memory.plan import Memory, Plan
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
+from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
 
@@ -114,7 +115,7 @@ def test_steps_of_a_decode_are_counted_apart():
 
 def test_copies_of_the_cache_and_of_stacked_weights_are_found(monkeypatch):
     monkeypatch.setattr("spmd_tx.worker.aot.compile.LARGE", 1)
-    plan = planned(replace(MODEL, d_ff=96))  # so that no two weights have the same dimensions
+    plan = planned(resized(MODEL, d_ff=96))  # so that no two weights have the same dimensions
     arrays = state_arrays(plan, target(plan).mesh)
     model, pages = plan.sizes.model, plan.pages
     pool = (model.n_layers, pages, plan.sizes.setup.page_size, model.n_kv_heads // 2, model.head_dim)

@@ -1,7 +1,5 @@
 """What is estimated, beside what XLA says of the compiled programs."""
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import pytest
 
@@ -11,10 +9,11 @@ from spmd_tx.worker.memory.plan import Memory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape
+from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MODEL
 from tests.support.tiny_setup import tiny_setup
 
-SMALL = replace(
+SMALL = resized(
     MODEL, d_model=128, d_ff=384, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=1024
 )
 SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {

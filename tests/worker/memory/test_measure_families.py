@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import pytest
 
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.measure import measure
@@ -29,7 +28,7 @@ LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("family", MODELS)
 def test_an_estimate_is_near_what_the_program_needs(family, step):
-    model = configured(declare(CONFIGS[family] | LARGER | MODELS[family]))
+    model = declare(CONFIGS[family] | LARGER | MODELS[family])
     setup = tiny_setup(dtype="float32", page_size=16, max_context=256, decode_rows=DECODED.rows)
     plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), Memory(2**30))
     shape = DECODED if step == "decode" else SHAPE

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.config import configured
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
@@ -325,7 +324,7 @@ GPT_OSS = {  # gpt-oss-20b
 
 
 def gpt_oss(**option) -> Sizes:
-    model = configured(replace(declare(encoded_models.MODELS["mxfp4"] | GPT_OSS), **option))
+    model = replace(declare(encoded_models.MODELS["mxfp4"] | GPT_OSS), **option)
     return sizes(model, adapter_slots=1, bank_slots=2, max_rank=16)
 
 
@@ -348,8 +347,8 @@ def test_a_tpu_has_room_for_a_layer_that_is_decoded():
 
 def test_a_base_in_fewer_bits_is_proposed_where_it_makes_it_fit():
     server = sizes(max_context=2048, adapter_slots=1, bank_slots=2, max_rank=16)
-    packed = replace(QWEN3_8B.declared, base_encoding=BASE_DTYPES["int8"])
-    smaller = replace(server, model=configured(packed))
+    packed = replace(QWEN3_8B, base_encoding=BASE_DTYPES["int8"])
+    smaller = replace(server, model=packed)
     maps = 36 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 12288)
     assert server.whole_base - smaller.whole_base == maps * (2 - (8 + 16 / 32) / 8)
     memory = gib(least_memory(server) - 1)

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from spmd_tx.worker.memory.refusal import splits_evenly
 from tests.support.known_models import CONFIGS
@@ -21,10 +20,10 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 )
 def test_no_tp_is_proposed_that_cuts_groups_of_packed_experts(name, quantization, sizes):
     model = declare(CONFIGS[name] | {"quantization_config": quantization})
-    packed = configured(replace(model, packs_experts=True))
+    packed = replace(model, packs_experts=True)
     assert [tp for tp in (2, 4, 8, 16, 32) if splits_evenly(packed, tp)] == sizes
 
 
 def test_no_tp_is_proposed_that_cuts_the_dense_layers_before_a_mixture():
-    model = configured(declare(CONFIGS["zai-org/GLM-4.5-Air"] | {"intermediate_size": 10950}))
+    model = declare(CONFIGS["zai-org/GLM-4.5-Air"] | {"intermediate_size": 10950})
     assert [tp for tp in (2, 4, 8) if splits_evenly(model, tp)] == [2]

@@ -3,7 +3,6 @@
 import jax.numpy as jnp
 import pytest
 
-from spmd_tx.models.config import configured
 from spmd_tx.models.families import qwen3_5
 from spmd_tx.models.families.keys import Keys
 from spmd_tx.sharding.mesh import abstract_mesh
@@ -27,7 +26,7 @@ LARGE = {  # as Qwen3.5-9B
     "intermediate_size": 12288,
     "vocab_size": 248_320,
 }
-MODEL = configured(qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **LARGE}})))
+MODEL = qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **LARGE}}))
 STATE = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)  # bytes: of 24 layers, heads in fp32 and inputs in bf16
 GIB = 2**30
 

@@ -4,7 +4,6 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.config import configured
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.sizes import bytes_per_device
@@ -21,7 +20,7 @@ MODELS = (
 
 
 def steps(name: str, gradient_bytes: int = 0) -> StepMemory:
-    model, mesh = configured(declare(CONFIGS[name])), abstract_mesh(2, 4, 2)
+    model, mesh = declare(CONFIGS[name]), abstract_mesh(2, 4, 2)
     return StepMemory(model, mesh, 2, 1, 16, 0, gradient_bytes, splits_base=True, attention="cudnn")
 
 
@@ -32,8 +31,8 @@ def test_the_largest_layer_and_the_head_are_gathered(name):
     layers = [
         sum(bytes_per_device(held.mesh, declared.layers[place.name(array.name)]) for array in arrays)
         / len(place.numbers)
-        for place in held.model.declared.places
-        for arrays in (held.model.declared.arrays(place),)
+        for place in held.model.places
+        for arrays in (held.model.arrays(place),)
     ]
     expected = max(layers) + bytes_per_device(held.mesh, declared.unembed)
     assert held._gathered_base / 2 == pytest.approx(expected, rel=0.001)

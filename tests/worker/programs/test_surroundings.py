@@ -8,6 +8,7 @@ import pytest
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.rope import Rope
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.plan import Memory
 from spmd_tx.worker.memory.refusal import make_plan
@@ -16,6 +17,7 @@ from spmd_tx.worker.programs import surroundings as module
 from spmd_tx.worker.programs.aside_messages import Begin
 from spmd_tx.worker.programs.aside_process import Compiler
 from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
+from tests.support.model_shapes import resized
 from tests.support.tiny_setup import tiny_setup
 
 MEMORY = Memory(1 << 30, most_cache_tokens=256)
@@ -51,7 +53,7 @@ def test_settings_of_the_server_are_part_of_them(plan, mesh, different):
 
 
 def test_the_model_is_part_of_them(plan, mesh):
-    model = replace(plan.sizes.model, rope_theta=5.0)
+    model = resized(plan.sizes.model, rope=Rope(5.0))
     other = replace(plan, sizes=replace(plan.sizes, model=model))
     assert surroundings(other, mesh) != surroundings(plan, mesh)
 

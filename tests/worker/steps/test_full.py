@@ -12,7 +12,8 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.checkpoint.files import Files
-from spmd_tx.models.config import ModelConfig, read_model_config
+from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings
@@ -54,7 +55,7 @@ ALL = (1.0, 1.0, 1.0)
 class Full:
     """A model on one mesh, all of whose weights are trained."""
 
-    def __init__(self, model: ModelConfig, shape=(1, 1, 1), dtype=jnp.float32, remat="full") -> None:
+    def __init__(self, model: Model, shape=(1, 1, 1), dtype=jnp.float32, remat="full") -> None:
         self.mesh, self.model = make_mesh(*shape), model
         self.base = weights(model, self.mesh, dtype)
         self.declared = full_state(model, self.mesh)
@@ -106,7 +107,7 @@ def stored(path: Path, full: Full, arrays) -> dict[str, np.ndarray]:
 def test_five_steps_equal_those_of_torch(family, tmp_path: Path):
     path = write(tmp_path / family, family)
     full = Full(read_model_config(path))
-    w = huggingface.load(path, full.declared.w, full.mesh, lambda _: None, full.model.declared.unread)
+    w = huggingface.load(path, full.declared.w, full.mesh, lambda _: None, full.model.unread)
     before = to_numpy(w)
     golden, sequence = np.load(FULL), tokens(family)
     length, zeros = GOLDEN_LENGTH - 1, np.zeros(GOLDEN_LENGTH - 1, np.float32)

@@ -29,7 +29,7 @@ def test_a_written_model_is_read_as_it_was(family, tmp_path: Path):
     for seed in (1, 2):  # the second replaces the first
         w = random_arrays(declared, seed)
         write_model(out, w, declared, model, path)
-    read = huggingface.load(out, declared, mesh, lambda _: None, read_model_config(out).declared.unread)
+    read = huggingface.load(out, declared, mesh, lambda _: None, read_model_config(out).unread)
     assert all(map(np.array_equal, jax.tree.leaves(to_numpy(read)), jax.tree.leaves(w)))
     assert (out / "tokenizer.json").exists()
     assert json.loads((out / "config.json").read_text())["vocab_size"] == VOCABULARY
