@@ -56,6 +56,7 @@ _CONNECTIONS = "changes who may connect, and nothing that a request meets"
 _KEPT = "deletes what is old; a run is over long before"
 NOT_FUZZED = {
     "expert_weights": "says how devices hold experts of checkpoints that the fuzzer's small models are not",
+    "revision": "names a state of a hub's repository; the fuzzer's models are directories",
     "host": _CONNECTIONS,
     "trusted_proxies": _CONNECTIONS,
     "insecure_no_auth": _CONNECTIONS,

@@ -246,7 +246,10 @@ def test_a_gradient_that_overflows_is_not_applied_and_hurts_nobody(new_trainer, 
 def test_a_step_that_would_overflow_the_weights_is_not_taken(new_trainer):
     reckless, careful = new_trainer(), new_trainer()
     reckless.forward_backward(DATA, "cross_entropy")
-    refused_in_future(reckless.optim_step(types.AdamParams(learning_rate=1e39)), "not taken")
+    refused_in_future(reckless.optim_step(types.AdamParams(learning_rate=1e39)), "it must be finite")
+    reckless.forward_backward(DATA, "cross_entropy")
+    overflowing = types.AdamParams(learning_rate=3e38, weight_decay=1e9)
+    refused_in_future(reckless.optim_step(overflowing), "not taken")
     for each in (reckless, careful):
         train(each, DATA)
     np.testing.assert_array_equal(logprobs_of(reckless, DATA), logprobs_of(careful, DATA))
@@ -287,4 +290,4 @@ def test_what_is_no_checkpoint_path_is_refused(service, path):
 @pytest.mark.parametrize("name", ["../../etc", ".hidden", "a/b", "x" * 300])
 def test_a_name_that_is_no_folders_name_is_refused(trainer, name):
     for save in (trainer.save_state, trainer.save_weights_for_sampler):
-        refused_in_future(save(name), name[:20], "use")
+        refused_in_future(save(name), name[:20], "name")

@@ -41,7 +41,7 @@ def logits(
     """
     model = read_model_config(path, expert_lora, base_dtype=base_dtype)
     declared = weights(model, mesh, jnp.float32)
-    base = huggingface.load(path, declared, mesh, lambda _: None, model.ignored)
+    base = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     declared_adapters = adapter_weights(model, mesh, 1, adapter.rank, jnp.float32, zero=True)
     places = abstract(mesh, declared_adapters)
     if folder is None:

@@ -167,8 +167,9 @@ async def test_a_request_that_raises_when_it_is_run_again_costs_its_model_only(
         await bench.result(bench.create(model))
     await bench.result(bench.step(A, 1, learning_rate=0.5))
     await bench.result(bench.step(B, 1))
-    is_poisoned = lambda wish: wish.adam_params.learning_rate == 0.5  # noqa: E731
-    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, is_poisoned, error))
+    is_poisoned = lambda *given: getattr(given[-1], "learning_rate", None) == 0.5  # noqa: E731
+    poisoned = raising(execute.Training._optim_step, is_poisoned, error)
+    monkeypatch.setattr(execute.Training, "_optim_step", poisoned)
     await next_generation(bench)
     refusal = await bench.failure(bench.train(A, 2, 10))
     assert "alice:train:0 cannot be restored" in refusal
