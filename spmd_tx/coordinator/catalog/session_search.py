@@ -1,39 +1,35 @@
 """Searches sessions, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog.searched_page import SearchedPage
+from spmd_tx.coordinator.catalog.searched_page import SearchedPage, newest_first, of_owner
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
-from spmd_tx.coordinator.wire.moments import read_moment, write_moment
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.coordinator.wire.sessions import (
     Active,
     ActiveQuery,
     ClientFinished,
     ClientFinishedQuery,
     FinishedFor,
-    OwnSearchOwner,
     SessionSearchCursor,
     SessionSearchRequest,
     SessionSearchResponse,
     SessionSummary,
     StatusQuery,
-    UserSearchOwner,
     as_texts,
 )
 
 Status = Active | ClientFinished | None
 SilentSeconds = Callable[[str], float | None]
-ROWS_AT_ONCE = 50  # with metadata of 64 KiB each
-ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
 
 async def search(
@@ -53,46 +49,24 @@ async def search(
     def summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
         return _summary(session, _status(session, silent_seconds), checkpoints, size)
 
-    async with database.reading() as db, aclosing(_candidates(db, request, caller)) as candidates:
-        async for session in candidates:
-            entry = summary(session, 0, 0) if _is_wanted(session, request) else None
-            if not page.look_at(session, entry):
-                break
-        saved = await _saved(db, [session.id for session in page.found])
+    query = select(Session).where(*_conditions(request, caller))
+    cursor = request.cursor and (request.cursor.last_created_at, request.cursor.last_session_id)
+    async with database.reading() as db:
+        async with aclosing(newest_first(db, query, Session, Session.id, cursor)) as candidates:
+            async for session in candidates:
+                entry = summary(session, 0, 0) if _is_wanted(session, request) else None
+                if not page.look_at(session, entry):
+                    break
+        saved = await _saved(db, [session.id for session in page.matches])
     last = page.last
     return SessionSearchResponse(
-        [summary(session, *saved.get(session.id, (0, 0))) for session in page.found],
+        [summary(session, *saved.get(session.id, (0, 0))) for session in page.matches],
         last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
 
-async def _candidates(
-    db: AsyncSession, request: SessionSearchRequest, caller: Caller
-) -> AsyncGenerator[Session]:
-    """The sessions that meet the conditions on columns, from the cursor on."""
-    query = select(Session).where(is_seen(caller, Session.owner), *_conditions(request, caller))
-    query = query.order_by(Session.created_at.desc(), Session.id.desc()).limit(ROWS_AT_ONCE)
-    place = request.cursor and await _place(db, request.cursor)
-    while True:
-        rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
-        for row in rows:
-            yield row
-        if len(rows) < ROWS_AT_ONCE:
-            return
-        place = rows[-1].created_at, rows[-1].id
-
-
-def _is_behind(created_at: float, id: str) -> ColumnElement[bool]:
-    is_earlier = Session.created_at < created_at
-    return or_(is_earlier, and_(Session.created_at == created_at, Session.id < id))
-
-
 def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if isinstance(request.owner, OwnSearchOwner):
-        conditions.append(Session.owner == caller.owner)
-    elif isinstance(request.owner, UserSearchOwner):
-        conditions.append(Session.owner.in_(request.owner.owner_urns))
+    conditions = [is_seen(caller, Session.owner), *of_owner(request.owner, Session.owner, caller)]
     if request.project_ids is not None:
         conditions.append(func.coalesce(Session.project_id, "").in_(request.project_ids))
     if request.session_id is not None and request.display_name is None:
@@ -118,15 +92,6 @@ def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
             return False
     metadata = as_texts(session.user_metadata) or {}
     return request.user_metadata.items() <= metadata.items()
-
-
-async def _place(db: AsyncSession, cursor: SessionSearchCursor) -> tuple[float, str]:
-    """Where the last page ended: creation time, exact if the session is still known, and id."""
-    seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
-    exact = await db.scalar(select(Session.created_at).where(Session.id == cursor.last_session_id))
-    if exact is not None and abs(exact - seconds) < ROUNDING_SECONDS:
-        seconds = exact
-    return seconds, cursor.last_session_id
 
 
 async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -1,7 +1,8 @@
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog.session_search import ROWS_AT_ONCE, search
+from spmd_tx.coordinator.catalog.searched_page import ROWS_AT_ONCE
+from spmd_tx.coordinator.catalog.session_search import search
 from spmd_tx.coordinator.storage.tables import Session
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import sessions as schemas

@@ -84,6 +84,17 @@ class Answering:
     has_token_ids: bool
     width: int  # likeliest tokens in the place of each drawn one
 
+    def response(
+        self,
+        kind: schemas.ResponseKind,
+        choices: Sequence[schemas.CompletionChoice | schemas.ChatChunkChoice],
+        usage: schemas.Usage | UnsetType = UNSET,
+    ) -> schemas.CompletionResponse:
+        """Return an answer or an event with what all of this call have in common."""
+        return schemas.CompletionResponse(
+            id=self.id, object=kind, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
     def token_ids(self, delta: Delta) -> list[int] | UnsetType:
         return delta.tokens if self.has_token_ids else UNSET
 
@@ -104,14 +115,16 @@ class CompletionForm:
     def opening(self, index: int) -> None:
         return None
 
-    def event(self, delta: Delta) -> schemas.Completion:
-        return self._completion([self._choice(delta, self._logprobs(delta, self.entries(delta) or None))])
+    def event(self, delta: Delta) -> schemas.CompletionResponse:
+        return self.answering.response(
+            "text_completion", [self._choice(delta, self._logprobs(delta, self.entries(delta) or None))]
+        )
 
-    def last(self, usage: schemas.Usage) -> schemas.Completion:
-        return self._completion([], usage)
+    def last(self, usage: schemas.Usage) -> schemas.CompletionResponse:
+        return self.answering.response("text_completion", [], usage)
 
-    def whole(self) -> schemas.Completion:
-        return self._completion([])
+    def whole(self) -> schemas.CompletionResponse:
+        return self.answering.response("text_completion", [])
 
     @property
     def list_begins(self) -> bytes:
@@ -135,14 +148,6 @@ class CompletionForm:
     def choice(self, choice: Delta) -> schemas.CompletionChoice:
         return self._choice(choice, UNSET if self.answering.width else self._logprobs(choice, None))
 
-    def _completion(
-        self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType = UNSET
-    ) -> schemas.Completion:
-        common = self.answering
-        return schemas.Completion(
-            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
-        )
-
     def _choice(
         self, delta: Delta, logprobs: schemas.CompletionLogprobs | UnsetType | None
     ) -> schemas.CompletionChoice:
@@ -164,23 +169,22 @@ class ChatForm:
 
     answering: Answering
 
-    def opening(self, index: int) -> schemas.ChatChunk:
-        return self._chunk([schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))])
+    def opening(self, index: int) -> schemas.CompletionResponse:
+        choice = schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))
+        return self.answering.response("chat.completion.chunk", [choice])
 
-    def event(self, delta: Delta) -> schemas.ChatChunk:
+    def event(self, delta: Delta) -> schemas.CompletionResponse:
         content = schemas.ChatDelta(content=delta.text or UNSET)
         logprobs = schemas.ChatLogprobs(self.entries(delta)) if self.answering.has_logprobs else None
         ids = self.answering.token_ids(delta)
-        return self._chunk(
-            [schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)]
-        )
+        choice = schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)
+        return self.answering.response("chat.completion.chunk", [choice])
 
-    def last(self, usage: schemas.Usage) -> schemas.ChatChunk:
-        return self._chunk([], usage)
+    def last(self, usage: schemas.Usage) -> schemas.CompletionResponse:
+        return self.answering.response("chat.completion.chunk", [], usage)
 
-    def whole(self) -> schemas.ChatCompletion:
-        common = self.answering
-        return schemas.ChatCompletion(id=common.id, created=common.created, model=common.model, choices=[])
+    def whole(self) -> schemas.CompletionResponse:
+        return self.answering.response("chat.completion", [])
 
     @property
     def list_begins(self) -> bytes:
@@ -209,14 +213,6 @@ class ChatForm:
         logprobs = UNSET if self.answering.has_logprobs else None
         ids = self.answering.token_ids(choice)
         return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
-
-    def _chunk(
-        self, choices: list[schemas.ChatChunkChoice], usage: schemas.Usage | UnsetType = UNSET
-    ) -> schemas.ChatChunk:
-        common = self.answering
-        return schemas.ChatChunk(
-            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
-        )
 
 
 class WholeAnswer:

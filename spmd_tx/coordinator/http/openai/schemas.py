@@ -4,6 +4,7 @@ Null has the same meaning as a missing field; fields.py judges all others. Some 
 servers of open models take them under the same names.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from spmd_tx.coordinator.wire.fields import Text
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Choices = Annotated[int, Meta(ge=1, le=128)]
+ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
 StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
@@ -27,7 +28,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what both kinds of request have in common."""
 
     model: Text
-    n: Choices | None = None
+    n: ChoiceCount | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None  # 0 is greedy
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -85,17 +86,6 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Is an answer, or one event of a stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int  # seconds since the epoch
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType = UNSET
-
-
 # --- chat completions -------------------------------------------------------------------------------
 
 
@@ -130,15 +120,6 @@ class ChatChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int  # seconds since the epoch
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | UnsetType = UNSET
-
-
 class ChatDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET  # in the first event of a choice
     content: str | UnsetType = UNSET
@@ -152,14 +133,19 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Is one event of a stream."""
+# --- both -------------------------------------------------------------------------------------------
+
+ResponseKind = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
+
+
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Is an answer, or one event of a stream, of either kind of request."""
 
     id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: ResponseKind
     created: int  # seconds since the epoch
     model: str
-    choices: list[ChatChunkChoice]
+    choices: Sequence[CompletionChoice | ChatChoice | ChatChunkChoice]
     usage: Usage | UnsetType = UNSET
 
 
