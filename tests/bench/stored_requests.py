@@ -6,7 +6,7 @@ from pathlib import Path
 from sqlalchemy import insert, select
 
 from spmd_tx.coordinator.storage.database import open_beside, open_database
-from spmd_tx.coordinator.storage.tables import Model, RequestRow, Sampler, Session
+from spmd_tx.coordinator.storage.tables import ModelRow, RequestRow, SamplerRow, SessionRow
 
 REQUESTS_PER_SESSION = 1000
 ROWS_AT_ONCE = 20_000
@@ -18,9 +18,9 @@ async def fill(data_dir: Path, url: str | None, count: int) -> None:
     now = time.time()
     sessions = range(-(-count // REQUESTS_PER_SESSION))
     async with database.transaction() as db:
-        await db.execute(insert(Session), [_session(number, now) for number in sessions])
-        await db.execute(insert(Model), [_model(number, now) for number in sessions])
-        await db.execute(insert(Sampler), [_sampler(number, now) for number in sessions])
+        await db.execute(insert(SessionRow), [_session(number, now) for number in sessions])
+        await db.execute(insert(ModelRow), [_model(number, now) for number in sessions])
+        await db.execute(insert(SamplerRow), [_sampler(number, now) for number in sessions])
     for start in range(0, count, ROWS_AT_ONCE):
         async with database.transaction() as db:
             rows = [_request(number, now) for number in range(start, min(count, start + ROWS_AT_ONCE))]

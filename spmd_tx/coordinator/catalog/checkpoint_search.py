@@ -11,7 +11,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.catalog.searched_page import SearchedPage, newest_first, of_owner
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointSearchCursor,
@@ -36,10 +36,10 @@ async def search(
     """
     async with database.reading() as db:
         await _check_projects(db, request.project_ids or [], caller)
-        page = SearchedPage[Checkpoint](request.limit, bounds)
-        query = select(Checkpoint).where(*_conditions(request, caller))
+        page = SearchedPage[CheckpointRow](request.limit, bounds)
+        query = select(CheckpointRow).where(*_conditions(request, caller))
         cursor = request.cursor and (request.cursor.last_created_at, _last_number(request.cursor))
-        rows = newest_first(db, query, Checkpoint, Checkpoint.number, cursor)
+        rows = newest_first(db, query, CheckpointRow, CheckpointRow.number, cursor)
         async with aclosing(rows) as candidates:
             async for row in candidates:
                 is_wanted = request.user_metadata.items() <= (as_texts(row.user_metadata) or {}).items()
@@ -53,8 +53,8 @@ async def search(
 
 
 async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: Caller) -> None:
-    wanted = select(Session.project_id).where(
-        is_seen(caller, Session.owner), Session.project_id.in_(project_ids)
+    wanted = select(SessionRow.project_id).where(
+        is_seen(caller, SessionRow.owner), SessionRow.project_id.in_(project_ids)
     )
     missing = set(project_ids) - set(await db.scalars(wanted.distinct()))
     if missing:
@@ -64,16 +64,18 @@ async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: 
 
 
 def _conditions(request: CheckpointSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
-    conditions = [is_seen(caller, Checkpoint.owner), listings.is_there()]
-    conditions += of_owner(request.owner, Checkpoint.owner, caller)
+    conditions = [is_seen(caller, CheckpointRow.owner), listings.is_there()]
+    conditions += of_owner(request.owner, CheckpointRow.owner, caller)
     if request.checkpoint_type is not None:
         kinds = [kind for kind, type in listings.TYPES.items() if type == request.checkpoint_type]
-        conditions.append(Checkpoint.kind.in_(kinds))
+        conditions.append(CheckpointRow.kind.in_(kinds))
     if request.base_models is not None:
-        conditions.append(Checkpoint.base_model.in_(request.base_models))
+        conditions.append(CheckpointRow.base_model.in_(request.base_models))
     if request.project_ids is not None:
-        runs = select(Model.id).join(Session, Session.id == Model.session_id)
-        conditions.append(Checkpoint.run_id.in_(runs.where(Session.project_id.in_(request.project_ids))))
+        runs = select(ModelRow.id).join(SessionRow, SessionRow.id == ModelRow.session_id)
+        conditions.append(
+            CheckpointRow.run_id.in_(runs.where(SessionRow.project_id.in_(request.project_ids)))
+        )
     return conditions
 
 

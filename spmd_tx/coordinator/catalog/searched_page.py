@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.storage.tables import Checkpoint, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.moments import read_moment
 from spmd_tx.coordinator.wire.page_room import PageRoom
@@ -19,7 +19,7 @@ from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner, UserS
 ROWS_AT_ONCE = 50  # with metadata of 64 KiB each
 ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
-Candidate = TypeVar("Candidate", Session, Checkpoint)
+Candidate = TypeVar("Candidate", SessionRow, CheckpointRow)
 
 
 class SearchedPage(Generic[Candidate]):

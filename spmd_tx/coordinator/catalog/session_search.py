@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.searched_page import SearchedPage, newest_first, of_owner
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
 from spmd_tx.coordinator.wire.moments import write_moment
@@ -44,15 +44,15 @@ async def search(
     Names and metadata are compared here, since databases differ in case and JSON. ``silent_seconds`` says of
     an open session for how long its client has been silent, if that is unusual.
     """
-    page = SearchedPage[Session](request.limit, bounds)
+    page = SearchedPage[SessionRow](request.limit, bounds)
 
-    def summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
+    def summary(session: SessionRow, checkpoints: int, size: int) -> SessionSummary:
         return _summary(session, _status(session, silent_seconds), checkpoints, size)
 
-    query = select(Session).where(*_conditions(request, caller))
+    query = select(SessionRow).where(*_conditions(request, caller))
     cursor = request.cursor and (request.cursor.last_created_at, request.cursor.last_session_id)
     async with database.reading() as db:
-        async with aclosing(newest_first(db, query, Session, Session.id, cursor)) as candidates:
+        async with aclosing(newest_first(db, query, SessionRow, SessionRow.id, cursor)) as candidates:
             async for session in candidates:
                 entry = summary(session, 0, 0) if _is_wanted(session, request) else None
                 if not page.look_at(session, entry):
@@ -66,11 +66,11 @@ async def search(
 
 
 def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
-    conditions = [is_seen(caller, Session.owner), *of_owner(request.owner, Session.owner, caller)]
+    conditions = [is_seen(caller, SessionRow.owner), *of_owner(request.owner, SessionRow.owner, caller)]
     if request.project_ids is not None:
-        conditions.append(func.coalesce(Session.project_id, "").in_(request.project_ids))
+        conditions.append(func.coalesce(SessionRow.project_id, "").in_(request.project_ids))
     if request.session_id is not None and request.display_name is None:
-        conditions.append(Session.id == request.session_id)
+        conditions.append(SessionRow.id == request.session_id)
     if request.statuses is not None:
         conditions.append(or_(false(), *map(_has_status, request.statuses)))
     return conditions
@@ -78,14 +78,14 @@ def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnEle
 
 def _has_status(status: StatusQuery) -> ColumnElement[bool]:
     if isinstance(status, ActiveQuery):
-        return Session.ended_at.is_(None)
+        return SessionRow.ended_at.is_(None)
     if isinstance(status, ClientFinishedQuery):
-        reason = Session.finish_reason
+        reason = SessionRow.finish_reason
         return reason.is_not(None) if status.reasons is None else reason.in_(status.reasons)
     return false()
 
 
-def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
+def _is_wanted(session: SessionRow, request: SessionSearchRequest) -> bool:
     if request.display_name is not None and session.id != request.session_id:
         name = (session.display_name or "").casefold()
         if not all(word in name for word in request.display_name.casefold().split()):
@@ -97,15 +97,15 @@ def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
 async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The number of checkpoints of each session, and their bytes."""
     query = (
-        select(Model.session_id, func.count(), func.sum(Checkpoint.size_bytes))
-        .join(Checkpoint, Checkpoint.run_id == Model.id)
-        .where(Model.session_id.in_(session_ids))
-        .group_by(Model.session_id)
+        select(ModelRow.session_id, func.count(), func.sum(CheckpointRow.size_bytes))
+        .join(CheckpointRow, CheckpointRow.run_id == ModelRow.id)
+        .where(ModelRow.session_id.in_(session_ids))
+        .group_by(ModelRow.session_id)
     )
     return {session_id: (count, int(size)) for session_id, count, size in await db.execute(query)}
 
 
-def _summary(session: Session, status: Status, checkpoints: int, size: int) -> SessionSummary:
+def _summary(session: SessionRow, status: Status, checkpoints: int, size: int) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
         created_at=_time(session.created_at),
@@ -119,7 +119,7 @@ def _summary(session: Session, status: Status, checkpoints: int, size: int) -> S
     )
 
 
-def _status(session: Session, silent_seconds: SilentSeconds) -> Status:
+def _status(session: SessionRow, silent_seconds: SilentSeconds) -> Status:
     if session.ended_at is None:
         return Active(silent_seconds(session.id))
     if session.finish_reason is None:

@@ -16,7 +16,7 @@ from spmd_tx.models.adapter_formats.base_names import are_same
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    Module,
+    AdapterModule,
     config_of,
     modules,
     trained_maps,
@@ -65,7 +65,7 @@ def convert(
             factors.check()  # first, as shapes tell most of another base model
             _check_names(factors, wanted, adapter, model)
             shapes = {name: shape for module in wanted for name, shape in module.shapes.items()}
-            places: dict[str, tuple[Module, Factor]] = {}
+            places: dict[str, tuple[AdapterModule, Factor]] = {}
             for module in wanted:
                 places |= {module.name_a: (module, "a"), module.name_b: (module, "b")}
             make_folder(place)
@@ -103,7 +103,9 @@ def _check_header_size(path: Path, most: int) -> None:
         )
 
 
-def _check_names(factors: ForeignFactors, wanted: list[Module], adapter: AdapterSpec, model: Model) -> None:
+def _check_names(
+    factors: ForeignFactors, wanted: list[AdapterModule], adapter: AdapterSpec, model: Model
+) -> None:
     """Raise InvalidRequest for factors that the adapter cannot have, and for those that it lacks."""
     if factors.unknown:
         flags = ", ".join(f"{flag} {getattr(adapter, flag)}" for flag in FLAGS)

@@ -38,7 +38,7 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: dict[str, int]  # by file
 
 
-class Part(NamedTuple):
+class UploadedPart(NamedTuple):
     """Says how much of a file has arrived."""
 
     size: int  # bytes
@@ -101,15 +101,15 @@ class Uploads:
     def folder(self, id: str) -> Path:
         return self._directory / id
 
-    def part(self, upload: Upload, name: str) -> Part:
+    def part(self, upload: Upload, name: str) -> UploadedPart:
         """Say how much of a file has arrived. Raises NotFound for a file that the upload does not have."""
         if name not in upload.most_bytes:
             raise NotFound(f"upload {upload.id} has no file {name!r}; it has {', '.join(upload.most_bytes)}")
         whole = self.folder(upload.id) / name
         for path, is_whole in ((_part(whole), False), (whole, True)):
             if path.exists():
-                return Part(path.stat().st_size, is_whole)
-        return Part(0, False)
+                return UploadedPart(path.stat().st_size, is_whole)
+        return UploadedPart(0, False)
 
     def open(self, upload: Upload, name: str, start: int) -> BinaryIO:
         """Open a file to write it from byte ``start`` on, which must not be beyond what has arrived."""

@@ -42,7 +42,7 @@ YOUNG_SECONDS = 3600.0  # a running server may still refer to files that are you
 
 
 @dataclass(frozen=True)
-class Limits:
+class RetentionLimits:
     """Says how long things are kept, in seconds, and how many bytes they may take."""
 
     results: float
@@ -52,8 +52,8 @@ class Limits:
     compilation_cache: int  # bytes
 
 
-def limits_of(config: ServerConfig) -> Limits:
-    return Limits(
+def limits_of(config: ServerConfig) -> RetentionLimits:
+    return RetentionLimits(
         results=max(config.keep_results_hours * 3600, config.session_timeout),
         versions=config.keep_versions_hours * 3600,
         audit=config.keep_audit_days * 24 * 3600,
@@ -89,7 +89,7 @@ class Reaper:
         self,
         database: Database,
         data_dir: Path,
-        limits: Limits,
+        limits: RetentionLimits,
         pending: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         """``pending`` returns payload files that rows will refer to."""
@@ -281,7 +281,9 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
             logger.warning("cannot delete %s: %s", path, error)
 
 
-async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_run: bool) -> list[Reaped]:
+async def collect(
+    data_dir: Path, database_url: str | None, limits: RetentionLimits, dry_run: bool
+) -> list[Reaped]:
     """Reap a data directory. Raises StartError when a server uses it or its database."""
     if not os.path.isdir(data_dir):
         raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")

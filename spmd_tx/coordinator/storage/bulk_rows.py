@@ -10,12 +10,12 @@ from typing import Any
 from sqlalchemy import Table, select, text, tuple_
 from sqlalchemy.orm import Session
 
-Row = Mapping[str, object]
+RowValues = Mapping[str, object]
 
 ROWS_AT_ONCE = 500  # SQLite takes 32,766 parameters
 
 
-def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -> None:
+def insert(db: Session, table: Table, rows: Sequence[RowValues], and_then: str = "") -> None:
     """Insert rows of the database's own values. ``and_then`` follows the values: ON CONFLICT ..."""
     columns = _columns(rows)
     into = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES"
@@ -27,7 +27,7 @@ def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -
         _one(db, f"{into} {_places(columns, len(some))} {and_then}", some)
 
 
-def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
+def update(db: Session, table: Table, key: str, rows: Sequence[RowValues]) -> None:
     """Update rows by their key, which must be the first column of each mapping."""
     columns = _columns(rows)
     assert not columns or columns[0] == key
@@ -70,7 +70,7 @@ def _is_sqlite(db: Session) -> bool:
     return db.get_bind().dialect.name == "sqlite"
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
+def _columns(rows: Sequence[RowValues]) -> list[str]:
     return list(rows[0]) if rows else []
 
 
@@ -83,11 +83,11 @@ def _places(columns: Sequence[str], count: int) -> str:
     return ", ".join([row] * count)
 
 
-def _one(db: Session, statement: str, rows: Sequence[Row]) -> None:
+def _one(db: Session, statement: str, rows: Sequence[RowValues]) -> None:
     values = tuple(value for row in rows for value in row.values())
     db.connection().exec_driver_sql(statement, values)
 
 
-def _many(db: Session, statement: str, rows: Sequence[Row]) -> None:
+def _many(db: Session, statement: str, rows: Sequence[RowValues]) -> None:
     if rows:
         db.execute(text(statement), list(rows))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
-from spmd_tx.coordinator.text.conversation import Marks, Message, Place
+from spmd_tx.coordinator.text.conversation import Marks, Message, ValuePlace
 from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ChatTemplate:
 
     def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
-        errors, lost = list[Exception](), list[Place]()
+        errors, lost = list[Exception](), list[ValuePlace]()
         for spelled in conversation.spellings(messages, source):
             try:
                 text = self._apply(spelled, options)
@@ -124,7 +124,7 @@ class ChatTemplate:
         )
         return text
 
-    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Place | None:
+    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> ValuePlace | None:
         """Return a place of the conversation whose text the template leaves out."""
         marks = Marks()
         marked = marks.marked(messages)
@@ -175,7 +175,7 @@ def _variables(environment: Any, source: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
 
 
-def _not_rendered(place: Place) -> NotRendered:
+def _not_rendered(place: ValuePlace) -> NotRendered:
     leaves_out = f"the model's chat template leaves out {place.path}"
     if place.message is None:
         return NotRendered(f"{leaves_out}; describe the tools in a message instead")

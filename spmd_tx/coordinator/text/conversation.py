@@ -25,7 +25,7 @@ _MARKS = re.compile(rf"(\{{')?{_MARK}(\d{{{_DIGITS}}})")
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Says where a value stands in a conversation, or in its tools."""
 
     message: int | None  # None: in the tools
@@ -92,12 +92,12 @@ def _mapping(given: Any) -> Any:
     return found if isinstance(found, dict) else given
 
 
-def broken_arguments(messages: Sequence[Message]) -> Place | None:
+def broken_arguments(messages: Sequence[Message]) -> ValuePlace | None:
     """Return the place of arguments that are no JSON object, if there are any."""
     for number, message in enumerate(messages):
         for place, call in enumerate(message.get(CALLS) or ()):
             if isinstance(_mapping(call[FUNCTION].get(ARGUMENTS)), str):
-                return Place(number, message["role"], f"{CALLS}[{place}].{FUNCTION}.{ARGUMENTS}", True)
+                return ValuePlace(number, message["role"], f"{CALLS}[{place}].{FUNCTION}.{ARGUMENTS}", True)
     return None
 
 
@@ -108,10 +108,10 @@ def _text(given: Any) -> str:
     return given if given and given.strip() else NO_ARGUMENTS
 
 
-def numbers(messages: Sequence[Message]) -> list[Place]:
+def numbers(messages: Sequence[Message]) -> list[ValuePlace]:
     """Return the places of numbers and truth values beside texts. They cannot be marked."""
     return [
-        Place(number, message["role"], key, CALLS in message)
+        ValuePlace(number, message["role"], key, CALLS in message)
         for number, message in enumerate(messages)
         for key, value in message.items()
         if value and isinstance(value, int | float)
@@ -129,7 +129,7 @@ class Marks:
     """Gives marks to the texts of a conversation, and says which of them a template has written."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.places: list[ValuePlace] = []
 
     def marked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the conversation with a mark in place of each text that a model should see."""
@@ -162,7 +162,9 @@ class Marks:
         function = tool.get(FUNCTION) if isinstance(tool, dict) else None
         if not isinstance(function, dict):
             return tool
-        places = {key: Place(None, "", f"tools[{number}].{FUNCTION}.{key}", False) for key in TOLD_OF_TOOLS}
+        places = {
+            key: ValuePlace(None, "", f"tools[{number}].{FUNCTION}.{key}", False) for key in TOLD_OF_TOOLS
+        }
         told = {
             key: self._mark(places[key]) if key in places and isinstance(value, str) and value else value
             for key, value in function.items()
@@ -170,8 +172,8 @@ class Marks:
         return {**tool, FUNCTION: told}
 
     def _message(self, number: int, message: Message) -> dict[str, Any]:
-        def of(path: str) -> Place:
-            return Place(number, message["role"], path, CALLS in message)
+        def of(path: str) -> ValuePlace:
+            return ValuePlace(number, message["role"], path, CALLS in message)
 
         return {
             key: value
@@ -182,7 +184,7 @@ class Marks:
             for key, value in message.items()
         }
 
-    def _call(self, call: Mapping[str, Any], path: str, of: Callable[[str], Place]) -> dict[str, Any]:
+    def _call(self, call: Mapping[str, Any], path: str, of: Callable[[str], ValuePlace]) -> dict[str, Any]:
         function = {key: value for key, value in call[FUNCTION].items() if key != ARGUMENTS}
         marked = {
             key: value if key in CONNECTING_CALLS else self._value(value, f"{path}.{key}", of)
@@ -195,7 +197,7 @@ class Marks:
         marked[FUNCTION][ARGUMENTS] = arguments
         return marked
 
-    def _value(self, value: Any, path: str, of: Callable[[str], Place]) -> Any:
+    def _value(self, value: Any, path: str, of: Callable[[str], ValuePlace]) -> Any:
         match value:
             case str():
                 return self._mark(of(path)) if value.strip() else value
@@ -206,6 +208,6 @@ class Marks:
             case _:
                 return value
 
-    def _mark(self, place: Place) -> str:
+    def _mark(self, place: ValuePlace) -> str:
         self.places.append(place)
         return f"{_MARK}{len(self.places) - 1:0{_DIGITS}}"

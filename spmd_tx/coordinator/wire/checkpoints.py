@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Label, Number, Text, TrainingNumber
+from spmd_tx.coordinator.wire.fields import Label, NaturalNumber, Text, TrainingNumber
 from spmd_tx.coordinator.wire.moments import Moment
 from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner
 from spmd_tx.coordinator.wire.training import LoraConfig
@@ -29,7 +29,7 @@ class CopyWeightsRequest(msgspec.Struct, frozen=True):
     source_path: str
     destination_project_id: Label | None = None
     session_id: str | None = None
-    model_seq_id: Number | None = None
+    model_seq_id: NaturalNumber | None = None
     ttl_seconds: int | None = None  # of the copy, whatever the source has
     weights_access_token: str | None = None  # an API key with which the source can be read
 

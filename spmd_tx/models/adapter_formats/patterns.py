@@ -16,8 +16,10 @@ SPECIAL = "dDwWsS"
 QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d{1,4})(?P<many>,(?P<most>\d{0,4}))?\})\??")
 ENDLESS = 1 << 30
 
-Places = frozenset[int]
-Matcher = Callable[[str, Places], Places]  # a name, and where a match has come to: where it can be after this
+MatchPositions = frozenset[int]
+Matcher = Callable[
+    [str, MatchPositions], MatchPositions
+]  # a name, and where a match has come to: where it can be after this
 
 
 class Pattern:
@@ -84,7 +86,7 @@ class _Reader:
         while self._at < len(self._text) and self._text[self._at] not in "|)":
             found.append(self._repeated(self._item()))
 
-        def match(name: str, places: Places) -> Places:
+        def match(name: str, places: MatchPositions) -> MatchPositions:
             for each in found:
                 places = each(name, places)
             return places
@@ -106,7 +108,7 @@ class _Reader:
         if QUANTIFIER.match(self._text, self._at):
             raise self._not_read("it repeats a repetition")
 
-        def match(name: str, places: Places) -> Places:
+        def match(name: str, places: MatchPositions) -> MatchPositions:
             for _ in range(least):
                 before, places = places, item(name, places)
                 if places == before:

@@ -6,7 +6,7 @@ A [experts · rank, in] and B [out, rank · experts] have the expert's number as
 index.
 """
 
-from spmd_tx.models.adapter_formats.files import Module
+from spmd_tx.models.adapter_formats.files import AdapterModule
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.declared.model import LM_HEAD, Model
 
@@ -15,7 +15,7 @@ GATE_UP, DOWN = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
 WRAPPED = "base_layer"
 
 
-def target_of(module: Module, model: Model) -> str:
+def target_of(module: AdapterModule, model: Model) -> str:
     """Return the name in transformers of the matrix or parameter that holds a module."""
     found = model.adapted[module.map]
     if found.numbers is None:

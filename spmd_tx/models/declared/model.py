@@ -10,8 +10,8 @@ from typing import Any, Literal
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import Array, Layer, Mixer, Norm, Place, Stack
-from spmd_tx.models.declared.maps import Group, Map, Source, linear
+from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
+from spmd_tx.models.declared.maps import AdapterGroup, Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.unread import Unread
 
@@ -22,9 +22,9 @@ FACTORS: tuple[Factor, Factor] = ("a", "b")
 ExpertLora = Literal["shared-outer", "per-expert"]
 EXPERT_LORA: tuple[ExpertLora, ...] = ("shared-outer", "per-expert")
 LAYER = "model.layers.{layer}."
-EMBED = Source("model.embed_tokens.weight")
-FINAL_NORM = Source("model.norm.weight")
-LM_HEAD = Source("lm_head.weight")
+EMBED = TensorSource("model.embed_tokens.weight")
+FINAL_NORM = TensorSource("model.norm.weight")
+LM_HEAD = TensorSource("lm_head.weight")
 ROUTER = "router"  # the name of a mixture's router, which no checkpoint encodes
 HEAD = "head"  # the name of the vocabulary head among adapted maps
 
@@ -62,9 +62,9 @@ class Model:
     stack: Stack
     norm: Norm  # the final one
     max_positions: int  # tokens
-    embed: Source = EMBED
-    final_norm: Source = FINAL_NORM
-    head: Source = LM_HEAD  # where it is tied, a checkpoint may have a copy of embed there
+    embed: TensorSource = EMBED
+    final_norm: TensorSource = FINAL_NORM
+    head: TensorSource = LM_HEAD  # where it is tied, a checkpoint may have a copy of embed there
     is_tied: bool = False  # whether embed is the head, too
     layer_prefix: str = LAYER
     encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
@@ -142,16 +142,16 @@ class Model:
         return sum(cycle.n_layers for cycle in self.stack)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[StackPlace, ...]:
         """The places of all cycles, in order."""
         are_alike = len(self.stack) == 1 and len(self.stack[0].layers) == 1
-        found: list[Place] = []
+        found: list[StackPlace] = []
         start = 0
         for number, cycle in enumerate(self.stack):
             end = start + cycle.n_layers
             for position, layer in enumerate(cycle.layers):
                 numbers = range(start + position, end, len(cycle.layers))
-                found.append(Place(layer, numbers, "" if are_alike else f"{number}.{position}."))
+                found.append(StackPlace(layer, numbers, "" if are_alike else f"{number}.{position}."))
             start = end
         return tuple(found)
 
@@ -168,9 +168,9 @@ class Model:
         return found | {HEAD: Adapted(head, None, self.expert_lora)}
 
     @property
-    def adapter_numbers(self) -> dict[Group, int]:
+    def adapter_numbers(self) -> dict[AdapterGroup, int]:
         """How many numbers an adapter has for a rank of 1, by the flags that train them."""
-        totals: dict[Group, int] = {"attn": 0, "mlp": 0, "unembed": 0}
+        totals: dict[AdapterGroup, int] = {"attn": 0, "mlp": 0, "unembed": 0}
         for each in self.adapted.values():
             assert each.map.group is not None
             totals[each.map.group] += each.numbers_per_rank
@@ -234,24 +234,24 @@ class Model:
         assert len(mixers) <= 1, f"{self.architecture} has {len(mixers)} kinds of states"
         return next(iter(mixers), None)
 
-    def kept_numbers(self, place: Place) -> tuple[int, ...]:
+    def kept_numbers(self, place: StackPlace) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
         keeps_state = bool(place.layer.mixer.per_sequence)
         keep = [bool(layer.mixer.per_sequence) == keeps_state for layer in self.layers]
         return tuple(sum(keep[:number]) for number in place.numbers)
 
-    def arrays(self, place: Place) -> tuple[Array, ...]:
+    def arrays(self, place: StackPlace) -> tuple[LayerArray, ...]:
         return self._arrays[place.prefix]
 
     @cached_property
-    def _arrays(self) -> dict[str, tuple[Array, ...]]:
+    def _arrays(self) -> dict[str, tuple[LayerArray, ...]]:
         found = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
         return {
             place.prefix: tuple(self._encoded(array, place.numbers[0]) for array in arrays)
             for place, arrays in found.items()
         }
 
-    def _encoded(self, array: Array, number: int) -> Array:
+    def _encoded(self, array: LayerArray, number: int) -> LayerArray:
         """Return the array as a checkpoint encodes it; layers that are alike are encoded alike."""
         if not isinstance(array, Map) or array.name == ROUTER:
             return array
@@ -267,6 +267,6 @@ class Model:
         return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
 
 
-def met(arrays: Iterable[Array], tp: int) -> float:
+def met(arrays: Iterable[LayerArray], tp: int) -> float:
     """Return how many numbers of their linear maps a token is multiplied with, as Model.numbers_met does."""
     return sum((array.numbers_met(tp) for array in arrays if isinstance(array, Map)), 0.0)

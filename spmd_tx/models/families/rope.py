@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 
 from spmd_tx.models.declared.rope import Linear, Llama3, Rope, Scaling, Yarn
-from spmd_tx.models.families.keys import MOST, Keys, Refusal
+from spmd_tx.models.families.keys import MOST, ConfigKeys, Refusal
 
 MOST_ROTATED = 2**16  # numbers of a head
 
 
 def read_rope(
-    keys: Keys, head_width: int, *, rotated: int = 0, share: float = 1.0, is_interleaved: bool = False
+    keys: ConfigKeys, head_width: int, *, rotated: int = 0, share: float = 1.0, is_interleaved: bool = False
 ) -> Rope:
     """Return the declaration. Transformers 5 nests in rope_parameters what earlier versions wrote flat.
 
@@ -44,18 +44,18 @@ def read_rope(
     )
 
 
-def _parameters(keys: Keys) -> Keys:
+def _parameters(keys: ConfigKeys) -> ConfigKeys:
     given = keys.within("rope_parameters").raw
     if any(isinstance(value, Mapping) for value in given.values()):
         raise Refusal("has rotary embeddings that differ between layers, which is not supported")
-    return Keys({**given, **keys.within("rope_scaling").raw}, " of its rotary embedding")
+    return ConfigKeys({**given, **keys.within("rope_scaling").raw}, " of its rotary embedding")
 
 
-def _in(given: Keys, keys: Keys, key: str) -> Keys:
+def _in(given: ConfigKeys, keys: ConfigKeys, key: str) -> ConfigKeys:
     return given if given.has(key) else keys
 
 
-def _scaling(keys: Keys, given: Keys) -> Scaling | None:
+def _scaling(keys: ConfigKeys, given: ConfigKeys) -> Scaling | None:
     key = "type" if given.has("type") and not given.has("rope_type") else "rope_type"
     kind = given.get(key)
     if kind == "default" or (kind is None and not given.has("factor")):
@@ -76,7 +76,7 @@ def _scaling(keys: Keys, given: Keys) -> Scaling | None:
     return Llama3(factor, low, high, original)
 
 
-def _yarn(keys: Keys, given: Keys, original: int) -> Yarn:
+def _yarn(keys: ConfigKeys, given: ConfigKeys, original: int) -> Yarn:
     """Without a factor, it is how many times more positions the model has than at first."""
     factor = given.number("factor", keys.count("max_position_embeddings") / original)
     if factor * original > MOST:
@@ -99,7 +99,7 @@ def _yarn(keys: Keys, given: Keys, original: int) -> Yarn:
     )
 
 
-def _original_positions(keys: Keys, given: Keys) -> int:
+def _original_positions(keys: ConfigKeys, given: ConfigKeys) -> int:
     """Return the positions before scaling; some models have them outside, and then they count."""
     key = "original_max_position_embeddings"
     outside = keys if keys.has(key) else given

@@ -1,7 +1,6 @@
 """Elementwise operations of custom losses, with torch's results and gradients."""
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,12 +10,13 @@ from jax.scipy.special import xlogy
 
 from spmd_tx.worker.custom_loss.numbers import numbers
 from spmd_tx.worker.custom_loss.values import (
+    Function,
     Length,
     LossProblem,
-    Number,
     Scalar,
     Tensor,
     Trace,
+    TracedNumber,
     Value,
     category,
     common_shape,
@@ -24,8 +24,6 @@ from spmd_tx.worker.custom_loss.values import (
     result_type,
     stop,
 )
-
-Function = Callable[..., Any]
 
 
 def apply(trace: Trace, function: Function, *values: Value, dtype: Any = None) -> Tensor:
@@ -181,7 +179,7 @@ def _lerp(trace: Trace, x: Tensor, end: Tensor, weight: Value) -> Tensor:
 
 
 def _nan_to_num(trace: Trace, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
-    known = [each for each in (nan, posinf, neginf) if isinstance(each, Length | Number | Tensor)]
+    known = [each for each in (nan, posinf, neginf) if isinstance(each, Length | TracedNumber | Tensor)]
     if known:
         raise LossProblem("its values must be plain numbers")
     if not x.is_floating:

@@ -21,15 +21,15 @@ from spmd_tx.processes.environments import of_losses
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker.custom_loss.messages import (
-    Answer,
     Close,
-    Compiled,
-    Compiling,
-    Failed,
+    LossAnswer,
+    LossCompiled,
+    LossCompiling,
+    LossFailed,
+    LossOrder,
+    LossRefused,
     Open,
     Opened,
-    Order,
-    Refused,
     Take,
     Taken,
     Up,
@@ -92,7 +92,7 @@ class _Lane:
     has_open: set[int] = field(default_factory=set)
     knows: set[int] = field(default_factory=set)  # hashes of definitions
 
-    def order(self, order: Order) -> None:
+    def order(self, order: LossOrder) -> None:
         with suppress(OSError):  # reading from it will show that it is gone
             self.process.pipe.send_bytes(written(order))
 
@@ -201,7 +201,7 @@ class LossLanes:
         self._charge(lane)
         self._take(lane, answer)
 
-    def _take(self, lane: _Lane, answer: Answer) -> None:
+    def _take(self, lane: _Lane, answer: LossAnswer) -> None:
         run = self._runs.get(lane.run) if lane.run is not None else None
         if isinstance(answer, Up):
             lane.is_up, self._failed_starts = True, 0
@@ -209,8 +209,8 @@ class LossLanes:
         assert run is not None, answer
         number = answer.job
         match answer:
-            case Compiling() | Compiled():
-                lane.is_compiling = isinstance(answer, Compiling)
+            case LossCompiling() | LossCompiled():
+                lane.is_compiling = isinstance(answer, LossCompiling)
                 self._tell(number, run.progress(lane.is_compiling))
                 return
             case Opened():
@@ -218,9 +218,9 @@ class LossLanes:
                 lane.has_open.add(number)
             case Taken():
                 run.take(answer)
-            case Refused():
+            case LossRefused():
                 self._end(number, problem=answer.problem)
-            case Failed():
+            case LossFailed():
                 logger.error("custom loss %s failed:\n%s", printed(run.name), answer.traceback)
                 problem = f"running loss '{printed(run.name)}' failed by an error of the server's"
                 self._end(number, problem=problem, is_ours=True)

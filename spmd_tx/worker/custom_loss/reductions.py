@@ -13,6 +13,7 @@ from spmd_tx.worker.custom_loss.elementwise import apply, as_bool, cast, constan
 from spmd_tx.worker.custom_loss.values import (
     COMPARISON,
     Dim,
+    Function,
     LossProblem,
     Tensor,
     Trace,
@@ -26,7 +27,6 @@ from spmd_tx.worker.custom_loss.values import (
     rounds,
 )
 
-Function = Callable[..., Any]
 Pair = tuple[Tensor, Tensor]
 
 

@@ -1,6 +1,6 @@
 """Operations of custom losses that move elements, make tensors, or read shapes and types."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,11 +11,12 @@ from spmd_tx.worker.custom_loss.elementwise import apply, cast
 from spmd_tx.worker.custom_loss.indexing import gather, getitem, permute, plus, unsqueeze
 from spmd_tx.worker.custom_loss.values import (
     Dim,
+    Function,
     Length,
     LossProblem,
-    Number,
     Tensor,
     Trace,
+    TracedNumber,
     Value,
     axes_of,
     axis_of,
@@ -25,8 +26,6 @@ from spmd_tx.worker.custom_loss.values import (
 )
 
 MAX_DIFFERENCES = 8  # the highest order of diff
-
-Function = Callable[..., Any]
 
 
 def _getattr(trace: Trace, x: Any, name: str) -> Any:
@@ -50,12 +49,12 @@ def _size(trace: Trace, x: Tensor, dim: Any = None) -> Any:
     return x.shape if dim is None else x.shape[axis_of(dim, x.ndim)]
 
 
-def _numel(trace: Trace, x: Tensor) -> Dim | Number:
+def _numel(trace: Trace, x: Tensor) -> Dim | TracedNumber:
     lengths = [dim for dim in x.shape if isinstance(dim, Length)]
     factor = prod(dim for dim in x.shape if isinstance(dim, int))
     if len(lengths) > 1:
         sizes = [jnp.asarray(trace.size(length), jnp.int64) for length in lengths]
-        return Number(jnp.prod(jnp.stack(sizes)) * factor)
+        return TracedNumber(jnp.prod(jnp.stack(sizes)) * factor)
     return Length(factor * lengths[0].per_token, factor * lengths[0].extra) if lengths and factor else factor
 
 
@@ -107,7 +106,7 @@ def _flatten(trace: Trace, x: Tensor, start_dim: Any = 0, end_dim: Any = -1) -> 
     if not x.ndim:
         return trace.tensor(x.array[None], (1,))
     middle = _numel(trace, Tensor(x.array, x.shape[start : end + 1]))
-    if isinstance(middle, Number):
+    if isinstance(middle, TracedNumber):
         raise LossProblem("two dimensions of tokens cannot become one")
     return _reshape(trace, x, (*x.shape[:start], middle, *x.shape[end + 1 :]))
 

@@ -20,8 +20,8 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights, weights
-from spmd_tx.models.declared.layers import Place
-from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.layers import StackPlace
+from spmd_tx.models.declared.maps import AdapterGroup
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
@@ -65,15 +65,15 @@ def full_state(model: Model, mesh: AnyMesh) -> FullState:
     return FullState(w, w, w, w, Weight((), P(), jnp.int32), Weight((len(GROUPS),), P(), jnp.float32))
 
 
-def groups_of(model: Model) -> Weights[Group]:
+def groups_of(model: Model) -> Weights[AdapterGroup]:
     """Return the flag that each array follows: norms that of what they feed, the embedding the head's."""
-    found: dict[str, Group] = {}
+    found: dict[str, AdapterGroup] = {}
     for place in model.places:
         of_mixer = {"attention_norm", *(array.name for array in place.layer.mixer.arrays(0, ""))}
         for array in model.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
             found[place.name(array.name)] = "attn" if is_mixers else "mlp"
-    head: Group | None = None if model.is_tied else "unembed"
+    head: AdapterGroup | None = None if model.is_tied else "unembed"
     return Weights("unembed", Named(found), "unembed", head)
 
 
@@ -155,7 +155,7 @@ class _Steps:
         h_BTD = backbone(self._model, embed, nothing, rows.tokens, rows.positions, how)[0]
         return h_BTD, _whole(w.unembed, self._state.w.unembed, jnp.float32)
 
-    def _take(self, place: Place, w: Named[Array]) -> Named[Array]:
+    def _take(self, place: StackPlace, w: Named[Array]) -> Named[Array]:
         """Return the arrays of one layer as the published copy has them, not split over fsdp."""
 
         def whole(name: str) -> Array:

@@ -13,14 +13,14 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Page, Which
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
-from spmd_tx.coordinator.storage.tables import Model, Session
+from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
     LoggedPoint,
@@ -60,12 +60,14 @@ class RunsController(Controller):
         """
         if BEGINNING.fullmatch(beginning) is None:
             raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
-        page = Page(cursor, min(limit, 100)).clamped()
+        page = ListingPage(cursor, min(limit, 100)).clamped()
         query = (
-            select(Model, Session)
-            .join(Session, Session.id == Model.session_id)
-            .where(Which().of(access.caller), Model.id.startswith(beginning) if beginning else true())
-            .order_by(Model.created_at.desc(), Model.id)
+            select(ModelRow, SessionRow)
+            .join(SessionRow, SessionRow.id == ModelRow.session_id)
+            .where(
+                SessionFilter().of(access.caller), ModelRow.id.startswith(beginning) if beginning else true()
+            )
+            .order_by(ModelRow.created_at.desc(), ModelRow.id)
         )
 
         async def answer() -> RunsResponse:
@@ -91,7 +93,7 @@ class RunsController(Controller):
 
         async def answer() -> Run:
             async with services.database.reading() as db:
-                session = await db.get_one(Session, model.session_id)
+                session = await db.get_one(SessionRow, model.session_id)
                 return await _run(services, db, model, session)
 
         key = "run", model.id, services.queue.news.told
@@ -192,7 +194,7 @@ def _json(content: bytes) -> Response[bytes]:
     return Response(content, media_type=MediaType.JSON)
 
 
-async def _run(services: Services, db: AsyncSession, model: Model, session: Session) -> Run:
+async def _run(services: Services, db: AsyncSession, model: ModelRow, session: SessionRow) -> Run:
     summary = await run_metrics.summary(db, model.id)
     return Run(
         id=model.id,

@@ -20,7 +20,7 @@ from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
 from spmd_tx.coordinator.requests.runs.sample_bodies import Answer, Body, Part, Size
 from spmd_tx.coordinator.requests.runs.sample_log import Logged
-from spmd_tx.coordinator.storage.tables import Model, Sampler
+from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
     Sample,
@@ -89,7 +89,7 @@ class _Reader:
         self._caller = access.caller
         self._steps: dict[str, int | None] = {}  # by sampler
 
-    async def page(self, model: Model, before: int | None, most: int, search: str) -> SamplesPage:
+    async def page(self, model: ModelRow, before: int | None, most: int, search: str) -> SamplesPage:
         to_look_at = MOST_LOOKED_AT if search else most
         async with self._services.database.reading() as db:
             found = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
@@ -105,7 +105,7 @@ class _Reader:
         hours = self._services.config.keep_results_hours
         return SamplesPage(await self._listed(shown, bodies), looked_at, next_before, hours)
 
-    async def group(self, model: Model, request_id: str) -> SampleGroup:
+    async def group(self, model: ModelRow, request_id: str) -> SampleGroup:
         async with self._services.database.reading() as db:
             logged = await sample_log.one(db, model, self._caller, request_id)
             if logged is None:
@@ -171,14 +171,14 @@ class _Reader:
             error=row.error,
         )
 
-    async def _steps_of(self, sampler: Sampler) -> int | None:
+    async def _steps_of(self, sampler: SamplerRow) -> int | None:
         if sampler.id not in self._steps:
             async with self._services.database.reading() as db:
                 self._steps[sampler.id] = await sample_log.steps(db, sampler)
         return self._steps[sampler.id]
 
 
-def weights(sampler: Sampler) -> str | None:
+def weights(sampler: SamplerRow) -> str | None:
     """Name what a sampler draws from: a checkpoint, or a version of a run's weights; None: the base model."""
     if sampler.model_path is not None:
         return sampler.model_path

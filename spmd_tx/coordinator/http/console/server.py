@@ -43,7 +43,7 @@ class ServerController(Controller):
 
 async def _page(services: Services) -> ServerPage:
     health, record, now = services.health, services.health.record, clock.now()
-    work = tenants.Work(services, now - WINDOW_SECONDS, now)
+    work = tenants.WorkInWindow(services, now - WINDOW_SECONDS, now)
     by_owner = await work.tenants()
     return ServerPage(
         version=version("spmd_tx"),

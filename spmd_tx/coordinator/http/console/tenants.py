@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.runs.recent import SLICE_SECONDS, Timed
-from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.storage.tables import SessionRow
 from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, Unfinished
 
 TRAINING = frozenset({"forward", "forward_backward"})
@@ -18,7 +18,7 @@ MOST_UNFINISHED = 10  # since finding out why they wait takes a while
 UNKNOWN = "?"  # the owner of a session that is not in the database any more
 
 
-class Work:
+class WorkInWindow:
     """Holds the requests that were unfinished at some time in a window, and what devices worked on in it."""
 
     def __init__(self, services: Services, since: float, now: float) -> None:
@@ -79,8 +79,8 @@ class Work:
         ids = sorted(sessions)
         async with self._services.database.reading() as db:
             for start in range(0, len(ids), KEYS_PER_QUERY):
-                some = Session.id.in_(ids[start : start + KEYS_PER_QUERY])
-                for session, owner in await db.execute(select(Session.id, Session.owner).where(some)):
+                some = SessionRow.id.in_(ids[start : start + KEYS_PER_QUERY])
+                for session, owner in await db.execute(select(SessionRow.id, SessionRow.owner).where(some)):
                     self._owners[session] = owner
 
     def _unfinished(self, timed: Timed) -> Unfinished:

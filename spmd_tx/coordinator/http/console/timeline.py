@@ -18,7 +18,7 @@ from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, Segment, Span
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.storage.tables import Model, Sampler
+from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
 from spmd_tx.errors import InvalidRequest
 
@@ -54,7 +54,7 @@ class TimelineController(Controller):
         return await services.shared_answers.get_costly(("timing", model.id, asked), answer)
 
 
-async def _requests(services: Services, model: Model, window: Span) -> list[Timed]:
+async def _requests(services: Services, model: ModelRow, window: Span) -> list[Timed]:
     """Find the requests of a run that were unfinished at some time in a window."""
     queue = services.queue
     in_window = [*queue.recent.ended_since(window[0]), *queue.at_work()]
@@ -66,15 +66,17 @@ async def _requests(services: Services, model: Model, window: Span) -> list[Time
     return [timed for timed in found if timed.request.line in lines]
 
 
-async def _of_other_models(db: AsyncSession, model: Model, lines: Collection[str]) -> set[str]:
+async def _of_other_models(db: AsyncSession, model: ModelRow, lines: Collection[str]) -> set[str]:
     """Find the other models of a run's session, and the samplers of their weights."""
-    models = set(await db.scalars(select(Model.id).where(Model.session_id == model.session_id))) - {model.id}
+    models = set(await db.scalars(select(ModelRow.id).where(ModelRow.session_id == model.session_id))) - {
+        model.id
+    }
     if not models:
         return models
     names, found, paths = sorted(lines), set(models), tuple(f"tinker://{other}/" for other in models)
     for start in range(0, len(names), KEYS_PER_QUERY):
-        some = Sampler.id.in_(names[start : start + KEYS_PER_QUERY])
-        query = select(Sampler.id, Sampler.model_id, Sampler.model_path).where(some)
+        some = SamplerRow.id.in_(names[start : start + KEYS_PER_QUERY])
+        query = select(SamplerRow.id, SamplerRow.model_id, SamplerRow.model_path).where(some)
         for sampler, of_model, path in await db.execute(query):
             if of_model in models or (path or "").startswith(paths):
                 found.add(sampler)

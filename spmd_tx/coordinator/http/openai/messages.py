@@ -1,17 +1,16 @@
 """Checks the messages of a chat, and puts them into the form that chat templates read. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from spmd_tx.coordinator.text.conversation import Message
 from spmd_tx.errors import InvalidRequest
 
 # They mark what a provider's cache should keep; prefixes are always cached here.
 CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 MOST_SHOWN, MOST_CHARACTERS = 8, 80  # ids, and characters of a value, in a message about it
-
-Message = Mapping[str, Any]
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
 StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
-FinishReason = Literal["stop", "length"]
+CompletionFinish = Literal["stop", "length"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionUsage(msgspec.Struct, frozen=True):
     """Counts tokens. The token that ends a sample counts, too."""
 
     prompt_tokens: int
@@ -81,7 +81,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    finish_reason: FinishReason | None  # None: more follows
+    finish_reason: CompletionFinish | None  # None: more follows
     logprobs: CompletionLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -115,7 +115,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
-    finish_reason: FinishReason | None
+    finish_reason: CompletionFinish | None
     logprobs: ChatLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -128,7 +128,7 @@ class ChatDelta(msgspec.Struct, frozen=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: CompletionFinish | None = None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -146,7 +146,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     created: int  # seconds since the epoch
     model: str
     choices: Sequence[CompletionChoice | ChatChoice | ChatChunkChoice]
-    usage: Usage | UnsetType = UNSET
+    usage: CompletionUsage | UnsetType = UNSET
 
 
 # --- models and errors ------------------------------------------------------------------------------

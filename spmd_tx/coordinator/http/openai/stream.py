@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Choice, Part, PartialSample, echoed
-from spmd_tx.coordinator.http.security.body_room import Place
+from spmd_tx.coordinator.http.openai.choices import (
+    TOKEN_COST,
+    ChoiceProgress,
+    ChoiceTokens,
+    PartialSample,
+    echoed,
+)
+from spmd_tx.coordinator.http.security.body_room import BodyShare
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome
@@ -46,7 +52,7 @@ class SampleStream:
         self._closing = services.health.closing
         self._outcomes = [asyncio.create_task(_size(services, each)) for each in request_ids]
         self._owner = owner
-        self._place: Place | None = None
+        self._place: BodyShare | None = None
         self._read: tuple[int, SampledSequences] | None = None  # the result at work, and its number
         self._stack = ExitStack()
         self._watch = self._stack.enter_context(services.progress.watching(request_ids))
@@ -82,7 +88,7 @@ class SampleStream:
             leaving.cancel()
             everything.cancel()
 
-    async def news(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part] | None]:
+    async def news(self, choices: Sequence[ChoiceProgress]) -> AsyncIterator[list[ChoiceTokens] | None]:
         """Yield what is new of all samples in pieces, as it comes, and None after a while without any."""
         is_over = False
         while not is_over:
@@ -98,9 +104,9 @@ class SampleStream:
             except TimeoutError:
                 yield None
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part]]:
+    async def pieces(self, choices: Sequence[ChoiceProgress]) -> AsyncIterator[list[ChoiceTokens]]:
         """Yield what is new of all samples now, each time as much as is written at once."""
-        piece, cost = list[Part](), 0
+        piece, cost = list[ChoiceTokens](), 0
         per_request = len(choices) // len(self.request_ids)
         for place, choice in enumerate(choices):
             if choice.is_over:

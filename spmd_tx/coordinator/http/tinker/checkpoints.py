@@ -141,7 +141,7 @@ class CheckpointsController(Controller):
         offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
         """List checkpoints, newest first."""
-        page, room = listings.Page(offset, limit), PageRoom(services.config.bounds.answer_bytes)
+        page, room = listings.ListingPage(offset, limit), PageRoom(services.config.bounds.answer_bytes)
         return await listings.checkpoints(services.database, page, access.caller, room)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)

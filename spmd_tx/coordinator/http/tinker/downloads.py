@@ -125,7 +125,7 @@ class _Content(NamedTuple):
 
     name: str
     etag: str
-    parts: list[downloads_content.Part]
+    parts: list[downloads_content.ContentPart]
 
 
 async def _readable(access: Access, address: CheckpointPath) -> _Found:
@@ -174,7 +174,7 @@ def _answer(request: Request, services: Services, found: _Found, content: _Conte
     if span is not None:
         status = HTTP_206_PARTIAL_CONTENT
         about["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{size}"
-    span = span or downloads_content.Span(0, size)
+    span = span or downloads_content.ByteRange(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
     read = partial(services.checkpoints.read, found.path, found.manifest)

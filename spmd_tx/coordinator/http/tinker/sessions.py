@@ -7,7 +7,7 @@ from litestar.response import File
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
-from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, SessionFilter
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
@@ -138,7 +138,7 @@ class SessionsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionsResponse:
         """List sessions, newest first."""
-        page, which = Page(offset, limit), Which(access_scope)
+        page, which = ListingPage(offset, limit), SessionFilter(access_scope)
         return await listings.sessions(services.database, page, access.caller, which)
 
     @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)

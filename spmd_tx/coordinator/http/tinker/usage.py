@@ -45,7 +45,7 @@ class UsageController(Controller):
         wanted, now = usage_report.window(starting_on, ending_before), clock.now()
         async with services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
-        page = usage_report.Page(offset, services.config.bounds.answer_bytes)
+        page = usage_report.EventPage(offset, services.config.bounds.answer_bytes)
         async with services.database.reading() as db:
             found = await usage_report.usage(db, wanted, access.caller, now, page)
         return await asyncio.to_thread(_encoded, found)
