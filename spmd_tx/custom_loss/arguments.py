@@ -46,9 +46,9 @@ def bind(operation: LossOperation, positional: list[Any], named: dict[str, Any])
     if operation.name in ("max", "min") and "other" in named:
         named["dim"] = named.pop("other")
     named = {_renamed(key, operation): value for key, value in named.items()}
-    known = {each.name for each in parameters}
+    all_names = {each.name for each in parameters}
     names = [each.name for each in parameters[: len(positional)]]
-    if len(positional) > len(parameters) or not known.issuperset(named) or set(names) & set(named):
+    if len(positional) > len(parameters) or not all_names.issuperset(named) or set(names) & set(named):
         raise BadArguments(f"its arguments do not fit; {operation.name} takes {_signature(operation)}")
     arguments = dict(zip(names, positional, strict=True)) | named
     missing = [each.name for each in parameters if each.is_required and each.name not in arguments]
@@ -67,8 +67,8 @@ def _gathered(positional: list[Any], place: int) -> list[Any]:
 
 def _renamed(key: str, operation: LossOperation) -> str:
     """Resolve torch's other names: ``input`` or ``self`` for the first argument, and some synonyms."""
-    known = {each.name for each in operation.parameters}
-    if key in known:
+    names = {each.name for each in operation.parameters}
+    if key in names:
         return key
     first = operation.parameters[0].name
     others = {

@@ -127,7 +127,7 @@ class _Reader:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._known: set[str] = set()  # names of the nodes so far
+        self._node_names: set[str] = set()  # names of the nodes so far
         self._follows: set[str] = {"logprobs"}  # names of nodes whose value depends on logprobs
         self._placeholders: list[str] = []
         self._nodes: list[Node] = []
@@ -140,9 +140,9 @@ class _Reader:
             refuse(output, "the last node must be the output")
         names = [each.name for each in self._definition.inputs]
         if self._placeholders != names:
-            found = ", ".join(self._placeholders[: MAX_INPUTS + 1])
+            placeholders = ", ".join(self._placeholders[: MAX_INPUTS + 1])
             raise InvalidRequest(
-                f"the graph's placeholders are {found}; they must be the inputs, in their order: "
+                f"the graph's placeholders are {placeholders}; they must be the inputs, in their order: "
                 f"{', '.join(names)}"
             )
         reductions = [node for node in self._nodes if node.operation.name in REDUCTIONS]
@@ -158,7 +158,7 @@ class _Reader:
     def _read_node(self, node: WireNode) -> None:
         if not _NAME.fullmatch(node.name):
             refuse(node, "names of nodes are letters, digits and underscores")
-        if node.name in self._known:
+        if node.name in self._node_names:
             refuse(node, "there is another node of this name")
         match node.op:
             case "placeholder":
@@ -176,7 +176,7 @@ class _Reader:
                 refuse(node, "a loss cannot use torch.nn modules; use functions of torch.nn.functional")
             case _:
                 refuse(node, f"{quoted(node.op)} is no kind of node that a loss may have here")
-        self._known.add(node.name)
+        self._node_names.add(node.name)
 
     def _read_call(self, node: WireNode) -> Node:
         target = node.target if node.op == "call_function" else f".{node.target}"
@@ -221,7 +221,7 @@ class _Reader:
     def _read_special(self, node: WireNode, kind: str, content: Any, depth: int) -> Any:
         match kind, content:
             case "ref", str():
-                if content not in self._known:
+                if content not in self._node_names:
                     refuse(node, f"it refers to {quoted(content)}, which is no node before it")
                 return Ref(content)
             case "float", "inf" | "-inf" | "nan":

@@ -11,13 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.base_names import is_encoded_copy
-from spmd_tx.models.adapter_formats.files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    AdapterModule,
-    groups_of,
-    modules,
-)
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, AdapterModule, groups_of, modules
 from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.declared.model import ExpertLora, Factor, Model

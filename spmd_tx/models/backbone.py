@@ -165,12 +165,7 @@ def _inputs(
 
 
 def _stacked(
-    model: Model,
-    place: StackPlace,
-    base: Weights[Array],
-    adapters: Adapters[Array],
-    rows: int,
-    how: Pass,
+    model: Model, place: StackPlace, base: Weights[Array], adapters: Adapters[Array], rows: int, how: Pass
 ) -> moe.Kernels:
     """Return the matrices of all repetitions that are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)

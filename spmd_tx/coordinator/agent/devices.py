@@ -40,7 +40,7 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
     )
     try:
         async with asyncio.timeout(COUNT_SECONDS):
-            said, complaints = await process.communicate()
+            output, complaints = await process.communicate()
     except TimeoutError:
         raise _failure(f"it took more than {COUNT_SECONDS:.0f} s") from None
     finally:
@@ -50,8 +50,8 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
     if process.returncode:
         lines = complaints.decode(errors="replace").strip().splitlines()
         raise _failure(lines[-1] if lines else f"exit code {process.returncode}")
-    found = msgspec.json.decode(said.splitlines()[-1], type=CountedDevices)
-    return CountedDevices(CPU, 1) if found.kind == CPU else found
+    devices = msgspec.json.decode(output.splitlines()[-1], type=CountedDevices)
+    return CountedDevices(CPU, 1) if devices.kind == CPU else devices
 
 
 def restriction(environment: Mapping[str, str]) -> str:

@@ -231,11 +231,7 @@ class Catalog:
         return None
 
     async def add_sampler(
-        self,
-        session_id: str,
-        seq_id: int,
-        base_model: str,
-        weights: SamplerWeights = SamplerWeights(),
+        self, session_id: str, seq_id: int, base_model: str, weights: SamplerWeights = SamplerWeights()
     ) -> SamplerRow:
         """Create a sampler, by default of the base model.
 
@@ -250,15 +246,15 @@ class Catalog:
             **weights._asdict(),
         )
         async with self._database.transaction() as db:
-            known = await db.get(SamplerRow, sampler.id)
-            if known is None:
+            existing = await db.get(SamplerRow, sampler.id)
+            if existing is None:
                 db.add(sampler)
-        if known is not None and not _is_same(known, sampler):
+        if existing is not None and not _is_same(existing, sampler):
             raise InvalidRequest(
                 f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
                 "send the next one"
             )
-        return self._samplers.setdefault(sampler.id, known or sampler)
+        return self._samplers.setdefault(sampler.id, existing or sampler)
 
     def _forget(self, session_id: str) -> None:
         """Drop an ended session's rows from memory; later requests read them from the database."""
@@ -295,12 +291,12 @@ def cannot_be_trained(model_id: str, source: str) -> str:
     return f"{model_id} only holds a copy of {source}; load the copy into a new model to train it"
 
 
-def _is_same(known: SamplerRow, asked: SamplerRow) -> bool:
+def _is_same(existing: SamplerRow, requested: SamplerRow) -> bool:
     """Whether a sampler is what is asked for. Rows from before 0.2 have no version of a model's weights."""
-    source = (known.model_path, known.model_id, known.inflight)
-    if source != (asked.model_path, asked.model_id, asked.inflight):
+    source = (existing.model_path, existing.model_id, existing.inflight)
+    if source != (requested.model_path, requested.model_id, requested.inflight):
         return False
-    return known.model_id is None or known.version in (None, asked.version)
+    return existing.model_id is None or existing.version in (None, requested.version)
 
 
 def _ending(session: SessionRow) -> str:

@@ -53,10 +53,10 @@ async def search(
 
 
 async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: Caller) -> None:
-    wanted = select(SessionRow.project_id).where(
+    visible = select(SessionRow.project_id).where(
         is_seen(caller, SessionRow.owner), SessionRow.project_id.in_(project_ids)
     )
-    missing = set(project_ids) - set(await db.scalars(wanted.distinct()))
+    missing = set(project_ids) - set(await db.scalars(visible.distinct()))
     if missing:
         raise NotFound(
             f"project {min(missing)!r} has no sessions that you may see; leave it out of project_ids"

@@ -107,26 +107,26 @@ async def training_runs(
     query = _with_newest().where(which.of(caller)).order_by(*newest_first)
     async with database.reading() as db:
         total = await _count(db, seen)
-        wanted = query.offset(page.offset).limit(page.limit)
-        runs = await _fitting(_training_runs(db, wanted), room)
+        page_query = query.offset(page.offset).limit(page.limit)
+        runs = await _fitting(_training_runs(db, page_query), room)
     return TrainingRunsResponse(runs, _cursor(page, total, runs))
 
 
 async def _fitting(entries: AsyncGenerator[Entry], room: PageRoom) -> list[Entry]:
     """Take entries until there is no more room for them."""
-    found = list[Entry]()
+    fitting = list[Entry]()
     async with aclosing(entries):
         async for entry in entries:
             if not room.takes(entry):
                 break
-            found.append(entry)
-    return found
+            fitting.append(entry)
+    return fitting
 
 
-def _cursor(page: ListingPage, total: int, found: Sequence[object]) -> Cursor:
+def _cursor(page: ListingPage, total: int, entries: Sequence[object]) -> Cursor:
     """Say where a page is. Its limit is what it has, where it ends before its limit for lack of room."""
-    is_cut = len(found) < min(page.limit, total - page.offset)
-    return Cursor(page.offset, len(found) if is_cut else page.limit, total)
+    is_cut = len(entries) < min(page.limit, total - page.offset)
+    return Cursor(page.offset, len(entries) if is_cut else page.limit, total)
 
 
 async def training_run(database: Database, model: ModelRow) -> TrainingRun:
@@ -141,10 +141,10 @@ async def run_checkpoints(
     """List the checkpoints of a run from an offset on. There is a cursor if these are not all."""
     of_run = CheckpointRow.run_id == run_id, is_seen(caller, CheckpointRow.owner), is_there()
     page = ListingPage(ListingPage(offset, 1).clamped().offset, MAX_OFFSET)
-    found = await _checkpoints(database, select(CheckpointRow).where(*of_run), page, room)
-    assert found.cursor is not None
-    is_all = len(found.checkpoints) == found.cursor.total_count
-    return CheckpointsResponse(found.checkpoints) if is_all else found
+    response = await _checkpoints(database, select(CheckpointRow).where(*of_run), page, room)
+    assert response.cursor is not None
+    is_all = len(response.checkpoints) == response.cursor.total_count
+    return CheckpointsResponse(response.checkpoints) if is_all else response
 
 
 async def sampler_checkpoints(database: Database, caller: Caller) -> Sequence[CheckpointRow]:
@@ -168,16 +168,16 @@ async def _checkpoints(
     database: Database, query: Select[CheckpointRow], page: ListingPage, room: PageRoom
 ) -> CheckpointsResponse:
     async def entries(db: AsyncSession) -> AsyncGenerator[Checkpoint]:
-        wanted = query.order_by(*NEWEST_FIRST).offset(page.offset).limit(page.limit)
-        async with aclosing(in_pieces(db, wanted, ROWS_AT_ONCE)) as pieces:
+        page_query = query.order_by(*NEWEST_FIRST).offset(page.offset).limit(page.limit)
+        async with aclosing(in_pieces(db, page_query, ROWS_AT_ONCE)) as pieces:
             async for some in pieces:
                 for (row,) in some:
                     yield on_the_wire(row)
 
     async with database.reading() as db:
         total = await _count(db, query.with_only_columns(CheckpointRow.number))
-        found = await _fitting(entries(db), room)
-    return CheckpointsResponse(found, _cursor(page, total, found))
+        fitting = await _fitting(entries(db), room)
+    return CheckpointsResponse(fitting, _cursor(page, total, fitting))
 
 
 def is_there() -> ColumnElement[bool]:
@@ -204,8 +204,8 @@ def _with_newest() -> "Select[*tuple[Any, ...]]":
 async def _training_runs(db: AsyncSession, query: "Select[*tuple[Any, ...]]") -> AsyncGenerator[TrainingRun]:
     async for some in in_pieces(db, query, ROWS_AT_ONCE):
         numbers = {number for _, _, _, *last in some for number in last if number is not None}
-        found = await db.scalars(select(CheckpointRow).where(CheckpointRow.number.in_(numbers)))
-        checkpoints = {row.number: on_the_wire(row) for row in found}
+        rows = await db.scalars(select(CheckpointRow).where(CheckpointRow.number.in_(numbers)))
+        checkpoints = {row.number: on_the_wire(row) for row in rows}
         for model, owner, last_request_time, weights, sampler_weights in some:
             yield TrainingRun(
                 training_run_id=model.id,

@@ -249,8 +249,8 @@ class CheckpointCatalog:
     ) -> OpenCheckpoint:
         """Fetch a checkpoint that can be loaded here. Raises NotFound or InvalidRequest."""
         await self.find(path, is_visible)
-        found = await self._do(self._store.fetch, path)
-        manifest = found.manifest
+        opened = await self._do(self._store.fetch, path)
+        manifest = opened.manifest
         if manifest.base_model != self._base_model:
             raise InvalidRequest(
                 f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
@@ -269,8 +269,8 @@ class CheckpointCatalog:
             )
         if self._model is not None and not manifest.is_encrypted:
             title = f"checkpoint {path}"
-            await self._do(check_shapes, title, found.folder, manifest, self._model, self._base_model)
-        return found
+            await self._do(check_shapes, title, opened.folder, manifest, self._model, self._base_model)
+        return opened
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         check_ttl(ttl_seconds)
@@ -304,8 +304,8 @@ class CheckpointCatalog:
     async def reconcile(self) -> None:
         """Make the rows equal to the folders at start, since a crash may have come between the two."""
         async with self._database.reading() as db:
-            known = {_path(row) for row in await db.scalars(select(CheckpointRow))}
-        complete = await self._do(self._store.tidy, known)
+            paths = {_path(row) for row in await db.scalars(select(CheckpointRow))}
+        complete = await self._do(self._store.tidy, paths)
         async with self._database.transaction() as db:
             listed = {_path(row): row for row in (await db.scalars(select(CheckpointRow))).all()}
             for path in listed.keys() - complete.keys():

@@ -33,28 +33,28 @@ class ServedShape(NamedTuple):
 
     def is_of(self, stored: ArrayShape | None) -> bool:
         """Whether an array has the shape, but for its rank."""
-        return stored is not None and self._known(stored) == self._known(self.shape)
+        return stored is not None and self._without_rank(stored) == self._without_rank(self.shape)
 
-    def _known(self, shape: ArrayShape) -> ArrayShape:
+    def _without_rank(self, shape: ArrayShape) -> ArrayShape:
         return (*shape[:RANK], *shape[RANK + 1 :]) if self.has_any_rank else shape
 
 
 def check_shapes(title: str, folder: Path, manifest: Manifest, model: Model, base_model: str) -> None:
     """Raise InvalidRequest where the checkpoint is of another base model than the one that is served."""
     if (folder / CONFIG_FILE).exists():
-        wanted = _of_peft(manifest, model)
-        found = _stored_by_peft(folder / WEIGHTS_FILE, title)
+        expected = _of_peft(manifest, model)
+        actual = _stored_by_peft(folder / WEIGHTS_FILE, title)
     elif (folder / ARRAYS).exists():
-        wanted = _of_state(manifest, model)
-        found = {name: _stored(folder, name) for name in _names(folder, title)}
+        expected = _of_state(manifest, model)
+        actual = {name: _stored(folder, name) for name in _names(folder, title)}
     elif (folder / MODEL_CONFIG).exists():
-        wanted = {SIZES: ServedShape(_sizes(model))}
-        found = {SIZES: _sizes(_model_of(folder, title))}
+        expected = {SIZES: ServedShape(_sizes(model))}
+        actual = {SIZES: _sizes(_model_of(folder, title))}
     else:
         return
-    others = sorted(name for name, shape in found.items() if shape is not None and name not in wanted)
-    for name in (*wanted, *others):
-        stored, served = found.get(name), wanted.get(name)
+    others = sorted(name for name, shape in actual.items() if shape is not None and name not in expected)
+    for name in (*expected, *others):
+        stored, served = actual.get(name), expected.get(name)
         if stored is None or served is None or not served.is_of(stored):
             raise InvalidRequest(
                 f"{title} was trained on a base model {manifest.base_model!r}, in which {name} is "

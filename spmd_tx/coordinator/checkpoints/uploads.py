@@ -79,8 +79,8 @@ class Uploads:
 
     def _make_room(self, owner: str) -> None:
         """Forget refused uploads of an owner, if need be. Raises InvalidRequest if there are not enough."""
-        found = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
-        is_open = [each for each in found if each.owner == owner and each.expires_at > self._clock()]
+        uploads = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
+        is_open = [each for each in uploads if each.owner == owner and each.expires_at > self._clock()]
         refused = [each for each in is_open if (self.folder(each.id) / REFUSED).exists()]
         surplus = len(is_open) + 1 - self._most_open
         if surplus > len(refused):
@@ -162,13 +162,13 @@ def check_size(upload: Upload, name: str, size: int) -> None:
 
 def expired(data_dir: Path, now: float) -> list[Path]:
     """List the folders of uploads that were not finished in time, or whose beginning was interrupted."""
-    found = []
+    folders = []
     for folder in _folders(data_dir / FOLDER):
         upload = _read(folder)
         ends_at = upload.expires_at if upload is not None else _made_at(folder) + LIFETIME_SECONDS
         if ends_at + OVERTIME_SECONDS <= now:
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders
 
 
 def folders(data_dir: Path) -> dict[str, Path]:

@@ -150,17 +150,17 @@ class CheckpointUploads:
             await asyncio.to_thread(self._uploads.complete, upload, name)
         return UploadedPart(size, is_whole)
 
-    async def finish(self, id: str, own: Access) -> CheckpointPath:
+    async def finish(self, id: str, access: Access) -> CheckpointPath:
         """Make the checkpoint. Raises NotFound, and InvalidRequest for files that were not announced so."""
         target = CheckpointPath(model_id(id, 0), EXTERNAL_WEIGHTS, NAME)
         async with self._locks.setdefault(id, asyncio.Lock()):
             with suppress(NotFound):
-                await own.checkpoint(target)
+                await access.checkpoint(target)
                 with suppress(NotFound):  # else the server ended before it could forget the upload
                     await asyncio.to_thread(lambda: self._uploads.forget(self._uploads.find(id)))
                 return target
             upload = await asyncio.to_thread(self._uploads.find, id)
-            if not own.caller.sees(upload.owner):
+            if not access.caller.sees(upload.owner):
                 raise NotFound(f"upload {id!r} does not exist, or has expired; start a new one")
             await asyncio.to_thread(self._uploads.check_whole, upload)
             async with self._at_once:

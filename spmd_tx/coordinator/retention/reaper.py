@@ -192,28 +192,28 @@ class Reaper:
 
     async def _snapshots(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         snapshots = self._data_dir / "snapshots"
-        kept = {
+        in_use = {
             snapshots / folder_name(model_id) / str(seq_id) for model_id, seq_id in await rules.snapshots(db)
         }
         return _Doomed(
-            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest, now)
+            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), in_use, at_rest, now)
         )
 
     async def _versions(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         versions = self._data_dir / "versions"
-        kept = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
+        in_use = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
         return _Doomed(
             "versions of ended sessions",
-            await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest, now),
+            await asyncio.to_thread(_others, versions.glob("*"), in_use, at_rest, now),
         )
 
     async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
         """Find notes of samples; a training request may name them while their session is in use."""
         folder = self._data_dir / kind
-        kept = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
+        in_use = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
         return _Doomed(
             f"{kind} of samples of ended sessions",
-            await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest, now),
+            await asyncio.to_thread(_others, folder.glob("*"), in_use, at_rest, now),
         )
 
     async def _finished_uploads(self, db: AsyncSession) -> _Doomed:
@@ -257,10 +257,10 @@ class Reaper:
                 RECLAIMED_BYTES.labels(each.kind).inc(each.size)
 
 
-def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool, now: float) -> list[Path]:
-    """Return the folders that are not ``kept``; while a server runs, without young ones."""
+def _others(folders: Iterable[Path], in_use: set[Path], at_rest: bool, now: float) -> list[Path]:
+    """Return the folders that are not ``in_use``; while a server runs, without young ones."""
     before = min(time.time(), now) - YOUNG_SECONDS
-    return [path for path in folders if path not in kept and (at_rest or _modified_at(path) < before)]
+    return [path for path in folders if path not in in_use and (at_rest or _modified_at(path) < before)]
 
 
 def _modified_at(path: Path) -> float:

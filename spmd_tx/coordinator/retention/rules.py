@@ -65,8 +65,8 @@ async def forget_requests(db: AsyncSession, ages: Ages) -> RowTotals:
     size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
     rows = await _measure(db, size, is_deletable)
     names = [column.name for column in PastRequest.__table__.columns]
-    kept = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
-    await db.execute(insert(PastRequest).from_select(names, kept))
+    short_rows = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
+    await db.execute(insert(PastRequest).from_select(names, short_rows))
     await db.execute(delete(RequestRow).where(is_deletable))
     return rows
 

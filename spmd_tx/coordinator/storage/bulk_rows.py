@@ -39,12 +39,12 @@ def update(db: Session, table: Table, key: str, rows: Sequence[RowValues]) -> No
     for start in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
         source = f"(VALUES {_places(columns, len(some))}) AS new"
-        where = f"{table.name}.{key} = new.column1"
-        _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {where}", some)
+        has_key = f"{table.name}.{key} = new.column1"
+        _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {has_key}", some)
 
 
 def find(
-    db: Session, table: Table, keys: Sequence[str], wanted: Sequence[Sequence[object]], columns: Sequence[str]
+    db: Session, table: Table, keys: Sequence[str], values: Sequence[Sequence[object]], columns: Sequence[str]
 ) -> list[Sequence[Any]]:
     """The ``columns`` of the rows whose composite key is among the wanted ones.
 
@@ -53,17 +53,17 @@ def find(
     if not _is_sqlite(db):
         key = tuple_(*(table.c[name] for name in keys))
         query = select(*(table.c[name] for name in columns))
-        parts = [wanted[start : start + ROWS_AT_ONCE] for start in range(0, len(wanted), ROWS_AT_ONCE)]
+        parts = [values[start : start + ROWS_AT_ONCE] for start in range(0, len(values), ROWS_AT_ONCE)]
         return [row for part in parts for row in db.execute(query.where(key.in_(part)))]
-    found: list[Sequence[Any]] = []
-    for start in range(0, len(wanted), ROWS_AT_ONCE):
-        some = wanted[start : start + ROWS_AT_ONCE]
+    rows: list[Sequence[Any]] = []
+    for start in range(0, len(values), ROWS_AT_ONCE):
+        some = values[start : start + ROWS_AT_ONCE]
         source = f"(VALUES {_places(keys, len(some))}) AS wanted"
         meets = " AND ".join(f"{name} = wanted.column{place}" for place, name in enumerate(keys, start=1))
         statement = f"SELECT {', '.join(columns)} FROM {source} CROSS JOIN {table.name} ON {meets}"
-        values = tuple(value for key in some for value in key)
-        found += db.connection().exec_driver_sql(statement, values)
-    return found
+        parameters = tuple(value for key in some for value in key)
+        rows += db.connection().exec_driver_sql(statement, parameters)
+    return rows
 
 
 def _is_sqlite(db: Session) -> bool:

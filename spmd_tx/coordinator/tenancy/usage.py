@@ -33,8 +33,8 @@ def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
     sums: dict[tuple[str, str], Usage] = defaultdict(Usage)
     for line, session_id, usage in items:
         if usage != NO_USAGE:
-            known = sums[line, session_id]
-            sums[line, session_id] = Usage(*map(sum, zip(known, usage, strict=True)))
+            totals = sums[line, session_id]
+            sums[line, session_id] = Usage(*map(sum, zip(totals, usage, strict=True)))
     if not sums:
         return
     lines = [line for line, _ in sums]

@@ -79,14 +79,14 @@ def _hour(name: str, text: str) -> datetime:
 
 
 async def usage(
-    db: AsyncSession, wanted: Window, caller: Caller, now: float, page: EventPage = EventPage()
+    db: AsyncSession, window: Window, caller: Caller, now: float, page: EventPage = EventPage()
 ) -> UsageResponse:
     """Return the usage that a caller may see, by the hour, then by tokens, most first.
 
     Raises InvalidRequest for a window with more than an answer holds, unless a page of it is asked for. In a
     page, storage comes behind tokens.
     """
-    start, end = wanted.start.timestamp(), wanted.end.timestamp()
+    start, end = window.start.timestamp(), window.end.timestamp()
     rows = select(UsageRow).where(
         UsageRow.hour >= start, UsageRow.hour < end, is_seen(caller, UsageRow.owner)
     )
@@ -94,14 +94,14 @@ async def usage(
     gatherer = _Gatherer(page)
     queries: list[tuple[Select[Any], Events]] = [
         (rows.order_by(UsageRow.hour, UsageRow.line), _token_events),
-        (stored, partial(_storage_events, wanted=wanted, now=now)),
+        (stored, partial(_storage_events, window=window, now=now)),
     ]
     for query, events_of in queries:
         async with aclosing(in_pieces(db, query, ROWS_AT_ONCE)) as pieces:
             async for piece in pieces:
-                found = [row for (row,) in piece]
-                sessions = await gatherer.sessions_of(db, found)
-                if not await asyncio.to_thread(gatherer.add, found, events_of, sessions):
+                usage_rows = [row for (row,) in piece]
+                sessions = await gatherer.sessions_of(db, usage_rows)
+                if not await asyncio.to_thread(gatherer.add, usage_rows, events_of, sessions):
                     return gatherer.page()
     return await asyncio.to_thread(gatherer.all)
 
@@ -118,9 +118,9 @@ class _Gatherer:
 
     async def sessions_of(self, db: AsyncSession, rows: Sequence[UsageRow | StoredCheckpoint]) -> Sessions:
         ids = {row.session_id for row in rows if row.session_id}
-        found = await db.scalars(select(SessionRow).where(SessionRow.id.in_(ids - self._sessions.keys())))
+        sessions = await db.scalars(select(SessionRow).where(SessionRow.id.in_(ids - self._sessions.keys())))
         return {id: each for id, each in self._sessions.items() if id in ids} | {
-            each.id: each for each in found
+            each.id: each for each in sessions
         }
 
     def add(self, rows: Sequence[UsageRow | StoredCheckpoint], events_of: Events, sessions: Sessions) -> bool:
@@ -235,11 +235,11 @@ def _token_events(row: UsageRow, session: SessionRow | None) -> Iterator[UsageEv
 
 
 def _storage_events(
-    row: StoredCheckpoint, session: SessionRow | None, wanted: Window, now: float
+    row: StoredCheckpoint, session: SessionRow | None, window: Window, now: float
 ) -> Iterator[UsageEvent]:
     """One event for each past or present hour in which the checkpoint was there."""
-    start = max(wanted.start.timestamp(), row.created_at)
-    end = min(wanted.end.timestamp(), now, now if row.deleted_at is None else row.deleted_at)
+    start = max(window.start.timestamp(), row.created_at)
+    end = min(window.end.timestamp(), now, now if row.deleted_at is None else row.deleted_at)
     hour = int(start) // HOUR_SECONDS * HOUR_SECONDS
     while hour < end:
         hours = (min(end, hour + HOUR_SECONDS) - max(start, hour)) / HOUR_SECONDS

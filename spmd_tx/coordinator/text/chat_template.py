@@ -104,10 +104,10 @@ class ChatTemplate:
             except TEMPLATE_ERRORS as error:
                 errors.append(error)
                 continue
-            found = self._lost(spelled, options)
-            if found is None:
+            first_lost = self._lost(spelled, options)
+            if first_lost is None:
                 return text
-            lost.append(found)
+            lost.append(first_lost)
         if lost:
             raise _not_rendered(lost[0])
         broken = conversation.broken_arguments(messages)
@@ -199,14 +199,14 @@ def _concat(pieces: Iterable[str]) -> str:
     limits = _limits.get()
     if limits is None:
         return "".join(pieces)
-    found: list[str] = []
+    texts: list[str] = []
     length = 0
     for piece in pieces:
-        found.append(piece)
+        texts.append(piece)
         length += len(piece)
         if length > limits.characters or time.monotonic() > limits.end:
             raise InvalidRequest(
                 "the model's chat template makes this conversation too long: more than "
                 f"{limits.characters} characters, or {limits.seconds:g} s of work; shorten it"
             )
-    return "".join(found)
+    return "".join(texts)

@@ -59,18 +59,18 @@ def spellings(messages: Sequence[Message], source: str) -> Iterator[list[dict[st
 
 def _spelled(message: Message, instructing: str, arguments: Callable[[Any], Any]) -> dict[str, Any]:
     """Write a message. Null has the same meaning as a missing key, and so has an empty list of calls."""
-    found = {key: value for key, value in message.items() if value is not None}
-    if found["role"] == DEVELOPER:
-        found["role"] = instructing
-    calls = found.pop(CALLS, None)
+    fields = {key: value for key, value in message.items() if value is not None}
+    if fields["role"] == DEVELOPER:
+        fields["role"] = instructing
+    calls = fields.pop(CALLS, None)
     if calls:
-        found[CALLS] = [_call(call, arguments) for call in calls]
-    found["content"] = found.get("content") or ""
-    first, *others = [key for key in REASONING if key in found] or [""]
+        fields[CALLS] = [_call(call, arguments) for call in calls]
+    fields["content"] = fields.get("content") or ""
+    first, *others = [key for key in REASONING if key in fields] or [""]
     for other in others:
-        if found[other] == found[first]:
-            del found[other]
-    return found
+        if fields[other] == fields[first]:
+            del fields[other]
+    return fields
 
 
 def _call(call: Mapping[str, Any], arguments: Callable[[Any], Any]) -> dict[str, Any]:
@@ -78,18 +78,18 @@ def _call(call: Mapping[str, Any], arguments: Callable[[Any], Any]) -> dict[str,
     return {**call, FUNCTION: {**function, ARGUMENTS: arguments(function.get(ARGUMENTS))}}
 
 
-def _mapping(given: Any) -> Any:
+def _mapping(arguments: Any) -> Any:
     """Return arguments as a mapping. What is no JSON object stays text: a model may have written it.
 
     Nor are halves of characters and numbers without bounds, which Python's own reader takes.
     """
-    if isinstance(given, dict):
-        return given
+    if isinstance(arguments, dict):
+        return arguments
     try:
-        found = msgspec.json.decode(_text(given))
+        mapping = msgspec.json.decode(_text(arguments))
     except (msgspec.DecodeError, RecursionError):
-        return given
-    return found if isinstance(found, dict) else given
+        return arguments
+    return mapping if isinstance(mapping, dict) else arguments
 
 
 def broken_arguments(messages: Sequence[Message]) -> ValuePlace | None:
@@ -101,11 +101,11 @@ def broken_arguments(messages: Sequence[Message]) -> ValuePlace | None:
     return None
 
 
-def _text(given: Any) -> str:
+def _text(value: Any) -> str:
     """Return arguments as JSON, as they were sent if they are."""
-    if isinstance(given, dict):
-        return json.dumps(given, ensure_ascii=False)
-    return given if given and given.strip() else NO_ARGUMENTS
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return value if value and value.strip() else NO_ARGUMENTS
 
 
 def numbers(messages: Sequence[Message]) -> list[ValuePlace]:
@@ -148,14 +148,14 @@ class Marks:
 
         A template may write a part of a call, as its arguments alone.
         """
-        told = [(bool(python), int(number)) for python, number in _MARKS.findall(text)]
-        garbled = {number for is_python, number in told if is_python}
-        found = {number for _, number in told if number < len(self.places)} - garbled
-        shown = {self.places[number].call for number in found}
+        marks = [(bool(python), int(number)) for python, number in _MARKS.findall(text)]
+        garbled = {number for is_python, number in marks if is_python}
+        present = {number for _, number in marks if number < len(self.places)} - garbled
+        shown = {self.places[number].call for number in present}
         return [
             number
             for number, place in enumerate(self.places)
-            if number in garbled or not (number in found or (place.call and place.call in shown))
+            if number in garbled or not (number in present or (place.call and place.call in shown))
         ]
 
     def _tool(self, number: int, tool: Any) -> Any:
@@ -165,11 +165,11 @@ class Marks:
         places = {
             key: ValuePlace(None, "", f"tools[{number}].{FUNCTION}.{key}", False) for key in TOLD_OF_TOOLS
         }
-        told = {
+        fields = {
             key: self._mark(places[key]) if key in places and isinstance(value, str) and value else value
             for key, value in function.items()
         }
-        return {**tool, FUNCTION: told}
+        return {**tool, FUNCTION: fields}
 
     def _message(self, number: int, message: Message) -> dict[str, Any]:
         def of(path: str) -> ValuePlace:

@@ -85,28 +85,28 @@ def modules(adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
 
 
 def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
-    found = model.adapted[name]
-    declared, module = found.map, PREFIX + found.map.adapter_module.replace(TEXT_MODEL, "")
-    rank = _rank(found, adapter, model)
+    adapted = model.adapted[name]
+    declared, module = adapted.map, PREFIX + adapted.map.adapter_module.replace(TEXT_MODEL, "")
+    rank = _rank(adapted, adapter, model)
     a, b = (rank, declared.width_in), (declared.width_out, rank)
     if declared.experts and model.expert_lora == "shared-outer":
         many_a, many_b = (1 if declared.outer_factor == factor else declared.experts for factor in ("a", "b"))
         experts = module.partition("{expert}")[0] + SHARED_NAMES[declared.name]
-        for layer, number in enumerate(found.numbers or ()):
+        for layer, number in enumerate(adapted.numbers or ()):
             yield AdapterModule(name, (layer,), experts.format(layer=number), (many_a, *a), (many_b, *b))
         return
-    for index in product(*map(range, found.lead("a"))):
-        numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
+    for index in product(*map(range, adapted.lead("a"))):
+        numbers = {} if adapted.numbers is None else {"layer": adapted.numbers[index[0]], "expert": index[-1]}
         yield AdapterModule(name, index, module.format(**numbers), a, b)
 
 
-def _rank(found: Adapted, adapter: AdapterSpec, model: Model) -> int:
-    return expert_rank(adapter.rank, model.expert_rank_divisor) if found.map.experts else adapter.rank
+def _rank(adapted: Adapted, adapter: AdapterSpec, model: Model) -> int:
+    return expert_rank(adapter.rank, model.expert_rank_divisor) if adapted.map.experts else adapter.rank
 
 
-def _group(found: Adapted) -> AdapterGroup:
-    assert found.map.group is not None
-    return found.map.group
+def _group(adapted: Adapted) -> AdapterGroup:
+    assert adapted.map.group is not None
+    return adapted.map.group
 
 
 def stored_names(tensors: Iterable[str]) -> dict[str, str]:
@@ -116,13 +116,13 @@ def stored_names(tensors: Iterable[str]) -> dict[str, str]:
 
 def spelling(tensor: str) -> str:
     """Return one name for all spellings of a factor's name that libraries and services write."""
-    found = TENSOR.fullmatch(tensor)
-    if found is None:
+    match = TENSOR.fullmatch(tensor)
+    if match is None:
         return tensor
-    module = found["module"].removeprefix(PREFIX).replace(TEXT_MODEL, "").replace(".attn.", ".self_attn.")
+    module = match["module"].removeprefix(PREFIX).replace(TEXT_MODEL, "").replace(".attn.", ".self_attn.")
     if module.rpartition(".")[2] in HEADS:
         module = HEADS[0]
-    return f"{module}.{found['factor']}"
+    return f"{module}.{match['factor']}"
 
 
 def group_of_module(module: str) -> AdapterGroup:
@@ -135,8 +135,8 @@ def group_of_module(module: str) -> AdapterGroup:
 
 def groups_of(tensors: Iterable[str]) -> set[AdapterGroup]:
     """Return the flags that the factors in a file follow, by the names of its tensors."""
-    found = (TENSOR.fullmatch(name) for name in tensors)
-    modules = {each["module"] for each in found if each is not None}
+    matches = (TENSOR.fullmatch(name) for name in tensors)
+    modules = {each["module"] for each in matches if each is not None}
     return {group_of_module(module) for module in modules if not OTHER_PARTS.fullmatch(module)}
 
 
@@ -165,9 +165,9 @@ def config_of(adapter: AdapterSpec, model: Model, base_model: str) -> bytes:
     }
     if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
         experts = {
-            _last_part(model, name): _rank(found, adapter, model)
-            for name, found in model.adapted.items()
-            if found.map.experts
+            _last_part(model, name): _rank(adapted, adapter, model)
+            for name, adapted in model.adapted.items()
+            if adapted.map.experts
         }
         config["rank_pattern"] = {rf"mlp\.experts\.\d+\.{name}": rank for name, rank in experts.items()}
         # With transformers 5, PEFT joins these modules to two parameters, gate and up to one of them.

@@ -84,8 +84,8 @@ class ForeignFactors:
             tuple[str, ArrayShape], FactorPlace
         ] = {}  # of present maps, by map and (layer[, expert])
         self.maps: set[str] = set()  # that have factors
-        for name, found in self._known_maps().items():
-            chosen = self._chosen(found)
+        for name, layouts in self._maps().items():
+            chosen = self._chosen(layouts)
             if any(map(self._has, chosen.values())):
                 self.maps.add(name)
                 self._places |= {(name, at): place for at, place in chosen.items()}
@@ -109,14 +109,14 @@ class ForeignFactors:
     @property
     def missing(self) -> list[str]:
         """The factors that maps with factors lack, of a pair or of a selected module."""
-        found = {
+        missing = {
             f"{PREFIX}{place.module}.lora_{which}.weight"
             for place in self._places.values()
             for which in "AB"
             if f"{place.module}.{which}" not in self._stored
             and (self._has(place) or self._left_out_by(place) is None)
         }
-        return sorted(found)
+        return sorted(missing)
 
     def has(self, module: AdapterModule) -> bool:
         """Whether the file has factors of a module, or of one of its experts."""
@@ -225,39 +225,43 @@ class ForeignFactors:
         return place.form == "stack" and stored.get_shape()[0] == 1
 
     def _array(self, spelt: str, *, keep: bool) -> np.ndarray:
-        found = self._arrays.get(spelt)
-        if found is None:
+        array = self._arrays.get(spelt)
+        if array is None:
             name = self._stored[spelt]
-            found = self._file.get_slice(name)[:].astype(np.float32)
-            if not np.isfinite(found).all():
+            array = self._file.get_slice(name)[:].astype(np.float32)
+            if not np.isfinite(array).all():
                 raise InvalidRequest(f"{name} holds values that are not finite")
             if keep:
                 while len(self._arrays) >= KEPT:
                     del self._arrays[next(iter(self._arrays))]
-                self._arrays[spelt] = found
-        return found
+                self._arrays[spelt] = array
+        return array
 
-    def _known_maps(self) -> dict[str, _Map]:
+    def _maps(self) -> dict[str, _Map]:
         layouts: list[dict[str, list[AdapterModule]]] = []
         for layout in EXPERT_LORA:
-            found: dict[str, list[AdapterModule]] = defaultdict(list)
+            layers: dict[str, list[AdapterModule]] = defaultdict(list)
             for module in modules(self._adapter, replace(self._model, expert_lora=layout)):
-                found[module.map].append(module)
-            layouts.append(found)
+                layers[module.map].append(module)
+            layouts.append(layers)
         stacks, each = layouts
         self._heights = _heights(chain.from_iterable(each.values()), self._model)
         return {name: _Map(each[name], stacks[name]) for name in each}
 
-    def _chosen(self, found: _Map) -> dict[ArrayShape, FactorPlace]:
+    def _chosen(self, layouts: _Map) -> dict[ArrayShape, FactorPlace]:
         """Return the places of a map in the form in which the file has it; the first one if it has none."""
-        forms = [dict(self._modules(found.each)), dict(self._stacks(found.stacks)), self._targets(found)]
+        forms = [
+            dict(self._modules(layouts.each)),
+            dict(self._stacks(layouts.stacks)),
+            self._targets(layouts),
+        ]
         return next((form for form in forms if any(map(self._has, form.values()))), forms[0])
 
     def _names(self, place: FactorPlace) -> tuple[str, ...]:
         """Return the names by which patterns find a module: our spelling, and that of the file."""
         stored = self._stored.get(f"{place.module}.A")
-        found = TENSOR.fullmatch(stored) if stored and place.form == "modules" else None
-        return (place.named, found["module"].removeprefix(PREFIX)) if found else (place.named,)
+        match = TENSOR.fullmatch(stored) if stored and place.form == "modules" else None
+        return (place.named, match["module"].removeprefix(PREFIX)) if match else (place.named,)
 
     def _rank(self, place: FactorPlace) -> int:
         if self._shares_nothing(place):
@@ -290,11 +294,11 @@ class ForeignFactors:
             for expert in range(count):
                 yield (*module.at, expert), FactorPlace("stack", spelt, spelt, experts=count)
 
-    def _targets(self, found: _Map) -> dict[ArrayShape, FactorPlace]:
+    def _targets(self, layouts: _Map) -> dict[ArrayShape, FactorPlace]:
         parameters = " ".join(self._meaning.target_parameters or ())
         has_both = all(name.rpartition(".")[2] in parameters for name in (GATE_UP, DOWN))
         made: dict[ArrayShape, FactorPlace] = {}
-        for module in found.each:
+        for module in layouts.each:
             declared = self._model.adapted[module.map].map
             target = target_of(module, self._model)
             if declared.experts and target.rpartition(".")[2] not in parameters:
@@ -357,10 +361,10 @@ class Most(NamedTuple):
 
 def is_of_other_part(tensor: str, model: Model) -> bool:
     """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
-    found = TENSOR.fullmatch(tensor)
-    if found is None:
+    match = TENSOR.fullmatch(tensor)
+    if match is None:
         return False
-    module = found["module"].removeprefix(PREFIX)
+    module = match["module"].removeprefix(PREFIX)
     names = module, module.removeprefix("model."), f"model.{module}"
     return any(
         name.startswith(model.further) or any(re.fullmatch(pattern, name) for pattern in model.ignored)
@@ -370,11 +374,11 @@ def is_of_other_part(tensor: str, model: Model) -> bool:
 
 def most_of(adapter: AdapterSpec, model: Model) -> Most:
     """Return the bounds on a file in the forms that take most."""
-    own = list(modules(adapter, model))
+    adapted = list(modules(adapter, model))
     each = sum(1 for _ in modules(adapter, replace(model, expert_lora="per-expert")))
-    heights = _heights(own, model)
+    heights = _heights(adapted, model)
     in_own_form = in_targets = 0
-    for module in own:
+    for module in adapted:
         in_own_form += math.prod(module.a) + math.prod(module.b)
         declared = model.adapted[module.map].map
         ranks = module.a[-2] * (declared.experts if len(module.a) == 3 else 1)
@@ -385,13 +389,13 @@ def most_of(adapter: AdapterSpec, model: Model) -> Most:
     return Most(most.tensors + OTHER_TENSORS, most.numbers + adapter.rank * OTHER_NUMBERS_PER_RANK)
 
 
-def _heights(own: Iterable[AdapterModule], model: Model) -> dict[str, int]:
+def _heights(adapted: Iterable[AdapterModule], model: Model) -> dict[str, int]:
     """Return how many outputs each target has up to the last adapted one."""
-    found: dict[str, int] = {}
-    for module in own:
+    heights: dict[str, int] = {}
+    for module in adapted:
         target, height = target_of(module, model), rows_of(model.adapted[module.map].map)[1]
-        found[target] = max(height, found.get(target, 0))
-    return found
+        heights[target] = max(height, heights.get(target, 0))
+    return heights
 
 
 def some(names: list[str]) -> str:

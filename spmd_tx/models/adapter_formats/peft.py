@@ -90,8 +90,8 @@ def _views(adapters: Adapters[np.ndarray], module: AdapterModule) -> Lora[np.nda
 
 def _zeros(model: Model, rank: int) -> Adapters[np.ndarray]:
     def pair(name: str) -> Lora[np.ndarray]:
-        its = shapes(model, name, rank)
-        return Lora(np.zeros(its.a, np.float32), np.zeros(its.b, np.float32))
+        factor_shapes = shapes(model, name, rank)
+        return Lora(np.zeros(factor_shapes.a, np.float32), np.zeros(factor_shapes.b, np.float32))
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 

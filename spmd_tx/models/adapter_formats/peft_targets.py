@@ -17,14 +17,14 @@ WRAPPED = "base_layer"
 
 def target_of(module: AdapterModule, model: Model) -> str:
     """Return the name in transformers of the matrix or parameter that holds a module."""
-    found = model.adapted[module.map]
-    if found.numbers is None:
+    adapted = model.adapted[module.map]
+    if adapted.numbers is None:
         return LM_HEAD.module
-    number = found.numbers[module.at[0]]
-    if not found.map.experts:
-        return found.map.source.module.format(layer=number)
-    at = found.map.adapter_module.partition(f"{EXPERTS}.")[0].format(layer=number)
-    return at + (DOWN if found.map.name == "down" else GATE_UP)
+    number = adapted.numbers[module.at[0]]
+    if not adapted.map.experts:
+        return adapted.map.source.module.format(layer=number)
+    at = adapted.map.adapter_module.partition(f"{EXPERTS}.")[0].format(layer=number)
+    return at + (DOWN if adapted.map.name == "down" else GATE_UP)
 
 
 def module_of(target: str, *, has_both: bool = True) -> str:

@@ -91,12 +91,12 @@ class _Loading:
         """Read one part of a weight in the declared dtype."""
         part = _empty([stop - start for start, stop in bounds], weight.dtype)
         lead = len(stacked(weight))
-        wanted = stored_slices(weight, bounds[lead:])
+        slices = stored_slices(weight, bounds[lead:])
 
         def read(index: tuple[int, ...]) -> int:
             first = (start for start, _ in bounds[:lead])
             name, place = tensor_name(weight, tuple(map(add, first, index))), part[index]
-            for expert, stored in self._stored(weight, name, wanted):
+            for expert, stored in self._stored(weight, name, slices):
                 if weight.transposed:
                     _transpose(stored, place[expert])
                 else:
@@ -108,20 +108,20 @@ class _Loading:
         return part
 
     def _stored(
-        self, weight: Weight, name: str, wanted: tuple[slice, ...]
+        self, weight: Weight, name: str, slices: tuple[slice, ...]
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yield what is wanted of a tensor; an encoded one matrix after matrix, each with its index in it."""
         tensors = [self.files.tensor(part.name) for part in parts(weight, name)]
         if weight.encoding is None:
-            stored = tensors[0][wanted]
+            stored = tensors[0][slices]
             if weight.piece:
                 yield from _encoded(weight, stored)
             else:
                 yield from (((), stored),) if not weight.transposed else _matrices(stored)
             return
-        numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
-        for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
-            matrix = weight.encoding, numbers[expert], scales[expert], *wanted[-2:]
+        numbers, scales = (tensor[slices[:-2]] for tensor in tensors)
+        for expert in np.ndindex(numbers.shape[: len(slices) - 2]):
+            matrix = weight.encoding, numbers[expert], scales[expert], *slices[-2:]
             if weight.piece and weight.kept == weight.encoding:
                 yield expert, piece_of(weight.piece, *matrix)
             elif weight.piece:

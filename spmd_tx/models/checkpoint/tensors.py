@@ -69,16 +69,16 @@ def check(tensors: Files, weights: list[Weight], unread: Unread | None) -> None:
                     part = replace(part, shape=tuple(map(max, seen.shape, part.shape)))
                 ends[part.name] = part
     for name, part in ends.items():
-        found = tensors.tensor(name)
-        if found.shape != part.shape:
+        stored = tensors.tensor(name)
+        if stored.shape != part.shape:
             raise StartError(
-                f"{tensors.file_of(name)}: {name} has the shape {list(found.shape)}, but by config.json "
+                f"{tensors.file_of(name)}: {name} has the shape {list(stored.shape)}, but by config.json "
                 f"it must be {list(part.shape)}; {SAME_MODEL}"
             )
         encoded = ENCODED.get(part.dtype)
-        if found.dtype != encoded if encoded else found.dtype in ENCODED.values():
+        if stored.dtype != encoded if encoded else stored.dtype in ENCODED.values():
             raise StartError(
-                f"{tensors.file_of(name)}: {name} is stored as {found.dtype}, but by config.json it must be "
+                f"{tensors.file_of(name)}: {name} is stored as {stored.dtype}, but by config.json it must be "
                 f"{encoded or 'of 16 bits or more'}; {SAME_MODEL}"
             )
     if unread is not None:
@@ -97,11 +97,11 @@ def parts(weight: Weight, name: str) -> tuple[DeclaredTensor, ...]:
 def _check_scales(tensors: Files, weight: Weight, name: str) -> None:
     """Refuse scales that would be rounded."""
     scales = parts(weight, name)[1].name
-    found, kept = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
-    if found != kept:
+    stored, needed = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
+    if stored != needed:
         raise StartError(
-            f"{tensors.file_of(scales)}: {scales} is stored as {found}, but matrices stay encoded only with "
-            f"scales of {kept}; set --expert-weights to unpacked and --base-dtype to auto"
+            f"{tensors.file_of(scales)}: {scales} is stored as {stored}, but matrices stay encoded only with "
+            f"scales of {needed}; set --expert-weights to unpacked and --base-dtype to auto"
         )
 
 

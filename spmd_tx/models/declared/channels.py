@@ -72,7 +72,7 @@ class Mixture:
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module = f"{at}{self.module}"
-        found = self.sources or separate_experts(module)
+        sources = self.sources or separate_experts(module)
 
         def map_of(
             name: str,
@@ -86,9 +86,9 @@ class Mixture:
             return Map(name, *widths, source, split, "mlp", **many, bias=bias, module=adapters)
 
         arrays: list[LayerArray] = [
-            map_of("gate", (d_model, self.width), found.gate, found.gate_bias, "columns"),
-            map_of("up", (d_model, self.width), found.up, found.up_bias, "columns"),
-            map_of("down", (self.width, d_model), found.down, found.down_bias, "rows"),
+            map_of("gate", (d_model, self.width), sources.gate, sources.gate_bias, "columns"),
+            map_of("up", (d_model, self.width), sources.up, sources.up_bias, "columns"),
+            map_of("down", (self.width, d_model), sources.down, sources.down_bias, "rows"),
             Map(
                 "router",
                 d_model,

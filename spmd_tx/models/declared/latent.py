@@ -59,19 +59,19 @@ class Latent:
         kv_a = linear(f"{module}.kv_a_proj_with_mqa")
         kv_b = linear(f"{module}.kv_b_proj")
         expanded = self.heads * (self.nope + self.value)
-        found: list[LayerArray] = []
+        arrays: list[LayerArray] = []
         if self.q_rank:
             q_a, q_b = linear(f"{module}.q_a_proj"), linear(f"{module}.q_b_proj")
-            found += [
+            arrays += [
                 Map("q_a", d_model, self.q_rank, q_a, group="attn", bias=bias("q_a_proj")),
                 norm("q_a_norm", self.q_rank, "q_a_layernorm"),
                 Map("q_b", self.q_rank, queries, q_b, "columns", heads=self.heads),
             ]
         else:
             q = linear(f"{module}.q_proj")
-            found.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
+            arrays.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
         return (
-            *found,
+            *arrays,
             Map("kv_a", d_model, self.width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
             norm("kv_a_norm", self.kv_rank, "kv_a_layernorm"),
             Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),

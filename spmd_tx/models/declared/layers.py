@@ -125,7 +125,7 @@ class StackPlace:
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:
     """Cut a sequence of layers into cycles: from each place on, the one that covers most layers."""
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
     start = 0
     while start < len(layers):
         best = Cycle(layers[start : start + 1], 1)
@@ -135,6 +135,6 @@ def in_cycles(layers: tuple[Layer, ...]) -> Stack:
                 repeats += 1
             if repeats > 1 and length * repeats > best.n_layers:
                 best = Cycle(cycle, repeats)
-        found.append(best)
+        cycles.append(best)
         start += best.n_layers
-    return tuple(found)
+    return tuple(cycles)

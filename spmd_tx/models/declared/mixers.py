@@ -26,27 +26,27 @@ class Softmax:
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module, queries = f"{at}{self.module}", self.heads * self.width
-        keys, given = self.kv_heads * self.width, queries * (2 if self.gate else 1)
+        keys, query_width = self.kv_heads * self.width, queries * (2 if self.gate else 1)
 
-        def map_of(name: str, width_in: int, width_out: int, **how: object) -> Map:
+        def map_of(name: str, width_in: int, width_out: int, **options: object) -> Map:
             bias = TensorSource(f"{module}.{name}_proj.bias") if name in self.biases else None
             source = linear(f"{module}.{name}_proj")
-            return Map(name, width_in, width_out, source, group="attn", bias=bias, **how)  # pyright: ignore[reportArgumentType]
+            return Map(name, width_in, width_out, source, group="attn", bias=bias, **options)  # pyright: ignore[reportArgumentType]
 
-        found: list[LayerArray] = [
-            map_of("q", d_model, given, split="columns", heads=self.heads),
+        arrays: list[LayerArray] = [
+            map_of("q", d_model, query_width, split="columns", heads=self.heads),
             map_of("k", d_model, keys, split="columns", heads=self.kv_heads),
             map_of("v", d_model, keys, split="columns", heads=self.kv_heads),
             map_of("o", queries, d_model, split="rows"),
         ]
         if self.qk_norm:
-            found += [
+            arrays += [
                 Parameter(name, (self.width,), TensorSource(f"{module}.{name}.weight"))
                 for name in ("q_norm", "k_norm")
             ]
         if self.sinks:
-            found.append(Parameter("sinks", (self.heads,), TensorSource(f"{module}.sinks"), 0))
-        return tuple(found)
+            arrays.append(Parameter("sinks", (self.heads,), TensorSource(f"{module}.sinks"), 0))
+        return tuple(arrays)
 
     @property
     def per_token(self) -> tuple[CachedArray, ...]:

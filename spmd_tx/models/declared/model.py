@@ -145,27 +145,27 @@ class Model:
     def places(self) -> tuple[StackPlace, ...]:
         """The places of all cycles, in order."""
         are_alike = len(self.stack) == 1 and len(self.stack[0].layers) == 1
-        found: list[StackPlace] = []
+        places: list[StackPlace] = []
         start = 0
         for number, cycle in enumerate(self.stack):
             end = start + cycle.n_layers
             for position, layer in enumerate(cycle.layers):
                 numbers = range(start + position, end, len(cycle.layers))
-                found.append(StackPlace(layer, numbers, "" if are_alike else f"{number}.{position}."))
+                places.append(StackPlace(layer, numbers, "" if are_alike else f"{number}.{position}."))
             start = end
-        return tuple(found)
+        return tuple(places)
 
     @cached_property
     def adapted(self) -> dict[str, Adapted]:
         """The maps that adapters have factors for, by their names in the model; the head is the last one."""
-        found = {
+        adapted = {
             place.name(array.name): Adapted(array, place.numbers, self.expert_lora)
             for place in self.places
             for array in self.arrays(place)
             if isinstance(array, Map) and array.group is not None
         }
         head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
-        return found | {HEAD: Adapted(head, None, self.expert_lora)}
+        return adapted | {HEAD: Adapted(head, None, self.expert_lora)}
 
     @property
     def adapter_numbers(self) -> dict[AdapterGroup, int]:
@@ -245,10 +245,10 @@ class Model:
 
     @cached_property
     def _arrays(self) -> dict[str, tuple[LayerArray, ...]]:
-        found = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
+        by_place = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
         return {
             place.prefix: tuple(self._encoded(array, place.numbers[0]) for array in arrays)
-            for place, arrays in found.items()
+            for place, arrays in by_place.items()
         }
 
     def _encoded(self, array: LayerArray, number: int) -> LayerArray:
@@ -258,13 +258,13 @@ class Model:
         encoding, module = array.source.encoding, array.source.module.format(layer=number, expert=0)
         if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):
             encoding = self.encoding
-        kept = encoding if self.packs_experts and array.experts else None
+        target = encoding if self.packs_experts and array.experts else None
         base = self.base_encoding
-        if kept is None and base is not None and array.group is not None:
-            kept = base
+        if target is None and base is not None and array.group is not None:
+            target = base
             if encoding is not None and encoding.of_byte >= base.of_byte:
-                kept = base if array.width_in % encoding.group else encoding
-        return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
+                target = base if array.width_in % encoding.group else encoding
+        return replace(array, source=replace(array.source, encoding=encoding), kept=target)
 
 
 def met(arrays: Iterable[LayerArray], tp: int) -> float:

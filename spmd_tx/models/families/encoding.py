@@ -57,8 +57,8 @@ def _of_blocks(quantization: ConfigKeys) -> Fp8Blocks:
     quantization.only(fmt="e4m3")
     size = quantization.get("weight_block_size")
     if not isinstance(size, list) or len(size) != 2:
-        wanted = ", which must be the rows and columns of a block; other fp8 is not read"
-        raise quantization.wrong("weight_block_size", wanted)
+        supported = ", which must be the rows and columns of a block; other fp8 is not read"
+        raise quantization.wrong("weight_block_size", supported)
     sides = ConfigKeys(
         dict(zip(("rows", "columns"), size, strict=True)), f" in weight_block_size{quantization.of}"
     )
@@ -88,8 +88,8 @@ def _check_groups(model: Model) -> None:
     """Raise Refusal where a matrix cannot be encoded so."""
     for each in model.maps:
         encoding, shape = each.source.encoding, (each.width_out, each.width_in)
-        if encoding is not None and (found := problem(encoding, shape)):
-            raise Refusal(f"has a quantization_config that does not fit {each.source.module}: {found}")
+        if encoding is not None and (reason := problem(encoding, shape)):
+            raise Refusal(f"has a quantization_config that does not fit {each.source.module}: {reason}")
 
 
 def _pattern(module: str) -> str:

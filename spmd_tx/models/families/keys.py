@@ -42,9 +42,9 @@ class ConfigKeys:
             raise Refusal(f"lacks the key {key!r}{self.of}")
         return self.raw[key]
 
-    def wrong(self, key: str, wanted: str) -> Refusal:
-        """Return the refusal of a value. ``wanted`` says which others are followed."""
-        return Refusal(f"sets {key}{self.of} to {shown(self.raw.get(key))}{wanted}")
+    def wrong(self, key: str, supported: str) -> Refusal:
+        """Return the refusal of a value. ``supported`` says which others are followed."""
+        return Refusal(f"sets {key}{self.of} to {shown(self.raw.get(key))}{supported}")
 
     def count(self, key: str, least: int = 1, most: int = MOST) -> int:
         """Return an integer, which must be there."""

@@ -144,8 +144,8 @@ def _clamp(trace: Trace, x: Tensor, min: Value | None = None, max: Value | None 
     """Clamp as torch does: at the bounds, the gradient is that of values within."""
     if min is None and max is None:
         raise LossProblem("it takes min, max or both")
-    given = [each for each in (min, max) if each is not None]
-    dtype = result_type(x, *given)
+    limits = [each for each in (min, max) if each is not None]
+    dtype = result_type(x, *limits)
 
     def run(array: Array, *bounds: Array) -> Array:
         low = bounds[0] if min is not None else None
@@ -154,7 +154,7 @@ def _clamp(trace: Trace, x: Tensor, min: Value | None = None, max: Value | None 
             array = jnp.where(array < low, low, array)
         return array if high is None else jnp.where(array > high, high, array)
 
-    return apply(trace, run, x, *given, dtype=dtype)
+    return apply(trace, run, x, *limits, dtype=dtype)
 
 
 def _where(trace: Trace, condition: Tensor, x: Value, other: Value) -> Tensor:
@@ -179,8 +179,8 @@ def _lerp(trace: Trace, x: Tensor, end: Tensor, weight: Value) -> Tensor:
 
 
 def _nan_to_num(trace: Trace, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
-    known = [each for each in (nan, posinf, neginf) if isinstance(each, Length | TracedNumber | Tensor)]
-    if known:
+    numbers = [each for each in (nan, posinf, neginf) if isinstance(each, Length | TracedNumber | Tensor)]
+    if numbers:
         raise LossProblem("its values must be plain numbers")
     if not x.is_floating:
         return x

@@ -118,8 +118,8 @@ def _interpret(loss: CheckedLoss, trace: Trace, inputs: Sequence[Array]) -> tupl
     for node in loss.nodes:
         trace.node = node.name
         arguments = {name: _resolve(value, values) for name, value in node.arguments.items()}
-        given = {name: value for name, value in arguments.items() if name not in _without_meaning(node)}
-        values[node.name] = FUNCTIONS[node.operation.name](trace, **given)
+        meaningful = {name: value for name, value in arguments.items() if name not in _without_meaning(node)}
+        values[node.name] = FUNCTIONS[node.operation.name](trace, **meaningful)
     trace.node = loss.loss
     result = values[loss.loss]
     if not isinstance(result, Tensor) or result.shape or not result.is_floating:

@@ -148,7 +148,7 @@ class LossLanes:
             lane = self._idle_lane(number)
             if lane is None:
                 for waiting, run in self._runs.items():
-                    if not run.told:
+                    if not run.reported:
                         self._tell(waiting, WAITING)
                 most = self._most_lanes if self._failed_starts < MOST_ENDS else 1
                 if len(self._lanes) < most and all(each.is_up for each in self._lanes):
@@ -158,7 +158,7 @@ class LossLanes:
             run = self._runs[number]
             lane.run, lane.since, lane.is_compiling = number, self._clock(), number not in lane.has_open
             lane.knows.add(hash(run.command.definition))
-            if run.told:
+            if run.reported:
                 self._tell(number, run.progress(lane.is_compiling))
             is_open = number in lane.has_open
             lane.order(
@@ -261,29 +261,29 @@ class LossLanes:
     def _lose(self, lane: _Lane) -> None:
         """End a process, or note that it ended. Its run is tried once more in another one."""
         self._lanes.remove(lane)
-        how = lane.process.end()
+        end = lane.process.end()
         if not lane.is_up:
             self._failed_starts += 1
             if self._failed_starts >= MOST_ENDS and not self._lanes:
                 for number in list(self._runs):
-                    problem = f"no process for custom losses could be started: it {how}"
+                    problem = f"no process for custom losses could be started: it {end}"
                     self._end(number, problem=problem, is_ours=True)
         if lane.run is None:
             return
         run = self._runs[lane.run]
         run.ends += 1
-        logger.warning("the process that ran custom loss %s %s", printed(run.name), how)
+        logger.warning("the process that ran custom loss %s %s", printed(run.name), end)
         if run.ends >= MOST_ENDS:
             problem = (
                 f"loss '{printed(run.name)}' has ended {MOST_ENDS} processes that ran it; the last one "
-                f"{how}. Perhaps it needs too much memory: send shorter datums, or keep its values smaller"
+                f"{end}. Perhaps it needs too much memory: send shorter datums, or keep its values smaller"
             )
             self._end(lane.run, problem=problem)
 
     def _tell(self, number: int, doing: str) -> None:
         run = self._runs[number]
-        if run.told != doing:
-            run.told = doing
+        if run.reported != doing:
+            run.reported = doing
             self._report(CustomLossNews, number=number, doing=doing)
 
     def _end(self, number: int, **outcome: Any) -> None:

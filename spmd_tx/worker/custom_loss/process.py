@@ -74,13 +74,13 @@ class LossProcess:
             self._tell(LossCompiling(job=job))
             opened.compile(piece)
             self._tell(LossCompiled(job=job))
-        found = opened.run(piece)
+        results = opened.run(piece)
         return Taken(
             job=job,
             datums=np.array(piece.datums, np.int64),
-            losses=found.losses_D,
-            metrics=found.metrics_DM,
-            gradients=np.concatenate([gradient.ravel() for gradient in found.gradients]),
+            losses=results.losses_D,
+            metrics=results.metrics_DM,
+            gradients=np.concatenate([gradient.ravel() for gradient in results.gradients]),
         )
 
 

@@ -119,10 +119,10 @@ class CustomLosses:
             gradients=[np.zeros(0)] * len(inputs),
         )
         for piece in opened.pieces:
-            found = opened.run(piece)
-            results.losses_D[piece.datums] = found.losses_D
-            results.metrics_DM[piece.datums] = found.metrics_DM
-            for datum, gradient in zip(piece.datums, found.gradients, strict=True):
+            piece_results = opened.run(piece)
+            results.losses_D[piece.datums] = piece_results.losses_D
+            results.metrics_DM[piece.datums] = piece_results.metrics_DM
+            for datum, gradient in zip(piece.datums, piece_results.gradients, strict=True):
                 results.gradients[datum] = gradient
         return results
 

@@ -203,8 +203,8 @@ def result_type(*values: Value) -> np.dtype:
 
 def _combine(higher: np.dtype | None, lower: np.dtype | None) -> np.dtype:
     if higher is None or lower is None:
-        found = lower if higher is None else higher
-        return np.dtype(np.bool_) if found is None else found
+        dtype = lower if higher is None else higher
+        return np.dtype(np.bool_) if dtype is None else dtype
     order = "bif"
     return lower if order.index(category(lower)) > order.index(category(higher)) else higher
 

@@ -65,8 +65,8 @@ class PeopleController(Controller):
         last = int(clock.now()) // HOUR_SECONDS * HOUR_SECONDS
         since = last - (min(max(hours, 1), MOST_HOURS) - 1) * HOUR_SECONDS
         async with services.database.reading() as db:
-            found = await _use(db, since)
-        return UseResponse(since, last + HOUR_SECONDS - 1, found[:MOST_ROWS], len(found) > MOST_ROWS)
+            entries = await _use(db, since)
+        return UseResponse(since, last + HOUR_SECONDS - 1, entries[:MOST_ROWS], len(entries) > MOST_ROWS)
 
 
 def _check_admin(access: Access) -> None:
@@ -79,10 +79,10 @@ async def _use(db: AsyncSession, since: int) -> list[HourOfUse]:
     sums = (func.sum(amount) for amount in AMOUNTS)
     groups = UsageRow.hour, UsageRow.owner
     query = select(*groups, *sums).where(UsageRow.hour >= since).group_by(*groups).order_by(*groups)
-    found = list[HourOfUse]()
+    entries = list[HourOfUse]()
     async for piece in in_pieces(db, query.limit(MOST_ROWS + 1), ROWS_AT_ONCE):
-        found += [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in piece]
-    return found
+        entries += [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in piece]
+    return entries
 
 
 def _shown(row: ApiKeyRow, caller: Caller, now: float) -> Key:

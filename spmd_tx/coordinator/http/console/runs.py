@@ -73,8 +73,8 @@ class RunsController(Controller):
         async def answer() -> RunsResponse:
             room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
             async with services.database.reading() as db:
-                wanted = query.offset(page.offset).limit(page.limit + 1)
-                async with aclosing(in_pieces(db, wanted, ROWS_AT_ONCE)) as pieces:
+                page_query = query.offset(page.offset).limit(page.limit + 1)
+                async with aclosing(in_pieces(db, page_query, ROWS_AT_ONCE)) as pieces:
                     async for model, session in (row async for piece in pieces for row in piece):
                         run = await _run(services, db, model, session) if len(shown) < page.limit else None
                         if run is None or not room.takes(run):
@@ -110,9 +110,9 @@ class RunsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return metrics as ``/training_runs/.../metrics`` does, as of the last news or later."""
-        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
-        key = "metrics", *wanted, services.queue.news.told
-        return _json(await services.shared_answers.get(key, lambda: _points(services, wanted)))
+        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
+        key = "metrics", *selection, services.queue.news.told
+        return _json(await services.shared_answers.get(key, lambda: _points(services, selection)))
 
 
 class RunMetricsController(Controller):
@@ -127,8 +127,8 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return the steps behind the one with the seq ``after``, and a client's own behind a number."""
-        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
-        return _json(await _points(services, wanted))
+        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
+        return _json(await _points(services, selection))
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -166,7 +166,7 @@ class StreamController(Controller):
         return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
-class _Wanted(NamedTuple):
+class _MetricsSelection(NamedTuple):
     """Selects metrics of a run."""
 
     run: str
@@ -175,12 +175,12 @@ class _Wanted(NamedTuple):
     limit: int  # of either
 
 
-async def _points(services: Services, wanted: _Wanted) -> bytes:
-    after, logged_after = (min(max(place, -1), MAX_OFFSET) for place in wanted[1:3])
-    most, size = min(max(wanted.limit, 1), MOST_POINTS), services.config.bounds.answer_bytes // 2
+async def _points(services: Services, selection: _MetricsSelection) -> bytes:
+    after, logged_after = (min(max(place, -1), MAX_OFFSET) for place in selection[1:3])
+    most, size = min(max(selection.limit, 1), MOST_POINTS), services.config.bounds.answer_bytes // 2
     async with services.database.reading() as db:
-        points = await metric_pages.points(db, wanted.run, after, most, size)
-        logged = await metric_pages.logged(db, wanted.run, logged_after, most, size)
+        points = await metric_pages.points(db, selection.run, after, most, size)
+        logged = await metric_pages.logged(db, selection.run, logged_after, most, size)
     answer = MetricsResponse(
         cast(list[MetricsPoint], points.entries),
         points.following,

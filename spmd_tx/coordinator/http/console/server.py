@@ -87,7 +87,7 @@ def _memory(plan: MemoryPlan) -> Memory:
 
 async def _suspects(services: Services) -> list[Suspect]:
     async with services.database.reading() as db:
-        found = await overview.suspects(db, MOST_SUSPECTS)
+        suspects = await overview.suspects(db, MOST_SUSPECTS)
     return [
         Suspect(
             id=each.row.id,
@@ -99,5 +99,5 @@ async def _suspects(services: Services) -> list[Suspect]:
             coordinator_losses=each.row.coordinator_losses,
             reason=each.row.given_up or each.row.never_again,
         )
-        for each in found
+        for each in suspects
     ]

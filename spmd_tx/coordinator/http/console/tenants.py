@@ -44,11 +44,11 @@ class WorkInWindow:
         for timed in (*self._ended, *self._open):
             by_owner[self._owners.get(timed.request.session_id, UNKNOWN)].append(timed)
         everybodys = sum(seconds.values()) or 1.0
-        found = [
+        tenants = [
             self._tenant(owner, timed, seconds.get(owner, 0.0) / everybodys)
             for owner, timed in by_owner.items()
         ]
-        return sorted(found, key=lambda tenant: (-tenant.device_share, tenant.owner))
+        return sorted(tenants, key=lambda tenant: (-tenant.device_share, tenant.owner))
 
     def queue(self) -> list[Unfinished]:
         """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
@@ -96,17 +96,17 @@ class WorkInWindow:
         )
 
     def _device_seconds(self) -> dict[str, float]:
-        found = defaultdict[str, float](float)
+        by_owner = defaultdict[str, float](float)
         for devices in self._devices.values():
             for (session_id, _), seconds in devices.by_line.items():
-                found[self._owners.get(session_id, UNKNOWN)] += seconds
-        return found
+                by_owner[self._owners.get(session_id, UNKNOWN)] += seconds
+        return by_owner
 
     def _tenant(self, owner: str, requests: Sequence[Timed], device_share: float) -> Tenant:
         unfinished = [each for each in requests if each.finished_at is None]
         waiting = sum(each.times.sent_at is None for each in unfinished)
         oldest = min((each.times.accepted_at for each in unfinished), default=None)
-        waits = [
+        wait_seconds = [
             each.times.sent_at - each.times.accepted_at for each in requests if each.times.sent_at is not None
         ]
         return Tenant(
@@ -115,8 +115,8 @@ class WorkInWindow:
             running=len(unfinished) - waiting,
             oldest_seconds=None if oldest is None else self._now - oldest,
             finished=sum(each.finished_at is not None for each in requests),
-            wait_median=median(waits) if waits else None,
-            wait_most=max(waits, default=None),
+            wait_median=median(wait_seconds) if wait_seconds else None,
+            wait_most=max(wait_seconds, default=None),
             tokens=sum(each.tokens or 0 for each in requests),
             device_share=device_share,
         )

@@ -43,27 +43,27 @@ class TimelineController(Controller):
         if math.isnan(seconds):
             raise InvalidRequest("seconds is not a number; name the length of the time to be shown")
         model = await access.model(run_id)
-        asked = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
+        length = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
 
         async def answer() -> RunTiming:
             until = clock.now()
             known_since = max(model.created_at, services.queue.recent.known_since)
-            window = max(until - asked, min(known_since, until - SLICE_SECONDS)), until
+            window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
             return await _timing(services, await _requests(services, model, window), window)
 
-        return await services.shared_answers.get_costly(("timing", model.id, asked), answer)
+        return await services.shared_answers.get_costly(("timing", model.id, length), answer)
 
 
 async def _requests(services: Services, model: ModelRow, window: Span) -> list[Timed]:
     """Find the requests of a run that were unfinished at some time in a window."""
     queue = services.queue
     in_window = [*queue.recent.ended_since(window[0]), *queue.at_work()]
-    found = [timed for timed in in_window if timed.request.session_id == model.session_id]
-    lines = {timed.request.line for timed in found}
+    requests = [timed for timed in in_window if timed.request.session_id == model.session_id]
+    lines = {timed.request.line for timed in requests}
     if lines - {model.id}:
         async with services.database.reading() as db:
             lines -= await _of_other_models(db, model, lines)
-    return [timed for timed in found if timed.request.line in lines]
+    return [timed for timed in requests if timed.request.line in lines]
 
 
 async def _of_other_models(db: AsyncSession, model: ModelRow, lines: Collection[str]) -> set[str]:
@@ -129,15 +129,15 @@ class _DeviceSeconds:
 
     def __init__(self, services: Services, lines: Collection[Line], window: Span) -> None:
         first, last = (int(moment // SLICE_SECONDS) for moment in window)
-        self._known = dict[int, tuple[float, float]]()
+        self._by_slice = dict[int, tuple[float, float]]()
         for number in range(first, last + 1):
             devices = services.queue.recent.devices(number * SLICE_SECONDS)
-            own = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
-            own = min(own, devices.total)  # lines may share a command
-            self._known[number] = own, devices.total - own
+            own_seconds = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
+            own_seconds = min(own_seconds, devices.total)  # lines may share a command
+            self._by_slice[number] = own_seconds, devices.total - own_seconds
 
     def __call__(self, at: float) -> tuple[float, float]:
-        return self._known.get(int(at // SLICE_SECONDS), (0.0, 0.0))
+        return self._by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))
 
 
 def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> TimedRequest:

@@ -58,18 +58,18 @@ class TokenTextCache:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._known: dict[int, tuple[str, list[int] | None]] = {}
+        self._cached: dict[int, tuple[str, list[int] | None]] = {}
 
     def __getitem__(self, token: int) -> tuple[str, list[int] | None]:
         """Return the text of a token, and its bytes if they are whole characters."""
-        found = self._known.get(token)
-        if found is None:
-            if len(self._known) >= MOST_TEXTS:
-                self._known.clear()
+        entry = self._cached.get(token)
+        if entry is None:
+            if len(self._cached) >= MOST_TEXTS:
+                self._cached.clear()
             text = self._decoder.decode([token], skip_special_tokens=False)
-            found = text, None if HALF_CHARACTER in text else list(text.encode())
-            self._known[token] = found
-        return found
+            entry = text, None if HALF_CHARACTER in text else list(text.encode())
+            self._cached[token] = entry
+        return entry
 
 
 @dataclass(frozen=True)

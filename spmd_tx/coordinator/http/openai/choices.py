@@ -96,9 +96,9 @@ class ChoiceProgress:
         """Return the next part that is new, of at most so many tokens, if there is one."""
         if sample is None or self.is_over:
             return None
-        first, known = self.sent, len(sample.tokens)
-        end = min(known, first + most)
-        stop_reason = sample.stop_reason if end == known else None
+        first, drawn = self.sent, len(sample.tokens)
+        end = min(drawn, first + most)
+        stop_reason = sample.stop_reason if end == drawn else None
         if end <= first and stop_reason is None:
             return None
         self.sent, self.is_over = max(first, end), stop_reason is not None

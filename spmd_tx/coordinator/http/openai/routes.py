@@ -85,9 +85,9 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Complete texts."""
         requests.check(data, await request.body())
-        given = requests.completion_prompts(data, services.limits)
-        tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
-        prompts = [each if isinstance(each, list) else next(tokens) for each in given]
+        inputs = requests.completion_prompts(data, services.limits)
+        tokens = iter(await services.prompt_texts.tokens([each for each in inputs if isinstance(each, str)]))
+        prompts = [each if isinstance(each, list) else next(tokens) for each in inputs]
         return await _answer(await _begin(data, prompts, services, access), request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
@@ -113,11 +113,11 @@ async def _begin(
 ) -> CompletionCall:
     sampler = await services.implicit_samplers.of(request.model, access)
     text = await services.text.get()
-    wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
-    tokens = sum(most_tokens(each, services.max_context) for each in wanted)
+    samples = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
+    tokens = sum(most_tokens(each, services.max_context) for each in samples)
     echoes = prompts if _echoes(request) else None
-    async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
-        stream = await submit_samples(services, sampler, wanted, access.caller.owner, echoes)
+    async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
+        stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
@@ -126,7 +126,7 @@ async def _begin(
         texts=TokenTextCache(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
-        width=wanted[0].topk_sample_logprobs or 0,
+        width=samples[0].topk_sample_logprobs or 0,
     )
     stops = requests.stop_strings(request)
     choices, has_offsets = list[ChoiceProgress](), is_completion and answering.has_logprobs

@@ -111,7 +111,7 @@ class SampleStream:
         for place, choice in enumerate(choices):
             if choice.is_over:
                 continue
-            sample = await self._known(*divmod(place, per_request))
+            sample = await self._current_sample(*divmod(place, per_request))
             while part := choice.take(sample, self._most_per_part):
                 piece.append(part)
                 cost += part.cost
@@ -121,7 +121,7 @@ class SampleStream:
         if piece:
             yield piece
 
-    async def _known(self, request: int, index: int) -> PartialSample | None:
+    async def _current_sample(self, request: int, index: int) -> PartialSample | None:
         request_id = self.request_ids[request]
         if not self._outcomes[request].done():
             return None if self._echoes else self._watch.samples.get((request_id, index))
@@ -168,15 +168,11 @@ class SampleStream:
 
 
 async def submit_samples(
-    services: Services,
-    sampler: ImplicitSampler,
-    wanted: Sequence[SampleRequest],
-    owner: str,
-    echoes: Echoes,
+    services: Services, sampler: ImplicitSampler, samples: Sequence[SampleRequest], owner: str, echoes: Echoes
 ) -> SampleStream:
     """Submit sample requests, all or none. ``echoes`` as in SampleStream."""
     accepted = await asyncio.gather(
-        *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
+        *(_submit(services, sampler, sample) for sample in samples), return_exceptions=True
     )
     request_ids = [each for each in accepted if isinstance(each, str)]
     for error in accepted:
@@ -184,13 +180,13 @@ async def submit_samples(
             for request_id in request_ids:
                 services.scheduler.cancel(request_id)
             raise error
-    return SampleStream(services, owner, request_ids, wanted[0].topk_sample_logprobs or 0, echoes)
+    return SampleStream(services, owner, request_ids, samples[0].topk_sample_logprobs or 0, echoes)
 
 
-async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:
+async def _submit(services: Services, sampler: ImplicitSampler, request: SampleRequest) -> str:
     row, number = sampler.row, next(sampler.numbers)
     sample = msgspec.structs.replace(
-        wanted,
+        request,
         sampling_session_id=row.id,
         seq_id=number,
         model_path=row.model_path,

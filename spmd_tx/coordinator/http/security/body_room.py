@@ -143,15 +143,15 @@ class BodyRoom:
     def _ask_for_room(self, place: BodyShare) -> None:
         """Make bodies of owners with more than an even share yield, slowest first, to an owner with less."""
         share = self.capacity // len(self._owners.keys() | {each.owner for each in self._waiting})
-        wanted = min(place.missing, share - self._held_by(place.owner)) - self.free
+        shortage = min(place.missing, share - self._held_by(place.owner)) - self.free
         excess = {name: owner.held - share for name, owner in self._owners.items()}
         coming = [each for owner in self._owners.values() for each in owner.places if not each.is_whole]
         for each in sorted(coming, key=self._pace):
-            if wanted <= 0:
+            if shortage <= 0:
                 return
             if excess[each.owner] > 0:
                 excess[each.owner] -= each.held
-                wanted -= each.held
+                shortage -= each.held
                 each.give_up()
 
     def _pace(self, place: BodyShare) -> float:

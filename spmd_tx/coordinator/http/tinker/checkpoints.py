@@ -163,10 +163,10 @@ class CheckpointsController(Controller):
         """List the checkpoints of a run, which may have outlived it. A cursor says where more begin."""
         checkpoint_paths.check_name("a training run", run_id)
         room = PageRoom(services.config.bounds.answer_bytes)
-        found = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
-        if not found.checkpoints and not (found.cursor and found.cursor.total_count):
+        page = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
+        if not page.checkpoints and not (page.cursor and page.cursor.total_count):
             await access.model(run_id)
-        return found
+        return page
 
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
     async def delete_checkpoint(

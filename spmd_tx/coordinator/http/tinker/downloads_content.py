@@ -32,20 +32,20 @@ class ContentPart(NamedTuple):
 
 def is_known(headers: Mapping[str, str], etag: str) -> bool:
     """Return whether the client has this content already (If-None-Match)."""
-    known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
-    return etag in known or "*" in known
+    etags = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
+    return etag in etags or "*" in etags
 
 
-def wanted(headers: Mapping[str, str], etag: str, size: int) -> ByteRange | None:
+def requested_range(headers: Mapping[str, str], etag: str, size: int) -> ByteRange | None:
     """Return the byte range that a client asks for, empty if it lies behind the end; None for everything.
 
     A client also gets everything if it has a part of another version (If-Range), or asks for several ranges,
     which a server may ignore.
     """
-    found = RANGE.fullmatch(headers.get("range", ""))
-    if found is None or headers.get("if-range", etag) != etag:
+    match = RANGE.fullmatch(headers.get("range", ""))
+    if match is None or headers.get("if-range", etag) != etag:
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     if not first and not last:
         return None
     if not first:

@@ -162,10 +162,10 @@ class SessionsController(Controller):
         """Return a session with the IDs of its training runs and samplers, oldest first."""
         most = services.config.bounds.answer_bytes // BYTES_OF_ID
         session = await access.session(session_id)
-        found = await listings.session(services.database, session, offset, most)
+        response = await listings.session(services.database, session, offset, most)
         is_open = not services.catalog.has_ended(session_id)
         silent_seconds = services.catalog.silent_seconds(session_id)
-        return msgspec.structs.replace(found, is_open=is_open, silent_seconds=silent_seconds)
+        return msgspec.structs.replace(response, is_open=is_open, silent_seconds=silent_seconds)
 
     @put("/sessions/{session_id:str}/project")
     async def set_project(

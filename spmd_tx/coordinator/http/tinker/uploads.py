@@ -108,15 +108,15 @@ def _sent(headers: dict[str, str]) -> Sent | int:
     text = headers.get("content-range")
     if text is None:
         return Sent(total=int(length) if length.isdigit() else None, md5=md5)
-    found = RANGE.fullmatch(text)
-    if found is None:
+    match = RANGE.fullmatch(text)
+    if match is None:
         raise InvalidRequest(
             f"Content-Range is {text!r}; send 'bytes FIRST-LAST/TOTAL', or 'bytes */TOTAL' to ask"
         )
-    total = int(found["total"])
-    if found["first"] is None:
+    total = int(match["total"])
+    if match["first"] is None:
         return total
-    first, last = int(found["first"]), int(found["last"])
+    first, last = int(match["first"]), int(match["last"])
     if not first <= last < total:
         raise InvalidRequest(f"Content-Range is {text!r}; it must be first <= last < total")
     if length.isdigit() and int(length) != last - first + 1:
