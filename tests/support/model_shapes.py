@@ -1,9 +1,11 @@
 """Lists the shapes of models for tests and benchmarks: real and tiny ones."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.maps import AdapterGroup
+from spmd_tx.models.declared.model import FACTORS, Model
 from spmd_tx.models.declared.plain import PlainSizes
 from spmd_tx.models.declared.rope import Rope
 
@@ -32,6 +34,16 @@ def resized(model: Model, **sizes: Any) -> Model:
         "its sizes do not say it all"
     )
     return replace(PlainSizes(**same | sizes).model(), expert_lora=model.expert_lora)
+
+
+def adapter_numbers(model: Model) -> dict[AdapterGroup, int]:
+    """Count the numbers of an adapter for a rank of 1, by the flags that train them."""
+    totals: dict[AdapterGroup, int] = {"attn": 0, "mlp": 0, "unembed": 0}
+    for each in model.adapted.values():
+        assert each.map.group is not None
+        of_a, of_b = (math.prod(each.lead(factor)) for factor in FACTORS)
+        totals[each.map.group] += of_a * each.map.width_in + of_b * each.map.width_out
+    return totals
 
 
 QWEN3_8B = PlainSizes(

@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -23,6 +22,7 @@ from spmd_tx.coordinator.wire.checkpoints import (
     TrainingRun,
     TrainingRunsResponse,
 )
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.coordinator.wire.page_room import PageRoom
 from spmd_tx.coordinator.wire.sessions import SessionResponse, SessionsResponse, as_texts
 
@@ -213,7 +213,7 @@ async def _training_runs(db: AsyncSession, query: "Select[*tuple[Any, ...]]") ->
                 model_owner=owner,
                 is_lora=model.rank > 0,
                 lora_rank=model.rank,
-                last_request_time=_rfc3339(last_request_time or model.created_at),
+                last_request_time=write_moment(last_request_time or model.created_at),
                 corrupted=False,
                 last_checkpoint=checkpoints.get(weights or 0),
                 last_sampler_checkpoint=checkpoints.get(sampler_weights or 0),
@@ -225,15 +225,11 @@ def on_the_wire(row: CheckpointRow) -> Checkpoint:
     return Checkpoint(
         checkpoint_id=f"{row.kind}/{row.name}",
         checkpoint_type=TYPES[row.kind],
-        time=_rfc3339(row.created_at),
+        time=write_moment(row.created_at),
         tinker_path=row.tinker_path,
         size_bytes=row.size_bytes,
         public=row.is_public,
         user_metadata=as_texts(row.user_metadata),
-        expires_at=None if row.expires_at is None else _rfc3339(row.expires_at),
+        expires_at=None if row.expires_at is None else write_moment(row.expires_at),
         base_model=row.base_model,
     )
-
-
-def _rfc3339(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -88,13 +88,3 @@ class DeltaRule:
         """
         memory = 4 * self.v_heads * self.k_width * self.v_width
         return memory + input_bytes * (self.taps - 1) * self.channels
-
-    def flops_per_token(self, chunk: int) -> int:
-        """Return the operations per token of a layer without its linear maps, read in chunks.
-
-        Two products of a chunk with itself per head of keys; per head of values three with the state and two
-        within the chunk, and the inverse.
-        """
-        per_key_head = 4 * chunk * self.k_width
-        per_value_head = 6 * self.k_width * self.v_width + 4 * chunk * self.v_width + 2 * chunk * chunk
-        return self.k_heads * per_key_head + self.v_heads * per_value_head

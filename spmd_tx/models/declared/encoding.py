@@ -89,12 +89,6 @@ BASE_DTYPES: dict[str, DeviceEncoding] = {
 }
 
 
-def stored_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a matrix [..., out, in] with its scales."""
-    sizes = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4}
-    return sum(math.prod(part.shape) * sizes[part.dtype] for part in encoding.parts("", shape))
-
-
 def problem(encoding: Encoding, shape: tuple[int, ...]) -> str | None:
     """Say why a matrix of this shape cannot be encoded so, or return None."""
     if not isinstance(encoding, Fp8Blocks) and shape[-1] % encoding.group:

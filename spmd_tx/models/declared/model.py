@@ -1,6 +1,5 @@
 """The model: its stack of layers, what surrounds them, and what devices keep of it."""
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
-from spmd_tx.models.declared.maps import AdapterGroup, Map, TensorSource, linear
+from spmd_tx.models.declared.maps import Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.unread import Unread
 
@@ -44,12 +43,6 @@ class Adapted:
         is_shared = self.layout == "shared-outer" and factor == self.map.outer_factor
         many = (self.map.experts,) if self.map.experts and not is_shared else ()
         return (len(self.numbers), *many)
-
-    @property
-    def numbers_per_rank(self) -> int:
-        """How many numbers both factors have for a rank of 1."""
-        of_a, of_b = (math.prod(self.lead(factor)) for factor in FACTORS)
-        return of_a * self.map.width_in + of_b * self.map.width_out
 
 
 @dataclass(frozen=True)
@@ -166,15 +159,6 @@ class Model:
         }
         head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
         return adapted | {HEAD: Adapted(head, None, self.expert_lora)}
-
-    @property
-    def adapter_numbers(self) -> dict[AdapterGroup, int]:
-        """How many numbers an adapter has for a rank of 1, by the flags that train them."""
-        totals: dict[AdapterGroup, int] = {"attn": 0, "mlp": 0, "unembed": 0}
-        for each in self.adapted.values():
-            assert each.map.group is not None
-            totals[each.map.group] += each.numbers_per_rank
-        return totals
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

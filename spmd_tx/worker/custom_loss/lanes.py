@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import printed
@@ -46,17 +46,6 @@ MOST_ENDS = 2  # process failures allowed, in one run or at the start
 WAITING = "waiting for a process that runs custom losses"
 
 
-@runtime_checkable
-class Process(Protocol):
-    """Defines a process that runs losses, and the pipe to it."""
-
-    pipe: Any
-
-    def end(self) -> str:
-        """Kill it if it is alive; return how it ended."""
-        ...
-
-
 class ChildProcess:
     """Starts and ends a process that runs process.py."""
 
@@ -72,6 +61,7 @@ class ChildProcess:
             )
 
     def end(self) -> str:
+        """Kill it if it is alive; return how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)  # it may be about to exit by itself
         self._process.kill()
@@ -84,7 +74,7 @@ class ChildProcess:
 class _Lane:
     """Holds one process and its current run."""
 
-    process: Process
+    process: ChildProcess
     since: float  # when its present phase began
     is_up: bool = False
     is_compiling: bool = False
@@ -102,7 +92,7 @@ class LossLanes:
 
     def __init__(
         self,
-        start: Callable[[], Process],
+        start: Callable[[], ChildProcess],
         lanes: int,
         report: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,

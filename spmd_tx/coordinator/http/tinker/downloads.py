@@ -1,7 +1,6 @@
 """Routes to download checkpoints: signed links for an API key, and the files behind the links."""
 
 import time
-from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
 from pathlib import PurePosixPath
@@ -32,6 +31,7 @@ from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.errors import InvalidRequest, NotFound
 
 PREFIX = "/api/v1"
@@ -55,11 +55,11 @@ class DownloadsController(Controller):
         checkpoint = await _readable(access, address)
         if address.kind != EXTERNAL_WEIGHTS:
             raise InvalidRequest(f"{address} is not an export; download one made by save_weights_external")
-        expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
+        expires = write_moment(int(time.time() + LIFETIME_SECONDS))
         files = sorted(checkpoint.manifest.files)
         links = {file: _link(request, services, access, checkpoint, FILES, file) for file in files}
         await _note_reading(services, access, checkpoint)
-        return ExternalWeightsUrlsResponse(links, expires.isoformat())
+        return ExternalWeightsUrlsResponse(links, expires)
 
     @get(CHECKPOINT + "/archive")
     async def archive(

@@ -1,7 +1,6 @@
 """Routes to upload weights: start, a signed URL for each file, and finish."""
 
 import re
-from datetime import UTC, datetime
 
 from litestar import Controller, Request, Response, post, put
 from litestar.enums import MediaType
@@ -20,6 +19,7 @@ from spmd_tx.coordinator.wire.checkpoints import (
     ExternalWeightsUploadStartRequest,
     ExternalWeightsUploadStartResponse,
 )
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.errors import InvalidRequest
 
 PREFIX = "/api/v1"
@@ -61,7 +61,7 @@ class UploadsController(Controller):
             )
             for file in upload.most_bytes
         }
-        expires = datetime.fromtimestamp(upload.expires_at, UTC).isoformat()
+        expires = write_moment(upload.expires_at)
         return ExternalWeightsUploadStartResponse(upload.id, urls, expires)
 
     @put(
