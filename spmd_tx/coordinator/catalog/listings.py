@@ -18,6 +18,7 @@ from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, SAMPLER_
 from spmd_tx.coordinator.wire.checkpoints import (
     Checkpoint,
     CheckpointsResponse,
+    CheckpointType,
     Cursor,
     TrainingRun,
     TrainingRunsResponse,
@@ -37,7 +38,11 @@ Entry = TypeVar("Entry", bound=msgspec.Struct)
 
 AccessScope = Literal["owned", "accessible"]
 
-TYPES = {WEIGHTS: "training", SAMPLER_WEIGHTS: "sampler", EXTERNAL_WEIGHTS: "external"}
+TYPES: dict[str, CheckpointType] = {
+    WEIGHTS: "training",
+    SAMPLER_WEIGHTS: "sampler",
+    EXTERNAL_WEIGHTS: "external",
+}
 
 
 class ListingPage(NamedTuple):

@@ -9,6 +9,8 @@ from spmd_tx.coordinator.wire.moments import Moment
 from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner
 from spmd_tx.coordinator.wire.training import LoraConfig
 
+CheckpointType = Literal["training", "sampler", "external"]
+
 
 class SaveWeightsExternalRequest(msgspec.Struct, frozen=True):
     model_id: str
@@ -71,7 +73,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 class Checkpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str  # "weights/NAME"
-    checkpoint_type: str  # "training", "sampler" or "external"
+    checkpoint_type: CheckpointType
     time: str  # RFC 3339
     tinker_path: str
     size_bytes: int | None = None
@@ -91,7 +93,7 @@ class CheckpointSearchCursor(msgspec.Struct, frozen=True):
 class CheckpointSearchRequest(msgspec.Struct, frozen=True):
     project_ids: list[Text] | None = None
     user_metadata: dict[str, str] = {}  # all of them must be those of the checkpoint
-    checkpoint_type: Literal["training", "sampler", "external"] | None = None
+    checkpoint_type: CheckpointType | None = None
     owner: SearchOwner = OwnSearchOwner()
     base_models: list[Text] | None = None  # an empty list matches nothing
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50

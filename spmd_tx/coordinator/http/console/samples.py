@@ -23,12 +23,12 @@ from spmd_tx.coordinator.requests.runs.sample_log import Logged
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
-    Sample,
     SampledRequest,
     SampleGroup,
+    SampleOfGroup,
     SamplesPage,
     ShortSample,
-    TokenTexts,
+    TokenizedText,
 )
 
 MOST_REQUESTS = 50  # of a page
@@ -187,15 +187,15 @@ def weights(sampler: SamplerRow) -> str | None:
     return "newest weights" if sampler.inflight else f"version {sampler.id.rpartition(':')[2]}"
 
 
-def _with_texts(part: Part, texts: list[str]) -> TokenTexts:
+def _with_texts(part: Part, texts: list[str]) -> TokenizedText:
     logprobs = None if part.logprobs is None else [_rounded(each) for each in part.logprobs]
-    return TokenTexts(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
+    return TokenizedText(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
 
 
-def _sample(sample: _SampleOfRequest, content: TokenTexts) -> Sample:
+def _sample(sample: _SampleOfRequest, content: TokenizedText) -> SampleOfGroup:
     (row, _), place, answer = sample
     at, mean = row.finished_at or 0.0, _rounded(answer.mean_logprob)
-    return Sample(row.id, place, at, answer.stop_reason, mean, content)
+    return SampleOfGroup(row.id, place, at, answer.stop_reason, mean, content)
 
 
 def _excerpt(text: str, part: Part) -> Excerpt:

@@ -12,11 +12,11 @@ from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.console.server_page import (
     CompiledProgram,
+    DeviceMemory,
     Disk,
     Generation,
-    Memory,
     MemoryUse,
-    Programs,
+    ProgramProgress,
     ServerPage,
     Suspect,
 )
@@ -72,17 +72,17 @@ async def _page(services: Services) -> ServerPage:
     )
 
 
-def _programs(services: Services) -> Programs:
+def _programs(services: Services) -> ProgramProgress:
     now = services.health.programs
     recent = [CompiledProgram(*each) for each in reversed(services.health.record.programs)]
     if now is None:
-        return Programs(0, 0, None, recent)
-    return Programs(now.ready, now.planned, now.compiling, recent)
+        return ProgramProgress(0, 0, None, recent)
+    return ProgramProgress(now.ready, now.planned, now.compiling, recent)
 
 
-def _memory(plan: MemoryPlan) -> Memory:
+def _memory(plan: MemoryPlan) -> DeviceMemory:
     uses = [MemoryUse(*each) for each in memory_plan.uses(plan)]
-    return Memory(plan.device_bytes, uses, memory_plan.choices(plan))
+    return DeviceMemory(plan.device_bytes, uses, memory_plan.choices(plan))
 
 
 async def _suspects(services: Services) -> list[Suspect]:

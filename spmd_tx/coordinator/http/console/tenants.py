@@ -10,7 +10,7 @@ from sqlalchemy import select
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.runs.recent import SLICE_SECONDS, Timed
 from spmd_tx.coordinator.storage.tables import SessionRow
-from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, Unfinished
+from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, UnfinishedRequest
 
 TRAINING = frozenset({"forward", "forward_backward"})
 KEYS_PER_QUERY = 500
@@ -50,7 +50,7 @@ class WorkInWindow:
         ]
         return sorted(tenants, key=lambda tenant: (-tenant.device_share, tenant.owner))
 
-    def queue(self) -> list[Unfinished]:
+    def queue(self) -> list[UnfinishedRequest]:
         """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
         return [self._unfinished(timed) for timed in self._open[:MOST_UNFINISHED]]
 
@@ -83,9 +83,9 @@ class WorkInWindow:
                 for session, owner in await db.execute(select(SessionRow.id, SessionRow.owner).where(some)):
                     self._owners[session] = owner
 
-    def _unfinished(self, timed: Timed) -> Unfinished:
+    def _unfinished(self, timed: Timed) -> UnfinishedRequest:
         request, times = timed.request, timed.times
-        return Unfinished(
+        return UnfinishedRequest(
             id=request.id,
             kind=request.kind,
             line=request.line,

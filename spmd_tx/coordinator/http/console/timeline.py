@@ -19,7 +19,7 @@ from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, Segment, Span
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
-from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
+from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, TimedRequest, TimeSlice
 from spmd_tx.errors import InvalidRequest
 
 DEFAULT_SECONDS = 300.0
@@ -87,7 +87,7 @@ class _Shares(NamedTuple):
     """Holds what is computed of a window."""
 
     staged: list[tuple[Timed, list[Segment]]]
-    slices: list[time_shares.TimeSlice]
+    slices: list[TimeSlice]
 
 
 async def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
@@ -109,7 +109,7 @@ async def _timing(services: Services, requests: Sequence[Timed], window: Span) -
             for cause in time_shares.largest_first(seconds)
             if seconds[cause] > 0
         ],
-        slices=[TimeSlice(each.at, {**each.seconds}) for each in slices],
+        slices=slices,
         requests=[_shown(*each, reasons.get(each[0].request.id)) for each in shown],
         is_cut=len(staged) > len(shown),
     )
@@ -148,7 +148,7 @@ def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> Timed
         kind=request.kind,
         line=request.line,
         seq_id=request.seq_id,
-        stages=[Stage(*stage) for stage in stages],
+        stages=[*stages],
         state=state,
         tokens=timed.tokens,
         reason=reason,

@@ -21,6 +21,11 @@ export function mark(value: number, decimals: number): string {
   return minus(value.toFixed(Math.min(6, decimals)));
 }
 
+/** How many decimals the longest of some marks needs: two for 0, 0.25 and 0.5. */
+export function decimals(marks: number[]): number {
+  return Math.max(...marks.map((value) => (String(Number(value.toPrecision(8))).split(".")[1] ?? "").length));
+}
+
 export function ago(at: number | null, now = Date.now() / 1000): string {
   if (at === null) return "–";
   const seconds = Math.max(0, now - at);
@@ -28,7 +33,11 @@ export function ago(at: number | null, now = Date.now() / 1000): string {
 }
 
 export function duration(seconds: number): string {
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]] as const) {
+  for (const [size, unit] of [
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+  ] as const) {
     if (seconds >= size) return `${(seconds / size).toFixed(seconds < 10 * size ? 1 : 0).replace(".0", "")} ${unit}`;
   }
   return `${Math.round(seconds)} s`;
