@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.paged.attention import paged_attention, takes
 from spmd_tx.models.attention.window_ring import page_of
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import AXES, DATA, TP
 
 LAYERS, LAYER = 2, 1
@@ -25,7 +26,7 @@ SEVERAL = 70  # tokens of a row that come at once
 MOST_ERROR = 0.1  # as for attention to rows
 
 
-def problem_of(name: str, sizes: Any) -> str | None:
+def problem_of(kernels: Kernels, sizes: Any) -> str | None:
     """Say why an implementation must not be used for these sizes (self_test.Sizes); None if it is correct.
 
     It must be close to the reference, give the same bits twice, and the same for a row whatever the others
@@ -33,19 +34,19 @@ def problem_of(name: str, sizes: Any) -> str | None:
     """
     for window in sizes.windows:
         page_size = page_of(window) if window else sizes.page_size
-        if not takes(name, sizes.head_dim, page_size):
+        if not takes(kernels.pages, sizes.head_dim, page_size):
             continue
-        problem = _problem_in(window, name, msgspec.structs.replace(sizes, page_size=page_size))
+        problem = _problem_in(window, kernels, msgspec.structs.replace(sizes, page_size=page_size))
         if problem is not None:
             return f"{problem} in a window of {window} tokens" if window else problem
     return None
 
 
-def _problem_in(window: int, name: str, sizes: Any) -> str | None:
+def _problem_in(window: int, kernels: Kernels, sizes: Any) -> str | None:
     sight = sight_of(window, sizes)
     run, reference = (
         implementation(each, sizes.device, keeps_values=sizes.keeps_values, **sight)
-        for each in (name, "reference")
+        for each in (kernels, Kernels(pages="reference"))
     )
     for tokens in (1, SEVERAL):
         q, pools, tables, positions = inputs(sizes, tokens, window)
@@ -91,7 +92,7 @@ def inputs(
 
 
 def implementation(
-    name: str, device: int, *, keeps_values: bool = True, **sight: Any
+    kernels: Kernels, device: int, *, keeps_values: bool = True, **sight: Any
 ) -> Callable[..., Array]:
     """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map.
 
@@ -104,7 +105,7 @@ def implementation(
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
     def attend(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
         pools = keys, values if keeps_values else None
-        return paged_attention(name, q, pools, jnp.int32(LAYER), tables, positions, **sight)
+        return paged_attention(kernels, q, pools, jnp.int32(LAYER), tables, positions, **sight)
 
     return attend
 

@@ -101,6 +101,6 @@ def test_ways_are_tried_where_one_process_has_all_devices(tp, processes, expecte
     assert ways_for(tp, processes) == expected
 
 
-def test_a_name_that_is_no_way_has_no_options():
-    assert options_of("auto") == options_of("reference") == options_of("plain") == {}
+def test_the_plain_way_has_no_options():
+    assert options_of("plain") == {}
     assert options_of("one-shot") == ONE_SHOT

@@ -13,7 +13,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.attention.paged.queries import LOWEST, result
+from spmd_tx.models.attention.paged.queries import LOWEST
+from spmd_tx.models.pallas import all_of, output, triton_call
 
 Found = tuple[
     Array, Array, Array
@@ -73,16 +74,16 @@ def combined(
                 sum_QH += load(sum_ref, part, columns) * share_Q[:, None]
             y_ref[row, head, its, columns] = (sum_QH / total_Q[:, None]).astype(y_ref.dtype)
 
-    whole = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in arrays]
     shape = (rows, heads, count, sum_UBKRE.shape[4])
-    call = pl.pallas_call(
+    call = triton_call(
         kernel,
-        out_shape=result(shape, dtype, sum_UBKRE),
-        grid=(count // queries, heads, rows),
-        in_specs=whole,
-        out_specs=pl.BlockSpec(shape, lambda *_: (0,) * 4),
-        compiler_params=None if interpret else plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
+        warps=4,
+        stages=1,
+        out_shape=output(shape, dtype, sum_UBKRE),
+        grid=(count // queries, heads, rows),
+        in_specs=[all_of(x.shape) for x in arrays],
+        out_specs=all_of(shape),
         name="combine_parts",
     )
     numbers = sum_UBKRE[0].size
