@@ -1,5 +1,6 @@
 """What Pallas kernels have in common: their calls, results, blocks, and products with sums in fp32."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,10 +9,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 
+from spmd_tx.hlo.hints import costs
+
 
 def triton_call(
     kernel: Any, *, interpret: bool, warps: int, stages: int | None = None, **options: Any
-) -> Any:
+) -> Callable[..., Any]:
     """Return the call of a kernel on NVIDIA GPUs, or with ``interpret`` as a plain XLA program.
 
     ``options`` are those of pl.pallas_call.
@@ -20,6 +23,17 @@ def triton_call(
 
     parameters = None if interpret else plgpu.CompilerParams(num_warps=warps, num_stages=stages)
     return pl.pallas_call(kernel, compiler_params=parameters, interpret=interpret, **options)
+
+
+def run_triton(kernel: Any, arrays: Sequence[Array], flops: int, moved: int, **options: Any) -> Any:
+    """Run a kernel that does so many operations, and moves so many bytes; ``options`` as in triton_call.
+
+    Unless they say otherwise, every program sees whole arrays.
+    """
+    options.setdefault("in_specs", [all_of(array.shape) for array in arrays])
+    options.setdefault("out_specs", jax.tree.map(lambda each: all_of(each.shape), options["out_shape"]))
+    with jax.named_scope(costs(flops, moved)):
+        return triton_call(kernel, **options)(*arrays)
 
 
 def all_of(shape: tuple[int, ...]) -> pl.BlockSpec:

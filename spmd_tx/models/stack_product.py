@@ -12,15 +12,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
 from spmd_tx.models.adapters.lora import ApplyLora, Lora
-from spmd_tx.models.pallas import all_of, dot, output, power_in, triton_call
+from spmd_tx.models.pallas import all_of, dot, output, power_in, run_triton
 
 LEAST_ROWS, MOST_ROWS = 16, 256  # of a call; more rows are limited by arithmetic
 BLOCK_ROWS = 128  # rows that a program computes
@@ -96,8 +94,13 @@ def stack_product(
             y_BO = lax.fori_loop(jnp.int32(0), turns, partial(add, *plus_refs, 0, its), y_BO)
         y_ref[...] = y_BO.astype(y_ref.dtype)
 
-    call = triton_call(
+    numbers = sum(array.size for array in arrays[::2]) + sum(array[0].size for array in arrays[1::2])
+    moved = numbers * x_BI.dtype.itemsize + parts * rows * width * jnp.dtype(dtype).itemsize
+    y_UBO = run_triton(
         kernel,
+        (layer[None], *arrays),
+        2 * rows * width * sum(x.shape[1] for x in arrays[::2]),
+        moved,
         interpret=interpret,
         warps=tile.warps,
         stages=tile.ahead,
@@ -107,10 +110,6 @@ def stack_product(
         out_specs=pl.BlockSpec((None, block, columns), lambda *at: (at[-1], _block(at), at[-2])),
         name="stack_product",
     )
-    numbers = sum(array.size for array in arrays[::2]) + sum(array[0].size for array in arrays[1::2])
-    moved = numbers * x_BI.dtype.itemsize + parts * rows * width * jnp.dtype(dtype).itemsize
-    with jax.named_scope(costs(2 * rows * width * sum(x.shape[1] for x in arrays[::2]), moved)):
-        y_UBO = call(layer[None], *arrays)
     return jnp.sum(y_UBO, axis=0).astype(x_BI.dtype)[:count] if parts > 1 else y_UBO[0, :count]
 
 

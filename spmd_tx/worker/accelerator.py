@@ -22,7 +22,7 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
-from spmd_tx.worker.kernel_choices import settle, settle_experts
+from spmd_tx.worker.kernel_choices import settle
 from spmd_tx.worker.self_tests.attention import Sizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.process import run_self_test
@@ -62,15 +62,13 @@ def prepare_accelerator(
     progress("trying attention to pages")
     of_pages = settle(folder, choice.flags, page_sizes_of(setup, model, platform, sizes), try_one)
     progress("trying kernels of products and sums")
-    of_experts = expert_sizes_of(setup, model, sizes.device)
-    are_right = settle_experts(folder, choice.flags, of_experts, try_one)
-    products = PALLAS[platform] if are_right else "reference"
-    kernels = Kernels(platform, choice.attention, of_pages.attention, products)
+    of_experts = settle(folder, choice.flags, expert_sizes_of(setup, model, platform, sizes.device), try_one)
+    kernels = Kernels(platform, *(each.implementation for each in (choice, of_pages, of_experts)))
     if is_gpu:
         ways = decode_sizes_of(setup, model, device_ids, kernels.pages)
         if ways.implementations != [PLAIN]:
             progress("trying ways to run a decode")
-            way = settle(folder, choice.flags, ways, try_one).attention
+            way = settle(folder, choice.flags, ways, try_one).implementation
             kernels = msgspec.structs.replace(kernels, decode=way)
         os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
     return msgspec.structs.replace(setup, kernels=kernels)
@@ -126,13 +124,14 @@ def page_sizes_of(setup: Setup, model: Model, platform: Platform, sizes: Sizes) 
     )
 
 
-def expert_sizes_of(setup: Setup, model: Model, device: int) -> ExpertSizes:
+def expert_sizes_of(setup: Setup, model: Model, platform: Platform, device: int) -> ExpertSizes:
     """Return the sizes of a mixture's experts on one device, or else of two layers."""
     channels = (place.layer.channel for place in model.places)
     mixture = next((channel for channel in channels if isinstance(channel, Mixture)), None)
     packed = [each.kept for each in model.packed if each.experts]
     linear = model.stateful
     return ExpertSizes(
+        [PALLAS[platform], "reference"],
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
         inner=(model.d_ff if mixture is None else mixture.width) // setup.tp,

@@ -22,10 +22,8 @@ from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.experts import product
 from spmd_tx.protocol.kernels import Kernels, Platform, references
 from spmd_tx.worker.decode_ways import WAYS
-from spmd_tx.worker.self_tests.attention import Sizes, Verdict
-from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.process import AnySizes, RunSelfTest
-from spmd_tx.worker.self_tests.products import ExpertSizes
+from spmd_tx.worker.self_tests.verdict import Verdict
 from spmd_tx.worker.xla_flags import unknown_flags
 
 # The implementations of each task, the fastest first.
@@ -40,15 +38,16 @@ log = logging.getLogger(__name__)
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Holds the XLA flags and the attention that a worker uses, or how it runs a decode."""
+    """Holds XLA flags, and the implementation that is right with them."""
 
     flags: list[str]
-    attention: str  # or another implementation
+    implementation: str
 
 
-def settle(folder: str, flags: Sequence[str], sizes: Sizes | DecodeSizes, run: RunSelfTest) -> Choice:
+def settle(folder: str, flags: Sequence[str], sizes: AnySizes, run: RunSelfTest) -> Choice:
     """Try everything once for this machine and these versions, and store the choice in the folder."""
-    kept = _place(folder, "accelerator", flags, sizes)
+    key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
+    kept = Path(folder) / f"kernel-{hashlib.sha256(key).hexdigest()[:16]}.json"
     if kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Choice)
     known, verdicts = try_out(flags, sizes, run)
@@ -59,34 +58,11 @@ def settle(folder: str, flags: Sequence[str], sizes: Sizes | DecodeSizes, run: R
     if not right:
         return Choice(known, sizes.implementations[-1])
     choice = Choice(known, right[0])
-    _keep(kept, choice)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
+    unfinished.write_bytes(msgspec.json.encode(choice))
+    unfinished.replace(kept)
     return choice
-
-
-def settle_experts(folder: str, flags: Sequence[str], sizes: ExpertSizes, run: RunSelfTest) -> bool:
-    """Return whether all kernels of products and sums are right on this machine, and store the answer."""
-    kept = _place(folder, "experts", flags, sizes)
-    if kept.exists():
-        return msgspec.json.decode(kept.read_bytes()) == "kernel"
-    ended = run(flags, sizes)
-    problem = ended.verdicts[0].problem if ended.verdicts else ended.why
-    if problem is not None:
-        log.warning("kernels of products and sums are not used: %s", problem)
-    _keep(kept, "kernel" if problem is None else "reference")
-    return problem is None
-
-
-def _place(folder: str, kind: str, flags: Sequence[str], sizes: AnySizes) -> Path:
-    """Return the file of a choice for this machine, these versions, flags and sizes."""
-    key = msgspec.json.encode([machine(), flags, os.environ.get("XLA_FLAGS", ""), sizes])
-    return Path(folder) / f"{kind}-{hashlib.sha256(key).hexdigest()[:16]}.json"
-
-
-def _keep(path: Path, answer: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
-    unfinished.write_bytes(msgspec.json.encode(answer))
-    unfinished.replace(path)
 
 
 def identity_of_choices(folder: Path) -> str:
@@ -129,9 +105,7 @@ def agreed(kernels: Kernels, platform: Platform) -> Kernels:
     return msgspec.structs.replace(kernels, **names)
 
 
-def try_out(
-    flags: Sequence[str], sizes: Sizes | DecodeSizes, run: RunSelfTest
-) -> tuple[list[str], list[Verdict]]:
+def try_out(flags: Sequence[str], sizes: AnySizes, run: RunSelfTest) -> tuple[list[str], list[Verdict]]:
     """Return the flags that XLA knows, and verdicts on the implementations up to the first correct one.
 
     If even the reference fails, the flags are to blame, and none is returned.
@@ -153,5 +127,5 @@ def try_out(
             if name not in found:
                 break  # it ended the process, so the others have not been tried
     if flags:
-        log.warning("no attention is right with the XLA flags %s, so they are not set", " ".join(flags))
+        log.warning("no %s is right with the XLA flags %s, so they are not set", sizes.what, " ".join(flags))
     return [], verdicts

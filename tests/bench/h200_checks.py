@@ -189,10 +189,10 @@ def _of_pages(is_small: bool) -> dict[str, Sizes]:
 
 def _of_products(is_small: bool) -> dict[str, ExpertSizes]:
     """Return sizes of experts of Qwen3-30B-A3B, and of packed ones, and of Qwen3.5-9B's layers."""
-    experts = ExpertSizes(4, 64, 32) if is_small else ExpertSizes(16, 2048, 768)
+    experts = ExpertSizes([], 4, 64, 32) if is_small else ExpertSizes([], 16, 2048, 768)
     packed = {
         f"{name} experts": msgspec.structs.replace(experts, encoding=name, group=32) for name in ENCODINGS
     }
     widths = (16, 16) if is_small else (128, 128)
-    linear = ExpertSizes(2, *((64, 32) if is_small else (4096, 12288)), memory=widths, is_mixture=False)
+    linear = ExpertSizes([], 2, *((64, 32) if is_small else (4096, 12288)), memory=widths, is_mixture=False)
     return {"experts": experts, **packed, "dense": linear}

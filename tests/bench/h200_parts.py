@@ -21,7 +21,8 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.decode_ways import PLAIN, options_of
 from spmd_tx.worker.self_tests import paged as paged_self_test
-from spmd_tx.worker.self_tests.attention import implementation, with_gradients, worst_error
+from spmd_tx.worker.self_tests.attention import implementation, with_gradients
+from spmd_tx.worker.self_tests.verdict import worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill

@@ -12,9 +12,10 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator, kernel_choices, xla_flags
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.kernel_choices import Choice, agreed, identity_of_choices, try_out
-from spmd_tx.worker.self_tests.attention import Sizes, Verdict
+from spmd_tx.worker.self_tests.attention import Sizes
 from spmd_tx.worker.self_tests.process import Ended, run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
+from spmd_tx.worker.self_tests.verdict import Verdict
 from tests.support.model_shapes import TINY, resized
 
 SIZES = Sizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
@@ -55,7 +56,7 @@ class FakeGpu:
     def __call__(self, flags, sizes):
         if isinstance(sizes, ExpertSizes):
             wrong = "the product is off by 1" if "product" in self.wrong else None
-            return Ended(0, [Verdict("triton", wrong)], "")
+            return Ended(0, [Verdict("triton", wrong), Verdict("reference", None)], "")
         self.runs.append((list(flags), sizes.implementations))
         if known := [flag for flag in flags if flag in self.unknown]:
             return Ended(1, [], f"F0101 parse_flags: Unknown flags in XLA_FLAGS: {' '.join(known)}\n")
@@ -147,9 +148,8 @@ def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
 
     def run(cache, flags, sizes, *, environment):
         chip = environment["TPU_VISIBLE_CHIPS"]
-        names = ["products and sums"] if isinstance(sizes, ExpertSizes) else list(sizes.implementations)
-        asked.append((cache, flags, names, sizes.device, chip))
-        return Ended(0, [Verdict(name, None) for name in names], "")
+        asked.append((cache, flags, list(sizes.implementations), sizes.device, chip))
+        return Ended(0, [Verdict(name, None) for name in sizes.implementations], "")
 
     monkeypatch.setattr(accelerator, "run_self_test", run)
     before = dict(os.environ)
@@ -158,7 +158,7 @@ def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
     told = prepare_accelerator(setup, [2], lambda _: None)
     assert told.kernels == Kernels("tpu", "mosaic", "reference", "mosaic")
     # For pages of 4 tokens there is no kernel. Training adds rows by one, also where there are no experts.
-    names = ["mosaic", "reference"], ["reference"], ["products and sums"]
+    names = ["mosaic", "reference"], ["reference"], ["mosaic", "reference"]
     assert asked == [(str(tmp_path / "cache"), [], each, 0, "2") for each in names]
     assert dict(os.environ) == before
 
@@ -170,9 +170,9 @@ def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
     disturbed = FakeGpu(fatal=SIZES.implementations)
     assert settle(disturbed) == Choice([], "reference")
     assert settle(FakeGpu(), ["--a=1"]) == settle(disturbed, ["--a=1"]) == Choice(["--a=1"], "triton")
-    assert settle(FakeGpu(wrong=["triton"]), ["--b=1"]).attention == "cudnn_masked", "another question"
+    assert settle(FakeGpu(wrong=["triton"]), ["--b=1"]).implementation == "cudnn_masked", "another question"
     monkeypatch.setattr(kernel_choices, "machine", lambda: ["another GPU"])
-    assert settle(FakeGpu(wrong=["triton"]), ["--a=1"]).attention == "cudnn_masked"
+    assert settle(FakeGpu(wrong=["triton"]), ["--a=1"]).implementation == "cudnn_masked"
     assert all(file.suffix == ".json" for file in (tmp_path / "cache").iterdir())
 
 
@@ -210,7 +210,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     assert "decode by 'graphs and one-shot' is not used: output is off by 1" in caplog.text
     assert "attention 'triton' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
-    assert "kernels of products and sums are not used: the product is off by 1" in caplog.text
+    assert "products and sums 'triton' is not used: the product is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):

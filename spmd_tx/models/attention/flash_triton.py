@@ -13,7 +13,6 @@ block of queries, J block of keys.
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,8 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
-from spmd_tx.models.pallas import all_of, dot, output, triton_call
+from spmd_tx.models.pallas import dot, output, run_triton
 
 KEYS = 64  # of a block
 QUERIES = 128  # of a block, but for the gradients of keys; half as many in wide heads and short rows
@@ -130,8 +128,9 @@ def _forward(
 
     outputs = [output(q.shape, q.dtype, q), output((b, heads, length), jnp.float32, q)]
     grid = (length // block, heads, b)
-    call = _Call("attention_forward", grid, outputs, 2, 8 if block * width > 8192 else 4, interpret)
-    y, sums = call.run(kernel, place.start_BT, place.first_BI, q, k, v, *sinks)
+    arrays, warps = (place.start_BT, place.first_BI, q, k, v, *sinks), 8 if block * width > 8192 else 4
+    how: Any = {"grid": grid, "warps": warps, "interpret": interpret, "name": "attention_forward"}
+    y, sums = _run(kernel, arrays, 2, outputs, **how)
     return y, sums
 
 
@@ -170,8 +169,9 @@ def _grad_queries(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> A
         grad_q[row, queries, head, :] = (sum_QE * width**-0.5).astype(grad_q.dtype)
 
     grid = (length // block, heads, b)
-    call = _Call("attention_grad_queries", grid, [output(q.shape, q.dtype, q)], 3, 8, interpret)
-    return call.run(kernel, place.start_BT, place.first_BI, *arrays)[0]
+    how: Any = {"grid": grid, "warps": 8, "interpret": interpret, "name": "attention_grad_queries"}
+    arrays = (place.start_BT, place.first_BI, *arrays)
+    return _run(kernel, arrays, 3, [output(q.shape, q.dtype, q)], **how)[0]
 
 
 def _grad_keys(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
@@ -208,8 +208,9 @@ def _grad_keys(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> tupl
 
     outputs = [output(x.shape, x.dtype, x) for x in (k, v)]
     grid = (length // KEYS, kv_heads, b)
-    call = _Call("attention_grad_keys", grid, outputs, 4, 8 if width > WIDE else 4, interpret)
-    grad_k, grad_v = call.run(kernel, place.start_BT, place.end_BJ, *arrays)
+    warps, arrays = 8 if width > WIDE else 4, (place.start_BT, place.end_BJ, *arrays)
+    how: Any = {"grid": grid, "warps": warps, "interpret": interpret, "name": "attention_grad_keys"}
+    grad_k, grad_v = _run(kernel, arrays, 4, outputs, **how)
     return grad_k, grad_v
 
 
@@ -222,33 +223,16 @@ def _seen(start_Q: Array, order_Q: Array, block: Array) -> Array:
     return (order_S[None] <= order_Q[:, None]) & (order_S[None] >= start_Q[:, None])
 
 
-@dataclass(frozen=True)
-class _Call:
-    """Describes a kernel whose programs choose by themselves what they read of whole arrays."""
+def _run(
+    kernel: Any, arrays: tuple[Array, ...], products: int, outputs: list[jax.ShapeDtypeStruct], **options: Any
+) -> Any:
+    """Run a kernel whose programs choose by themselves what they read of whole arrays.
 
-    name: str
-    grid: tuple[int, ...]
-    outputs: list[jax.ShapeDtypeStruct]
-    products: int  # in which a query and a key that see each other take part
-    warps: int
-    interpret: bool
-
-    def run(self, kernel: Any, *arrays: Array) -> Any:
-        q = arrays[2]
-        pairs = q.size // q.shape[-1] * q.shape[1] // 2  # of rows with one segment
-        flops = 2 * self.products * pairs * q.shape[-1]
-        # Readers of a block's keys are neighbours, and find them in the cache.
-        moved = sum(x.size * x.dtype.itemsize for x in (*arrays, *self.outputs))
-        call = triton_call(
-            kernel,
-            interpret=self.interpret,
-            warps=self.warps,
-            stages=2,
-            out_shape=self.outputs,
-            grid=self.grid,
-            in_specs=[all_of(array.shape) for array in arrays],
-            out_specs=[all_of(each.shape) for each in self.outputs],
-            name=self.name,
-        )
-        with jax.named_scope(costs(flops, moved)):
-            return call(*arrays)
+    ``products``: how many a query and a key that see each other take part in.
+    """
+    q = arrays[2]
+    pairs = q.size // q.shape[-1] * q.shape[1] // 2  # of rows with one segment
+    flops = 2 * products * pairs * q.shape[-1]
+    # Readers of a block's keys are neighbours, and find them in the cache.
+    moved = sum(x.size * x.dtype.itemsize for x in (*arrays, *outputs))
+    return run_triton(kernel, arrays, flops, moved, out_shape=outputs, stages=2, **options)

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from spmd_tx.hlo.hints import costs, usual_turns
+from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.experts.layout import Layout
 from spmd_tx.models.experts.product import grouped_product
-from spmd_tx.models.pallas import all_of, dot, output, power_in, triton_call
+from spmd_tx.models.pallas import all_of, dot, output, power_in, run_triton
 from spmd_tx.protocol.kernels import Kernels
 
 TOGETHER = 8  # blocks of a group that XLA adds in one turn of the loop
@@ -154,8 +154,12 @@ def _triton(interpret: bool, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, s
         out_ref[...] = lax.fori_loop(first_ref[group], end_ref[group], add, sum_ref[...])
 
     part = pl.BlockSpec((None, ranks, columns), lambda column, its, group: (group, its, column))
-    call = triton_call(
+    moved = (low_PQ.size + wide_PI.size) * wide_PI.dtype.itemsize + 2 * sums_GQI.nbytes
+    sums_GQI = run_triton(
         kernel,
+        (*spans, low_PQ, wide_PI, sums_GQI),
+        2 * low_PQ.size * width,
+        moved,
         interpret=interpret,
         warps=4,
         stages=3,
@@ -166,6 +170,4 @@ def _triton(interpret: bool, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, s
         input_output_aliases={4: 0},
         name="factor_sums",
     )
-    moved = (low_PQ.size + wide_PI.size) * wide_PI.dtype.itemsize + 2 * sums_GQI.nbytes
-    with jax.named_scope(costs(2 * low_PQ.size * width, moved)):
-        return call(*spans, low_PQ, wide_PI, sums_GQI)[:, :used]
+    return sums_GQI[:, :used]

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
-from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, triton_call
+from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_triton, triton_call
 
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
 OUTPUTS = 128  # columns that one program of a GPU computes
@@ -155,8 +155,12 @@ def triton(
         for which, total in enumerate(lax.fori_loop(0, depth // step, add, nothing)):
             y_ref[which] = total.astype(y_ref.dtype)
 
-    call = triton_call(
+    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
+    y_NPO = run_triton(
         kernel,
+        (expert_M, x_NPI, *arrays),
+        cost.flops,
+        cost.bytes_accessed,
         interpret=interpret,
         warps=warps,
         stages=3,
@@ -170,9 +174,7 @@ def triton(
         out_specs=pl.BlockSpec((pairs.outputs, rows, columns), lambda column, tile: (0, tile, column)),
         name="experts",
     )
-    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
-    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
-        return pairs.joined(call(expert_M, x_NPI, *arrays))
+    return pairs.joined(y_NPO)
 
 
 def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int, interpret: bool) -> Array:
@@ -196,20 +198,18 @@ def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int, interpret: bool) 
                 total += row.astype(jnp.float32)
             sum_ref[token, part] = total.astype(sum_ref.dtype)
 
-    call = triton_call(
+    return run_triton(
         kernel,
+        (place_TC, y_WO),
+        0,
+        (usual_pairs + tokens) * width * y_WO.dtype.itemsize + place_TC.nbytes,
         interpret=interpret,
         warps=4,
         stages=1,
         out_shape=output((tokens, width), y_WO.dtype, y_WO),
         grid=(tokens,),
-        in_specs=[all_of(x.shape) for x in (place_TC, y_WO)],
-        out_specs=all_of((tokens, width)),
         name="sum_of_choices",
     )
-    moved = (usual_pairs + tokens) * width * y_WO.dtype.itemsize + place_TC.nbytes
-    with jax.named_scope(costs(0, moved)):
-        return call(place_TC, y_WO)
 
 
 def mosaic_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:

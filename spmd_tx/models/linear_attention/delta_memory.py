@@ -8,15 +8,13 @@ Dimension key: L layer with a memory, P slot, B row, H head of values, E width o
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
 from jax.experimental import pallas as pl
 from jaxtyping import Float
 
-from spmd_tx.hlo.hints import costs
-from spmd_tx.models.pallas import all_of, output, triton_call
+from spmd_tx.models.pallas import output, run_triton
 
 NOTHING = 0  # the slot that is never written
 COLUMNS = 32  # at most, of a memory, that one program computes; they do not depend on each other
@@ -73,19 +71,18 @@ def read_token(
         *(memory.layer[None], memory.sources_B, memory.targets_B),
         *(q_BHE, k_BHE, v_BHV, decay_BH, strength_BH, pool),
     )
-    call = triton_call(
+    numbers = b * heads * pool.shape[3] * width
+    y_BHV, pool = run_triton(
         kernel,
+        arguments,
+        8 * numbers,
+        2 * numbers * pool.dtype.itemsize,
         interpret=memory.interpret,
         warps=4,
         stages=1,
         out_shape=[output(v_BHV.shape, jnp.float32, v_BHV), output(pool.shape, pool.dtype, pool)],
         grid=(width // columns, heads, b),
-        in_specs=[all_of(array.shape) for array in arguments],
-        out_specs=[all_of(v_BHV.shape), all_of(pool.shape)],
         input_output_aliases={len(arguments) - 1: 1},
         name="delta_memory",
     )
-    numbers = b * heads * pool.shape[3] * width
-    with jax.named_scope(costs(8 * numbers, 2 * numbers * pool.dtype.itemsize)):
-        y_BHV, pool = call(*arguments)
     return y_BHV, pool

@@ -16,23 +16,20 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.protocol.kernels import Kernels
-from spmd_tx.sharding.mesh import AXES, DATA, TP
+from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.worker.self_tests import paged as paged_self_test
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, tell_verdicts, worst_error
 
 # The lengths of rows' segments; the rest of a row is padding.
 ROWS = {
     512: [[512], [100, 93, 319], [1, 7, 130, 200], [7] * SEGMENTS_PER_ROW, []],
     2048: [[1500, 37, 500], [2048]],
 }
-# The largest allowed error of a number, in units of its own size plus the root mean square of all. The
-# reference itself has 0.05 from bfloat16's rounding; a value at a wrong position has about 1.
-MOST_ERROR = 0.1
 NAMES = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
 
 
@@ -53,14 +50,6 @@ class Sizes(msgspec.Struct, frozen=True):
     def what(self) -> str:
         """Names what is tried, in messages."""
         return "paged attention" if self.page_size else "attention"
-
-
-class Verdict(msgspec.Struct, frozen=True):
-    """Holds the result for one implementation."""
-
-    implementation: str
-    problem: str | None  # None: it is correct
-    platform: str = ""  # of JAX's backend
 
 
 Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
@@ -100,15 +89,9 @@ def _problem_in(
     return None
 
 
-def worst_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the largest error, in units of a number's own size plus the root mean square of all."""
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
-
-
 def implementation(kernels: Kernels, device: int, **sight: Any) -> Attend:
     """Return attention as the steps use it: inside shard_map, on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+    mesh = mesh_of(device)
     heads = P(DATA, None, TP)
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, heads, heads, P(DATA)), out_specs=heads)
@@ -142,16 +125,8 @@ def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarra
 def main(argument: str) -> None:
     """Try one implementation after the other."""
     sizes = msgspec.json.decode(argument.encode(), type=Sizes)
-    for name in sizes.implementations:
-        try:
-            if sizes.page_size:
-                problem = paged_self_test.problem_of(Kernels(pages=name), sizes)
-            else:
-                problem = problem_in_sight(Kernels(rows=name), sizes)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or cuDNN
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        verdict = Verdict(name, problem, jax.default_backend())
-        print(msgspec.json.encode(verdict).decode(), flush=True)
+    problem, task = (paged_self_test.problem_of, "pages") if sizes.page_size else (problem_in_sight, "rows")
+    tell_verdicts(sizes.implementations, lambda name: problem(Kernels(**{task: name}), sizes))
 
 
 if __name__ == "__main__":

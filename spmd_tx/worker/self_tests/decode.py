@@ -31,7 +31,7 @@ from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.decode_ways import ONE_SHOT, PLAIN, WAYS
-from spmd_tx.worker.self_tests.attention import MOST_ERROR, Verdict, worst_error
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, tell_verdicts, worst_error
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode
 
 LAYERS, VOCABULARY, RANK, SLOTS = 4, 4096, 16, 2
@@ -178,12 +178,7 @@ def _random(mesh: Mesh, declared: Any) -> Any:
 def main(argument: str) -> None:
     """Try one way after the other."""
     sizes = msgspec.json.decode(argument.encode(), type=DecodeSizes)
-    for way in sizes.implementations:
-        try:
-            problem = problem_of(way, sizes)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX or XLA
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(msgspec.json.encode(Verdict(way, problem, jax.default_backend())).decode(), flush=True)
+    tell_verdicts(sizes.implementations, lambda way: problem_of(way, sizes))
 
 
 if __name__ == "__main__":

@@ -12,18 +12,17 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.paged.attention import paged_attention, takes
 from spmd_tx.models.attention.window_ring import page_of
 from spmd_tx.protocol.kernels import Kernels
-from spmd_tx.sharding.mesh import AXES, DATA, TP
+from spmd_tx.sharding.mesh import DATA, TP
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, worst_error
 
 LAYERS, LAYER = 2, 1
 PAGES = 40  # of a row's table
 SEVERAL = 70  # tokens of a row that come at once
-MOST_ERROR = 0.1  # as for attention to rows
 
 
 def problem_of(kernels: Kernels, sizes: Any) -> str | None:
@@ -54,7 +53,7 @@ def _problem_in(window: int, kernels: Kernels, sizes: Any) -> str | None:
             exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
         once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
         what = f"{tokens} tokens of a row"
-        error = _worst_error(once[:-1], np.asarray(exact)[:-1])
+        error = worst_error(once[:-1], np.asarray(exact)[:-1])
         if not error <= MOST_ERROR:  # also true for NaN
             return f"attention from {what} is off by {error:.2g}"
         if once.tobytes() != again.tobytes():
@@ -98,8 +97,7 @@ def implementation(
 
     Without ``keeps_values``, the keys are the values, too.
     """
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-    heads, pool = P(DATA, None, TP), P(None, DATA, None, TP)
+    mesh, heads, pool = mesh_of(device), P(DATA, None, TP), P(None, DATA, None, TP)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
@@ -118,8 +116,3 @@ def sight_of(window: int, sizes: Any) -> dict[str, Any]:
 
 def _float32(x: Array) -> Array:
     return x.astype(jnp.float32)
-
-
-def _worst_error(got: np.ndarray, want: np.ndarray) -> float:
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))

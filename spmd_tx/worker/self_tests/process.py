@@ -8,9 +8,10 @@ from types import MappingProxyType
 
 import msgspec
 
-from spmd_tx.worker.self_tests.attention import Sizes, Verdict
+from spmd_tx.worker.self_tests.attention import Sizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.products import ExpertSizes
+from spmd_tx.worker.self_tests.verdict import Verdict
 from spmd_tx.worker.xla_flags import joined_flags
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs

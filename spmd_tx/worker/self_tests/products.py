@@ -3,9 +3,10 @@
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
 
-    python -m spmd_tx.worker.self_tests.products '{"experts": 16, "width": 2048, "inner": 768}'
+    python -m spmd_tx.worker.self_tests.products '{"implementations": ["triton"], "experts": 16, ...}'
 
-prints a Verdict as a line of JSON. A broken kernel may end the process, which process.py starts.
+prints a Verdict per implementation, as a line of JSON. A broken kernel may end the process, which process.py
+starts.
 """
 
 import sys
@@ -18,7 +19,6 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Lora, bank_lora
@@ -30,9 +30,9 @@ from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.stack_product import BLOCK_ROWS, LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
-from spmd_tx.protocol.kernels import PALLAS, Kernels
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import AXES
-from spmd_tx.worker.self_tests.attention import MOST_ERROR, Verdict, worst_error
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, on_device, tell_verdicts, worst_error
 
 TILE, TILES = 128, 12  # as training has them
 BLOCK = 16  # pairs that are multiplied by one adapter's factors
@@ -52,6 +52,7 @@ ENCODINGS: dict[str, Callable[[int], Kept]] = {
 class ExpertSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of the experts on one device, or of the feed-forward blocks of some layers."""
 
+    implementations: list[str]
     experts: int  # or layers
     width: int  # of the model
     inner: int
@@ -61,6 +62,11 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     group: int = 0  # inputs that share a scale
     memory: tuple[int, int] = (0, 0)  # widths of keys and values in linear layers; 0: there are none
     is_mixture: bool = True  # whether there are experts
+
+    @property
+    def what(self) -> str:
+        """Names what is tried, in messages."""
+        return "products and sums"
 
 
 def checks_of(kernels: Kernels, sizes: ExpertSizes) -> dict[str, Check]:
@@ -90,7 +96,7 @@ def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
         x_PI = _random(random, sizes.dtype, tile * TILES, width)
-        run = _jitted(kernels, transposed, sizes.device)
+        run = on_device(sizes.device, partial(_multiplied, kernels, transposed))
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
         error = worst_error(got, _expected(x_PI, w_XIO, expert_M, transposed))
         if not error <= MOST_ERROR:  # also true for NaN
@@ -119,9 +125,8 @@ def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
             if not reads_stack(w_LIO.shape, rows):
                 continue
             slots_B = random.integers(0, 2, rows).astype(np.int32)
-            run = partial(
-                _jitted_map(kernels, sizes.device, slots_B, scale_S), w_LIO=w_LIO, lora=lora, layer=layer
-            )
+            mapped = on_device(sizes.device, partial(_mapped, kernels, slots_B, scale_S))
+            run = partial(mapped, w_LIO, lora, np.int32(layer))
             x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
             got, again = (np.asarray(run(x_BI)) for _ in range(2))
             what = f"map of {rows} rows with stacked matrices"
@@ -141,7 +146,7 @@ def problem_of_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say the same of the gradients of experts' own factors, which are added group by group."""
     random, groups = np.random.default_rng(0), 4
     for block in (1, 16):
-        run = _jitted_sums(kernels, sizes.device)
+        run = on_device(sizes.device, partial(add_by_group, kernels))
         ends = np.cumsum(random.integers(5, 20, groups)).astype(np.int32)
         spans = np.concatenate([[0], ends[:-1]]).astype(np.int32), ends
         low, wide = (
@@ -169,7 +174,7 @@ def problem_of_row_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     slots = int(slots_B.max()) + 1
     for width in (sizes.width, sizes.inner):
         rows = np.asarray(_random(random, sizes.dtype, len(slots_B), RANK, width))
-        run = _jitted_row_sums(kernels, slots, sizes.device)
+        run = on_device(sizes.device, partial(row_sums, kernels, slots=slots), P(AXES))
         got, again = (np.asarray(run(rows, slots_B)) for _ in range(2))
         wanted = np.zeros((slots, RANK, width), np.float32)
         for slot, row in zip(slots_B, rows, strict=True):
@@ -197,7 +202,8 @@ def problem_of_choices(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     wanted = np.zeros((tokens, y_WO.shape[1]), np.float32)
     for place_T in place_TC.T:
         wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
-    found = np.asarray(_jitted_choices(kernels, sizes.device)(y_WO, place_TC))
+    add = partial(triton_sum, usual_pairs=len(y_WO), interpret=kernels.interpret)
+    found = np.asarray(on_device(sizes.device, add)(y_WO, place_TC))
     if found.tobytes() != wanted.astype(found.dtype).tobytes():
         return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
     return None
@@ -214,7 +220,7 @@ def problem_of_memories(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     q, k, v = (_random(random, "float32", rows, heads, sizes.memory[each]) for each in (0, 0, 1))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     decay, strength = jnp.asarray(random.uniform(0.5, 1, (2, rows, heads)), jnp.float32)
-    run = _jitted_rule(kernels, sizes.device)
+    run = on_device(sizes.device, partial(_read_in_pool, kernels))
     rule = q, k, v, decay, strength
     got, again = (jax.tree.map(np.asarray, run(rule, pool, sources_B, targets_B)) for _ in range(2))
     y, after = _expected_memories(tuple(map(np.asarray, rule)), np.asarray(pool)[layer, sources_B])
@@ -234,16 +240,10 @@ def problem_of_memories(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     return None
 
 
-def _jitted_rule(kernels: Kernels, device: int) -> jax.stages.Wrapped:
-    """Return (what the rule takes, pool, sources, targets) -> (results, pool), inside shard_map."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> tuple[Array, Array]:
-        q, k, v, decay, strength = rule
-        where = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B, kernels.interpret)
-        return delta_memory.read_token(q, k, v, decay, strength, where)
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(),) * 4, out_specs=(P(), P())))
+def _read_in_pool(kernels: Kernels, rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> Any:
+    """Apply the rule to the second layer; return results and the pool."""
+    memory = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B, kernels.interpret)
+    return delta_memory.read_token(*rule, memory)
 
 
 def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -254,54 +254,24 @@ def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tupl
     return np.einsum("BHEV,BHE->BHV", memory, q), memory
 
 
-def _jitted_sums(kernels: Kernels, device: int) -> jax.stages.Wrapped:
-    """Return (sums, ranks, widths, spans) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-    run = partial(add_by_group, kernels)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P()))
-
-
-def _jitted_row_sums(kernels: Kernels, slots: int, device: int) -> jax.stages.Wrapped:
-    """Return (gradients, slots of rows) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(rows: Array, slots_B: Array) -> Array:
-        return row_sums(kernels, rows, slots_B, slots)
-
-    everywhere = P(AXES)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere))
-
-
-def _jitted_choices(kernels: Kernels, device: int) -> jax.stages.Wrapped:
-    """Return (results, places) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(y_WO: Array, place_TC: Array) -> Array:
-        return triton_sum(y_WO, place_TC, y_WO.shape[0], kernels.interpret)
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P()), out_specs=P()))
-
-
 def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     parts = np.einsum("NJQ,NJI->NQI", *(np.asarray(each, np.float32) for each in (low, wide)))
     added = [parts[first:end].sum(axis=0) for first, end in zip(*spans, strict=True)]
     return np.asarray(sums) + np.stack(added)
 
 
-def _jitted_map(
-    kernels: Kernels, device: int, slots_B: np.ndarray, scale_S: np.ndarray
-) -> Callable[..., Array]:
-    """Return (rows, stack, factors, layer) -> rows, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P())
-    def run(x_BI: Array, w_LIO: Array, lora: Lora[Array], layer: Array) -> Array:
-        adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
-        apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
-        return apply(x_BI, w_LIO, lora, layer)
-
-    return lambda x_BI, w_LIO, lora, layer: run(x_BI, w_LIO, lora, np.int32(layer))
+def _mapped(
+    kernels: Kernels,
+    slots_B: np.ndarray,
+    scale_S: np.ndarray,
+    w_LIO: Array,
+    lora: Lora[Array],
+    layer: Array,
+    x_BI: Array,
+) -> Array:
+    adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
+    apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
+    return apply(x_BI, w_LIO, lora, layer)
 
 
 def _expected_map(
@@ -312,14 +282,8 @@ def _expected_map(
     return x @ w + np.einsum("BR,BRO->BO", low_BR, b[slots_B])
 
 
-def _jitted(kernels: Kernels, transposed: bool, device: int) -> jax.stages.Wrapped:
-    """Return the product as the steps use it: inside shard_map, on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Array:
-        return grouped_product(kernels, x_PI, w_XIO, expert_M, transposed)
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P()))
+def _multiplied(kernels: Kernels, transposed: bool, x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Any:
+    return grouped_product(kernels, x_PI, w_XIO, expert_M, transposed)
 
 
 def _expected(x_PI: Array, w_XIO: Matrix, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
@@ -356,15 +320,14 @@ def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
 
 
 def main(argument: str) -> None:
-    """Try the kernels of this process's platform."""
+    """Try the kernels of this process's platform, or the references."""
     sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
-    name = PALLAS.get(jax.default_backend(), "reference")
-    try:
+
+    def problem_of(name: str) -> str | None:
         problems = (check() for check in checks_of(Kernels(products=name), sizes).values())
-        problem = next((found for found in problems if found is not None), None)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)
+        return next((problem for problem in problems if problem is not None), None)
+
+    tell_verdicts(sizes.implementations, problem_of)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.worker.self_tests import products as expert_self_test
-from spmd_tx.worker.self_tests.attention import Verdict
 from spmd_tx.worker.self_tests.products import (
     ExpertSizes,
     checks_of,
@@ -23,9 +22,10 @@ from spmd_tx.worker.self_tests.products import (
     problem_of_stack,
     problem_of_sums,
 )
+from spmd_tx.worker.self_tests.verdict import Verdict
 from tests.support.kernels import kernels_of
 
-SIZES = ExpertSizes(experts=3, width=16, inner=8)
+SIZES = ExpertSizes(["reference"], experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
 
 
@@ -53,7 +53,7 @@ def test_the_reference_passes():
 
 @pytest.mark.parametrize("encoding", expert_self_test.ENCODINGS)
 def test_it_passes_with_packed_experts(encoding):
-    packed = ExpertSizes(experts=3, width=64, inner=8, encoding=encoding, group=32)
+    packed = ExpertSizes(["reference"], experts=3, width=64, inner=8, encoding=encoding, group=32)
     assert problem_of_product(Kernels(), packed) is None
 
 
@@ -91,7 +91,9 @@ def right_map(slots, scales, apply_lora, *, interpret, layer_of=lambda layer: la
 )
 def test_what_is_wrong_with_a_stack_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "stacked_maps", partial(right_map, **wrong))
-    assert str(problem_of_stack(Kernels(), ExpertSizes(experts=3, width=16, inner=32))).startswith(problem)
+    assert str(
+        problem_of_stack(Kernels(), ExpertSizes(["reference"], experts=3, width=16, inner=32))
+    ).startswith(problem)
 
 
 def forgets_what_was_added_before(kernels, sums, *blocks):
@@ -118,7 +120,7 @@ def adds_what_stands_first(kernels, sums, low, wide, spans):
 )
 def test_what_is_wrong_with_sums_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "add_by_group", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, dtype="float32")
     assert str(problem_of_sums(kernels_of("triton"), sizes)).startswith(problem)
 
 
@@ -141,7 +143,7 @@ def adds_from_the_last_on(y, place, *rest):
 )
 def test_what_is_wrong_with_sums_of_choices_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "triton_sum", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, dtype="float32")
     assert str(problem_of_choices(kernels_of("triton"), sizes)).startswith(problem)
 
 
@@ -173,7 +175,7 @@ def adds_the_first_row(q, k, v, decay, strength, where):
 )
 def test_what_is_wrong_with_memories_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(delta_memory, "read_token", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, memory=(16, 32))
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, memory=(16, 32))
     assert str(problem_of_memories(kernels_of("triton"), sizes)).startswith(problem)
 
 
@@ -231,7 +233,7 @@ def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch)
     ],
 )
 def test_a_platforms_kernels_are_checked_as_far_as_a_model_uses_them(name, is_mixture, expected):
-    sizes = ExpertSizes(experts=3, width=16, inner=8, is_mixture=is_mixture)
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=8, is_mixture=is_mixture)
     assert checks_of(kernels_of(name), sizes).keys() == expected
 
 

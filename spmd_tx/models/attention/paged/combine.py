@@ -5,16 +5,14 @@ Dimension key as in queries.py; U part, H columns of a head.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
 from spmd_tx.models.attention.paged.queries import LOWEST
-from spmd_tx.models.pallas import all_of, output, triton_call
+from spmd_tx.models.pallas import output, run_triton
 
 Found = tuple[
     Array, Array, Array
@@ -74,19 +72,17 @@ def combined(
                 sum_QH += load(sum_ref, part, columns) * share_Q[:, None]
             y_ref[row, head, its, columns] = (sum_QH / total_Q[:, None]).astype(y_ref.dtype)
 
-    shape = (rows, heads, count, sum_UBKRE.shape[4])
-    call = triton_call(
+    numbers = sum_UBKRE[0].size
+    moved = usual_parts * sum(x[0].nbytes for x in found) + numbers * jnp.dtype(dtype).itemsize
+    return run_triton(
         kernel,
+        arrays,
+        2 * usual_parts * numbers,
+        moved,
         interpret=interpret,
         warps=4,
         stages=1,
-        out_shape=output(shape, dtype, sum_UBKRE),
+        out_shape=output((rows, heads, count, sum_UBKRE.shape[4]), dtype, sum_UBKRE),
         grid=(count // queries, heads, rows),
-        in_specs=[all_of(x.shape) for x in arrays],
-        out_specs=all_of(shape),
         name="combine_parts",
     )
-    numbers = sum_UBKRE[0].size
-    moved = usual_parts * sum(x[0].nbytes for x in found) + numbers * jnp.dtype(dtype).itemsize
-    with jax.named_scope(costs(2 * usual_parts * numbers, moved)):
-        return call(*arrays)

@@ -13,13 +13,11 @@ import math
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
 from spmd_tx.models.attention.page_loop import USUAL_TOKENS, Pools
 from spmd_tx.models.attention.paged.combine import Found, combined
 from spmd_tx.models.attention.paged.queries import (
@@ -30,7 +28,7 @@ from spmd_tx.models.attention.paged.queries import (
     positions_by_head,
     sinks_by_head,
 )
-from spmd_tx.models.pallas import all_of, dot, output, powers_of_two, triton_call
+from spmd_tx.models.pallas import dot, output, powers_of_two, run_triton
 
 LEAST = 16  # rows and columns of a product on tensor cores
 WIDE = 256  # heads beyond this many columns leave room for half the queries and tokens
@@ -70,24 +68,23 @@ def attend(
     split = partial(_split, parts, pages * page_size, least, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
-    call = triton_call(
-        _kernel(pages, parts, queries, kept, window, split),
-        interpret=interpret,
-        warps=4 if queries * share < SEVERAL_QUERIES else 8,
-        stages=2,
-        out_shape=[output(shape, dtype, q_BKRE) for shape, dtype in shapes],
-        grid=(programs * parts, heads, b),
-        in_specs=[all_of(array.shape) for array in whole],
-        out_specs=[all_of(shape) for shape, _ in shapes],
-        name="paged_attention",
-    )
     usual_tokens = min(USUAL_TOKENS, tables_BN.shape[1] * page_size, window or USUAL_TOKENS)
     usual_parts = max(1, min(parts, -(-usual_tokens // least)))
     # XLA keeps no estimate of Triton's calls. Queries are read; of the results it tells, not what is written.
     written = usual_parts * sum(math.prod(shape[1:]) * 4 for shape, _ in shapes)
     moved = cost.bytes_accessed - q_BTNE.size * q_BTNE.dtype.itemsize + written
-    with jax.named_scope(costs(cost.flops, moved)):
-        found = call(*whole)
+    found = run_triton(
+        _kernel(pages, parts, queries, kept, window, split),
+        whole,
+        cost.flops,
+        moved,
+        interpret=interpret,
+        warps=4 if queries * share < SEVERAL_QUERIES else 8,
+        stages=2,
+        out_shape=[output(shape, dtype, q_BKRE) for shape, dtype in shapes],
+        grid=(programs * parts, heads, b),
+        name="paged_attention",
+    )
     sinks_KR = None if sinks_N is None else sinks_by_head(sinks_N, heads, programs * kept)
     if parts == 1:
         return by_token(_normalised(found, sinks_KR).astype(q_BTNE.dtype), t, group)
