@@ -53,7 +53,6 @@ def setup(model: str, folder: str) -> Setup:
         decode_steps=16,
         compilation_cache=f"{folder}/programs",
         idle_adapters=f"{folder}/idle",
-        attention="reference",
     )
 
 

@@ -24,6 +24,7 @@ from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
 from spmd_tx.worker.steps.train_state import train_weights
+from tests.support.kernels import kernels_here
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, random_arrays
 
@@ -135,7 +136,15 @@ class Steps:
         return Bank(self.w, jnp.ones((SLOTS, 2), jnp.float32)), [cache]
 
     def prefill(self, rows: int, length: int) -> Took:
-        step = make_prefill(self.model, self.mesh, self.declared, self.bank, self.cache, logprobs=False)
+        step = make_prefill(
+            self.model,
+            self.mesh,
+            self.declared,
+            self.bank,
+            self.cache,
+            logprobs=False,
+            kernels=kernels_here(),
+        )
         bank, held = self.with_cache()
         packed = self.rows(rows, length)
         pages = 1 + np.arange(rows * length, dtype=np.int32).reshape(rows, -1) // PAGE
@@ -147,7 +156,9 @@ class Steps:
         return measured(run)
 
     def decode(self, rows: int) -> Took:
-        step = make_decode(self.model, self.mesh, self.declared, self.bank, self.cache, STEPS)
+        step = make_decode(
+            self.model, self.mesh, self.declared, self.bank, self.cache, STEPS, kernels=kernels_here()
+        )
         bank, held = self.with_cache()
         integers = np.zeros(rows, np.int32)
         after = RowState(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))

@@ -19,6 +19,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +121,17 @@ def failures(report: dict[str, Any], parts: list[str]) -> list[str]:
 
 def self_test(is_dry: bool) -> dict[str, Any]:
     """Return the flags and the attention that a worker here would use, and why not others."""
-    from spmd_tx.worker import accelerator
+    from spmd_tx.worker import xla_flags
+    from spmd_tx.worker.kernel_choices import try_out
     from spmd_tx.worker.self_tests.attention import Sizes
+    from spmd_tx.worker.self_tests.process import run_self_test
 
     heads, kv_heads, width = (4, 2, 16) if is_dry else (32, 8, 128)
     names = ["reference"] if is_dry else ["triton", "cudnn_masked", "reference"]
     sizes = Sizes(names, heads, kv_heads, width)
     start = time.monotonic()
-    run_once = accelerator.partial(accelerator.run_self_test, "")
-    wanted = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
-    flags, verdicts = accelerator.try_out(wanted, sizes, run_once)
+    wanted = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, *xla_flags.OVERLAPPED]
+    flags, verdicts = try_out(wanted, sizes, partial(run_self_test, ""))
     found = {verdict.implementation: verdict.problem for verdict in verdicts}
     print(f"self-test: {found}, flags {flags}, {time.monotonic() - start:.0f} s", flush=True)
     chosen = next((name for name, problem in found.items() if problem is None), "reference")

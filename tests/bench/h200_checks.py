@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from spmd_tx.models.attention.kv_cache import KvCache, write
 from spmd_tx.models.attention.paged.attention import candidates
-from spmd_tx.models.experts.product import OF_PLATFORM
+from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests import products as expert_self_test
 from spmd_tx.worker.self_tests.attention import Sizes, implementation, problem_in_sight, problem_of
@@ -145,11 +145,11 @@ def checks_of(platform: str, attentions: list[str], is_small: bool) -> dict[str,
     found = _of_rows(attentions, is_small)
     for what, sizes in _of_pages(is_small).items():
         for name in candidates(platform, sizes.head_dim, sizes.page_size, True):
-            check = partial(paged_self_test.problem_of, name, sizes)
+            check = partial(paged_self_test.problem_of, Kernels(pages=name), sizes)
             found[f"pages, {what}, {name}"] = check
     for what, sizes in _of_products(is_small).items():
-        for name in dict.fromkeys((OF_PLATFORM.get(platform, "reference"), "reference")):
-            for kernel, check in expert_self_test.checks_of(name, sizes).items():
+        for name in dict.fromkeys((PALLAS.get(platform, "reference"), "reference")):
+            for kernel, check in expert_self_test.checks_of(Kernels(products=name), sizes).items():
                 found[f"{what}, {kernel}, {name}"] = check
     return found
 
@@ -158,13 +158,15 @@ def _of_rows(attentions: list[str], is_small: bool) -> dict[str, Check]:
     rows: dict[str, Any] = {"rows": {64: [[30, 34], [1, 20, 10], []]}} if is_small else {}
     heads = _heads(is_small)
     found: dict[str, Check] = {
-        f"attention, {name}": partial(problem_of, implementation(name, 0), heads, **rows)
+        f"attention, {name}": partial(problem_of, implementation(Kernels(rows=name), 0), heads, **rows)
         for name in attentions
     }
     if not is_small:
         in_sight = msgspec.structs.replace(heads, heads=64, head_dim=64, windows=(0, 128), has_sinks=True)
         for name in attentions:
-            found[f"attention with windows and sinks, {name}"] = partial(problem_in_sight, name, in_sight)
+            found[f"attention with windows and sinks, {name}"] = partial(
+                problem_in_sight, Kernels(rows=name), in_sight
+            )
     return found
 
 
@@ -187,10 +189,10 @@ def _of_pages(is_small: bool) -> dict[str, Sizes]:
 
 def _of_products(is_small: bool) -> dict[str, ExpertSizes]:
     """Return sizes of experts of Qwen3-30B-A3B, and of packed ones, and of Qwen3.5-9B's layers."""
-    experts = ExpertSizes(4, 64, 32) if is_small else ExpertSizes(16, 2048, 768)
+    experts = ExpertSizes([], 4, 64, 32) if is_small else ExpertSizes([], 16, 2048, 768)
     packed = {
         f"{name} experts": msgspec.structs.replace(experts, encoding=name, group=32) for name in ENCODINGS
     }
     widths = (16, 16) if is_small else (128, 128)
-    linear = ExpertSizes(2, *((64, 32) if is_small else (4096, 12288)), memory=widths, is_mixture=False)
+    linear = ExpertSizes([], 2, *((64, 32) if is_small else (4096, 12288)), memory=widths, is_mixture=False)
     return {"experts": experts, **packed, "dense": linear}

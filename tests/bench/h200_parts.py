@@ -16,12 +16,13 @@ from spmd_tx.models.attention.packed_rows import IMPLEMENTATIONS, candidates
 from spmd_tx.models.attention.paged.attention import candidates as paged_candidates
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts.product import grouped_product
-from spmd_tx.models.experts.product import implementation as implementation_of_experts
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.decode_ways import PLAIN, options_of
 from spmd_tx.worker.self_tests import paged as paged_self_test
-from spmd_tx.worker.self_tests.attention import implementation, with_gradients, worst_error
+from spmd_tx.worker.self_tests.attention import implementation, with_gradients
+from spmd_tx.worker.self_tests.verdict import worst_error
 from spmd_tx.worker.steps.adapters import make_adapter_steps
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
@@ -37,6 +38,7 @@ from tests.bench.roofline import (
     prefill_flops,
     training_flops,
 )
+from tests.support.kernels import kernels_here
 from tests.support.model_shapes import QWEN3_4B, QWEN3_8B, TINY
 
 LIBRARIES = (
@@ -99,7 +101,10 @@ def attention(meter: Meter, scale: Scale) -> None:
         q, k, v, g = (jax.random.normal(i, s, jnp.bfloat16) for i, s in zip(keys, shapes, strict=True))
         flops = 2.0 * rows * length * (length // segments) * heads * width
         for name in IMPLEMENTATIONS:
-            attend, what = implementation(name, 0), f"{name}, {rows} x {length}, {segments} segment(s)"
+            attend, what = (
+                implementation(Kernels(rows=name), 0),
+                f"{name}, {rows} x {length}, {segments} segment(s)",
+            )
             least = scale.ceilings.seconds(flops, 0)
             meter.measure(f"{what}, forward", jax.jit(attend), q, k, v, numbers, floor=least)
             both = with_gradients(attend)
@@ -138,7 +143,12 @@ def _train_model(meter: Meter, scale: Scale, dummy: Dummy, length: int, kinds: l
     batch = rows_to_devices(dummy.mesh, dummy.batch(rows, length))
     for name, remat in kinds:
         step = make_forward_backward(
-            model, dummy.mesh, dummy.declared_base, dummy.declared_train, remat, attention=name
+            model,
+            dummy.mesh,
+            dummy.declared_base,
+            dummy.declared_train,
+            remat,
+            kernels=kernels_here(rows=name),
         )
         grad_sum = jax.tree.map(jnp.zeros_like, state.w)
         useful = scale.ceilings.seconds(tokens * training_flops(model, rank, length), 0)
@@ -176,7 +186,7 @@ def decode(meter: Meter, scale: Scale) -> None:
             dummy.declared_bank,
             declared,
             steps,
-            paged_attention=paged_candidates(jax.devices()[0].platform, dummy.model.head_dim, PAGE, True)[0],
+            kernels=kernels_here(pages=_pages(dummy.model)),
         )
         moved = decode_bytes(dummy.model, dummy.rank, rows, context)
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
@@ -200,6 +210,10 @@ def decode(meter: Meter, scale: Scale) -> None:
             )
 
 
+def _pages(model: Model) -> str:
+    return paged_candidates(kernels_here().platform, model.head_dim, PAGE, True)[0]
+
+
 def paged(meter: Meter, scale: Scale) -> None:
     """One layer's attention of decode: the kernel, the reference, and cuDNN's own page tables."""
     heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
@@ -215,9 +229,9 @@ def paged(meter: Meter, scale: Scale) -> None:
         q = jax.random.normal(keys[2], (rows, 1, heads, width), jnp.bfloat16)
         args = (q, *pools, order, positions)
         least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
-        want = np.asarray(paged_self_test.implementation("reference", 0)(*args), np.float32)
+        want = np.asarray(paged_self_test.implementation(Kernels(pages="reference"), 0)(*args), np.float32)
         names = scale.pick(("triton", "reference"), ("reference",))
-        ways = {name: paged_self_test.implementation(name, 0) for name in names}
+        ways = {name: paged_self_test.implementation(Kernels(pages=name), 0) for name in names}
         for name, attend in (ways | {"cudnn": jax.jit(_cudnn)}).items():
             what = f"{name}, {rows} rows, context {context}"
             meter.measure(what, attend, *args, floor=least)
@@ -249,7 +263,7 @@ def prefill(meter: Meter, scale: Scale) -> None:
                 dummy.declared_bank,
                 declared,
                 logprobs=logprobs,
-                attention=scale.attention,
+                kernels=kernels_here(rows=scale.attention),
             )
             meter.measure(
                 f"{_name(dummy.model)}, {rows} x {length}" + (", with logprobs" if logprobs else ""),
@@ -326,7 +340,7 @@ def kernels(meter: Meter, scale: Scale) -> None:
 def experts(meter: Meter, scale: Scale) -> None:
     """One product with the matrices of a mixture's experts on one of eight devices."""
     local, width, inner, tile = scale.pick((16, 2048, 768, 128), (4, 64, 32, 16))
-    name = implementation_of_experts(jax.devices()[0].platform)
+    kernels = kernels_here()
     for pairs in scale.pick((65536, 8192, 1024), (256,)):
         tiles = pairs // tile
         keys = jax.random.split(jax.random.key(0), 2)
@@ -339,10 +353,12 @@ def experts(meter: Meter, scale: Scale) -> None:
         @jax.jit
         @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(), out_specs=jax.P())
         def run(x: Array, w: Array, of_tile: Array) -> Array:
-            return grouped_product(name, x, w, of_tile)
+            return grouped_product(kernels, x, w, of_tile)
 
         least = scale.ceilings.seconds(flops, moved)
-        meter.measure(f"{name}, {pairs} pairs of {local} experts", run, x, w, of_tile, floor=least)
+        meter.measure(
+            f"{kernels.products}, {pairs} pairs of {local} experts", run, x, w, of_tile, floor=least
+        )
 
 
 PARTS: dict[str, Callable[[Meter, Scale], None]] = {

@@ -27,6 +27,7 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.linear_attention.delta_layer import State
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -72,10 +73,11 @@ def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> K
     return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
 
 
-def read(pool: State, layer: Array, slots: StateSlots, product: str) -> State:
+def read(pool: State, layer: Array, slots: StateSlots, kernels: Kernels) -> State:
     """Return one layer's states of rows. On GPUs memories that a decode changes stay in the pool."""
-    if slots.decodes and product == "triton" and delta_memory.fits(pool.memory.shape):
-        memory = delta_memory.InPool(pool.memory, layer, slots.sources_B, slots.targets_B)
+    if slots.decodes and kernels.products == "triton" and delta_memory.fits(pool.memory.shape):
+        where = layer, slots.sources_B, slots.targets_B
+        memory = delta_memory.InPool(pool.memory, *where, interpret=kernels.interpret)
         return State(memory, pool.inputs[layer, slots.sources_B])
     return jax.tree.map(lambda states: states[layer, slots.sources_B], pool)
 
