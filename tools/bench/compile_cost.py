@@ -23,9 +23,9 @@ from spmd_tx.protocol.commands import (
     Compile,
     CreateAdapter,
     ForwardBackward,
-    Setup,
 )
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from spmd_tx.worker.programs.examples import _loss, _rows

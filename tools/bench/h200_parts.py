@@ -129,7 +129,7 @@ def train(meter: Meter, scale: Scale) -> None:
     hyper = AdamWInputs(*(np.float32(x) for x in (1e-4, 0.9, 0.95, 1e-8, 0.0, 1.0)))
     state = dummy.train_state()
     moved = 8.0 * sum(x.nbytes for x in jax.tree.leaves(state.w)) / dummy.slots
-    optim_step = make_optim_step(dummy.mesh, dummy.declared_train)
+    optim_step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train)
     least = scale.ceilings.seconds(0, moved)
     meter.measure("optim_step of one slot", optim_step, state, np.int32(0), hyper, floor=least, carried=(0,))
 

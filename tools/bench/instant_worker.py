@@ -13,6 +13,7 @@ import zmq
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.protocol import commands, encoding, reports
+from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.secret import Keys
 from spmd_tx.protocol.setup import Setup
@@ -55,7 +56,7 @@ def main() -> int:
     socket.send(encoding.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:
         envelope = encoding.decode_to_worker(socket.recv())
-        assert isinstance(envelope, commands.Envelope)
+        assert isinstance(envelope, Envelope)
         arrays, metrics = answer(envelope.command)
         reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
         socket.send(encoding.encode(reply))

@@ -50,6 +50,7 @@ def main() -> None:
 def measure(engine: Engine, folder: Path) -> None:
     in_memory, on_disk = engine._idle, IdleAdapters(folder / "on-disk", 0)
     taken: dict[str, list[tuple[float, float]]] = {}  # clock, CPU
+    size = 0
 
     def timed(what: str, work: Callable[[], object]) -> None:
         began_at, spent = time.perf_counter(), time.process_time()

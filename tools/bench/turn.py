@@ -94,8 +94,8 @@ class Turn:
         arguments = self.arguments
         self.starts += 1
         folder = arguments.folder / f"start{self.starts}"
-        cache = cache or arguments.cache or arguments.folder / "cache"
-        launch = launcher(arguments.side, arguments.server_python, Path(arguments.model), folder, cache)
+        kept: Path = cache or arguments.cache or arguments.folder / "cache"
+        launch = launcher(arguments.side, arguments.server_python, Path(arguments.model), folder, kept)
         server = Server(launch, arguments.folder / "server.log")
         try:
             healthy = server.wait_until_healthy(START_SECONDS)
