@@ -22,7 +22,7 @@ slow: .venv/installed ## run the tests marked slow: meshes over many processes, 
 	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
 
 bench: .venv/installed .venv-peer/installed ## compare speed and memory with SkyRL's JAX backend (installs it); ARGS="--help"
-	.venv/bin/python -m tests.bench.compare $(ARGS)
+	.venv/bin/python -m tools.bench.compare $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
