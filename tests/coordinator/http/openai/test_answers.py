@@ -123,7 +123,7 @@ def test_texts_of_tokens_are_remembered_up_to_a_number(monkeypatch):
     assert [texts[token][0] for token in (1, 1, 2, 1)] == ["1", "1", "2", "1"]
     assert decoder.calls == 2
     assert texts[3] == ("3", [51])
-    assert len(texts._known) == 1
+    assert len(texts._cached) == 1
 
 
 def test_a_part_costs_what_is_written_of_it(tokenizer, sequences):
