@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # maximum of one Decode, over all data shards
     decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
+    idle_adapters: str  # directory for what is idle and host memory has no room for
     kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
     attention: str = "auto"  # of IMPLEMENTATIONS in models/attention/packed_rows.py; "auto": workers choose
     paged_attention: str = "auto"  # the same of models/attention/paged/attention.py
