@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     decode_rows: int  # maximum of one Decode, over all data shards
     decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
+    idle_adapters: str  # directory for what is idle and host memory has no room for
     kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
     kernels: Kernels = Kernels()  # those of CPUs; workers put in what they choose for their devices
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise

@@ -12,11 +12,11 @@ from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol.commands import AdapterSpec, SaveSampler
+from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.execute import execute
 from spmd_tx.worker.state import zeros
+from tests.support import moves
 
 
 class Sampler:
@@ -55,7 +55,7 @@ class Sampler:
         self.batch = SampleBatch(model, self.bank, limits)
         for slot in versions:
             bank = self.bank.reserve(f"version {slot}", adapter).bank
-            engine.save_sampler(SaveSampler(slot=slot, bank=bank, adapter=adapter))
+            engine.execute(moves.save_sampler(slot, bank, adapter))
         self.commands: list[Any] = []
         self.in_flight: deque[Any] = deque()
         self.results: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Sampler:
     def turn(self):
         """Send what can be sent, then read a reply."""
         while len(self.in_flight) < 3 and (dispatch := self.batch.next_dispatch()) is not None:
-            arrays, _ = execute(self.engine, dispatch.command)
+            arrays, _ = self.engine.execute(dispatch.command)
             self.commands.append(dispatch.command)
             self.in_flight.append((dispatch, arrays))
         dispatch, arrays = self.in_flight.popleft()

@@ -235,7 +235,7 @@ class _Generation:
         envelope = encode(
             Envelope(generation=generation, sequence=sequence, command=command, contexts=contexts)
         )
-        name = str(type(command).__struct_config__.tag)
+        name = command.name
         self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
         for worker in self._workers.values():
             self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere

@@ -13,16 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
-from spmd_tx.protocol.commands import (
-    AdapterSpec,
-    AnyCommand,
-    DropPaged,
-    LoadSampler,
-    PageIn,
-    PageOut,
-    WriteSampler,
-)
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move
+from spmd_tx.protocol.places import BankSlot, Idle, WeightsFolder
+from spmd_tx.protocol.programs import ProgramShape, program_of_move
 
 # Names one frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
 # tinker:// path for a named one, BASE_MODEL for the base model.
@@ -32,8 +25,9 @@ BASE_MODEL: VersionKey = "base"
 BASE_BANK = 0
 UNPLACED = -1
 
-PAGE_OUT, PAGE_IN = ProgramShape(step="page_out"), ProgramShape(step="page_in")
-LOAD_SAMPLER, WRITE_SAMPLER = ProgramShape(step="load_sampler"), ProgramShape(step="write_sampler")
+PAGE_OUT, PAGE_IN = program_of_move(BankSlot, Idle), program_of_move(Idle, BankSlot)
+LOAD_SAMPLER = program_of_move(WeightsFolder, BankSlot)
+WRITE_SAMPLER = program_of_move(BankSlot, WeightsFolder)
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ class VersionBank:
         return version if version == BASE_MODEL else f"{version}#{self._versions[version].number}"
 
     def reserve(self, version: VersionKey, adapter: AdapterSpec) -> Placement:
-        """Return a slot for a version that SaveSampler will write; forget an earlier one of this name."""
+        """Return a slot for a version that will be saved there; forget an earlier one of this name."""
         self.forget(version)
         bank, before = self._vacate()
         self._versions[version] = _Version(adapter, None, self._tick())
@@ -124,7 +118,7 @@ class VersionBank:
         if known.bank == UNPLACED:
             before = self._bring(version, known)
         folder = self._directory / folder_name(version)
-        write = WriteSampler(bank=known.bank, adapter=known.adapter, path=str(folder))
+        write = Move(source=BankSlot(known.bank), target=WeightsFolder(str(folder)), adapter=known.adapter)
         return [*before, write], folder
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
@@ -231,7 +225,7 @@ class VersionBank:
     def take_dropped(self) -> list[AnyCommand]:
         """Return the commands that make workers forget versions in host memory."""
         dropped, self._dropped = self._dropped, []
-        return [DropPaged(versions=dropped)] if dropped else []
+        return [Drop(places=list(map(Idle, dropped)))] if dropped else []
 
     def _forget_if_unused(self, version: VersionKey) -> None:
         known = self._versions[version]
@@ -270,7 +264,7 @@ class VersionBank:
                 self.forget(version)
             return bank, []
         known.bank, known.is_paged = UNPLACED, True
-        return bank, [PageOut(bank=bank, version=self.weights(version))]
+        return bank, [Move(source=BankSlot(bank), target=Idle(self.weights(version)))]
 
     def _bring(self, version: VersionKey, known: _Version) -> list[AnyCommand]:
         """Move a version into a slot; return the commands that this takes."""
@@ -280,9 +274,10 @@ class VersionBank:
         self._move_in(version, bank)
         if known.is_paged:
             known.is_paged = False
-            page_in = PageIn(bank=bank, version=self.weights(version), adapter=known.adapter)
-            return [*before, page_in]
-        return [*before, LoadSampler(bank=bank, adapter=known.adapter, path=path)]
+            source = Idle(self.weights(version))
+        else:
+            source = WeightsFolder(path)
+        return [*before, Move(source=source, target=BankSlot(bank), adapter=known.adapter)]
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
         version = self._slots[unused[0]].version if (unused := self._unused()) else None

@@ -18,7 +18,7 @@ class Work(NamedTuple):
 
 
 def work_of(command: AnyCommand) -> Work:
-    step = str(type(command).__struct_config__.tag)
+    step = command.name
     match command:
         case Forward(rows=rows, loss=loss) | ForwardBackward(rows=rows, loss=loss):
             sizes = *rows.targets.shape[1:], loss.ratio_mask is not None

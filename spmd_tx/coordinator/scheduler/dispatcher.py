@@ -14,7 +14,7 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.scheduler.command_metrics import SWAPS, Swap, count_micro_batch, measure_swap
+from spmd_tx.coordinator.scheduler.command_metrics import count_micro_batch, measure_move
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of
 from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, name_of, together
 from spmd_tx.coordinator.scheduler.tenant_shares import Charge, Payer, TenantShares
@@ -24,14 +24,7 @@ from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.protocol.commands import (
-    AnyCommand,
-    Forward,
-    ForwardBackward,
-    LoadSampler,
-    PageIn,
-    PageOut,
-)
+from spmd_tx.protocol.commands import AnyCommand, Forward, ForwardBackward, Move
 from spmd_tx.protocol.reports import Reply
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
@@ -319,7 +312,7 @@ class Dispatcher:
         while (dispatch := self._sampling.next_dispatch()) is not None:
             self._send(Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
             is_sent = True
-            if not isinstance(dispatch.command, PageOut | PageIn | LoadSampler):
+            if not isinstance(dispatch.command, Move):
                 break
         return is_sent
 
@@ -339,11 +332,11 @@ class Dispatcher:
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
         charge = Charge(payer, work, charged, self._clock(), requests)
-        swap = command if isinstance(command, SWAPS) else None
-        reply.add_done_callback(partial(self._replied, charge, swap))
+        move = command if isinstance(command, Move) else None
+        reply.add_done_callback(partial(self._replied, charge, move))
         self._note("sent", requests)
 
-    def _replied(self, charge: Charge, swap: Swap | None, reply: asyncio.Future[Reply]) -> None:
+    def _replied(self, charge: Charge, move: Move | None, reply: asyncio.Future[Reply]) -> None:
         self._on_reply()
         began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
         if reply.cancelled() or reply.exception() is not None:
@@ -355,8 +348,8 @@ class Dispatcher:
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})
         self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
-        if swap is not None:
-            measure_swap(swap, reply.result(), seconds)
+        if move is not None:
+            measure_move(move, reply.result(), seconds)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """Sort models by what their tenants and sessions are owed; the models of a session take turns."""

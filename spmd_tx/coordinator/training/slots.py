@@ -8,14 +8,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.protocol.commands import AnyCommand, DropSwapped, SwapIn, SwapOut
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.commands import AnyCommand, Drop, Move
+from spmd_tx.protocol.places import Idle, TrainSlot
+from spmd_tx.protocol.programs import ProgramShape, program_of_move
 
 # While others wait, a model with more work ready keeps its slot for this many tokens of training: much longer
 # than a swap takes, and short enough to wait for.
 TURN = 8192
 
-SWAPS = SWAP_OUT, SWAP_IN = ProgramShape(step="swap_out"), ProgramShape(step="swap_in")
+SWAPS = SWAP_OUT, SWAP_IN = program_of_move(TrainSlot, Idle), program_of_move(Idle, TrainSlot)
 
 
 @dataclass
@@ -64,11 +65,11 @@ class TrainingSlots:
             assert place is not None, f"there is no slot for {model.id}"
             slot = self._slots[place]
             if slot.model is not None:
-                commands.append(SwapOut(slot=place, model=slot.model.id))
+                commands.append(Move(source=TrainSlot(place), target=Idle(slot.model.id)))
                 self._swapped.add(slot.model.id)
                 slot.model.vacate()
             if model.id in self._swapped:
-                commands.append(SwapIn(slot=place, model=model.id))
+                commands.append(Move(source=Idle(model.id), target=TrainSlot(place)))
                 self._swapped.discard(model.id)
             self._slots[place] = _Slot(model, left=TURN)
             model.occupy(place)
@@ -92,7 +93,7 @@ class TrainingSlots:
     def take_dropped(self) -> list[AnyCommand]:
         """Return the commands that make workers forget freed models that were swapped out."""
         dropped, self._dropped = self._dropped, []
-        return [DropSwapped(models=dropped)] if dropped else []
+        return [Drop(places=list(map(Idle, dropped)))] if dropped else []
 
     def obstacle(self, model: TrainedModel) -> str | None:
         """Say why the steps of a model with work ready are not sent; None: they may be."""

@@ -22,7 +22,7 @@ from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
 from spmd_tx.worker.aot.target import Target
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.programs.full_calls import menu_of
+from spmd_tx.worker.programs.examples import menu_of
 from spmd_tx.worker.state import declare
 
 LARGE = 16 << 20  # bytes of an array on a device from which on a copy of it is told of

@@ -5,25 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.places import MOVE_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH
 from spmd_tx.worker.memory.steps import Shape
 
 Kind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
-
-# Steps with few arguments, and programs beside those of a step, by the names of their calls.
-SMALL_STEPS = (
-    "create_adapter",
-    "save_sampler",
-    "write_sampler",
-    "page_out",
-    "page_in",
-    "save_state",
-    "load_state",
-    "swap_out",
-    "swap_in",
-)
 
 
 @dataclass(frozen=True)
@@ -44,7 +32,7 @@ def wanted(plan: Plan) -> Iterator[Wanted]:
     yield from _prefills(plan)
     yield from _decodes(plan)
     yield Wanted("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
-    for step in SMALL_STEPS:
+    for step in MOVE_STEPS:
         yield Wanted(step, "other", ProgramShape(step=step))
 
 

@@ -4,16 +4,17 @@ import pytest
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AdapterSpec, CreateAdapter, OptimStep
+from spmd_tx.protocol.commands import AHEAD, ASIDE, OptimStep
 from spmd_tx.protocol.encoding import decode_to_worker
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 GENERATION = 3
-COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
+COMMANDS = [moves.create_adapter(slot) for slot in range(5)]
 STEP = OptimStep(
     slot=0, learning_rate=1.0, beta1=0.9, beta2=0.9, eps=0.0, weight_decay=0.0, grad_clip_norm=0.0
 )

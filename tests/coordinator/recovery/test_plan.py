@@ -6,7 +6,7 @@ import pytest
 from spmd_tx.coordinator.scheduler import scheduler
 from spmd_tx.coordinator.training import execute
 from spmd_tx.errors import WorkerLost
-from spmd_tx.protocol.commands import ForwardBackward, OptimStep, SaveState
+from spmd_tx.protocol.commands import ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation, train_for_a_while
 from tests.coordinator.scheduler.fake_sampling import slots
 from tests.coordinator.training.bench import logprobs
@@ -155,7 +155,7 @@ async def test_a_save_that_was_interrupted_may_overwrite_what_it_wrote(bench):
     bench.scheduler._unfinished.add(bench.log.requests[saved])
     await next_generation(bench)
     assert (await bench.result(saved))["path"] == path
-    assert len(bench.workers.sent(SaveState)) == 1
+    assert len(bench.workers.sent("save_state")) == 1
     assert "exists" in await bench.failure(bench.save(A, 2, "x"))
 
 

@@ -12,7 +12,7 @@ from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
-from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
+from spmd_tx.protocol.commands import ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
 from tests.coordinator.server.test_serve import model_dir as model_dir  # a fixture
@@ -138,7 +138,7 @@ async def test_an_answer_that_others_were_built_on_cannot_be_left_out(bench, ahe
     bench.log.order.remove(trained)
     bench.log._settled[trained].clear()
     bench.scheduler._unfinished.add(bench.log.requests[trained])
-    await next_generation(bench, holds=(CreateAdapter, ForwardBackward))
+    await next_generation(bench, holds=("create_adapter", ForwardBackward))
     await bench.prepared(A, min(4, ahead))
     assert bench.scheduler.give_up(trained, WHY)
     bench.workers.holds = ()

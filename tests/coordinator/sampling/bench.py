@@ -20,6 +20,7 @@ from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
 from tests.support.model_shapes import TINY, resized
+from tests.support.moves import is_one_of
 
 PAGE_SIZE = 4
 MAX_CONTEXT = 64
@@ -180,7 +181,7 @@ class Bench:
         return self.results[name].prompt_cache_hit_tokens
 
     def sent(self, kind):
-        return [command for command in self.commands if isinstance(command, kind)]
+        return [command for command in self.commands if is_one_of(command, kind)]
 
 
 def program_of_prefill(command, rows, length, table):

@@ -1,7 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, Work, work_of
-from spmd_tx.protocol.commands import DropSwapped
+from spmd_tx.protocol.commands import Drop
 from tests.coordinator.scheduler.fake_sampling import decode
 
 
@@ -35,4 +35,4 @@ def test_a_decode_is_counted_in_steps_whatever_its_rows():
     one, many = work_of(decode(1)), work_of(decode(1024))
     assert (one.units, many.units) == (8, 8)
     assert one.sizes != many.sizes
-    assert work_of(DropSwapped(models=[])) == Work("drop_swapped", (), 1, 1)
+    assert work_of(Drop(places=[])) == Work("drop", (), 1, 1)
