@@ -73,7 +73,7 @@ from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
+from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.models.declared.model import Model
@@ -305,7 +305,7 @@ class GenerationBuilder:
         config, model = self.config, self.model
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(
-            bank_slots(config), config.data_dir / "versions", is_of_models=config.full_parameters
+            bank_slots(config), config.data_dir / "versions", whole_models=config.full_parameters
         )
         versions = open_versions(
             self.catalog,
@@ -338,7 +338,11 @@ class GenerationBuilder:
             checkpoints=self.checkpoints,
             samplers=self.catalog,
             versions=versions,
-            slots=OneModel() if config.full_parameters else TrainingSlots(config.max_lora_adapters),
+            slots=(
+                TrainingSlots(1, until_session_ends=True)
+                if config.full_parameters
+                else TrainingSlots(config.max_lora_adapters)
+            ),
             limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
             shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),
             base_model=config.model_name,
