@@ -50,7 +50,7 @@ from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
@@ -115,7 +115,7 @@ async def open_parts(
     database = stores.database
     snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
     quarantine = await open_quarantine(database, config.data_dir)
-    progress = Progress()
+    progress = SampleProgress()
     loss_runs = LossRuns(loss_limits(config.bounds))
     mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
     uses = await asyncio.to_thread(ProgramUses, config.data_dir / "program_uses.json")
@@ -182,7 +182,7 @@ async def open_services(
     stores: Stores,
     scheduler: RequestScheduler,
     health: Health,
-    progress: Progress,
+    progress: SampleProgress,
     stack: AsyncExitStack,
 ) -> Services:
     """Make what the routes need, around a scheduler; the stack closes it."""
@@ -291,7 +291,7 @@ class GenerationBuilder:
     snapshots: Snapshots
     custom_losses: CustomLossCatalog
     loss_runs: LossRuns
-    progress: Progress
+    progress: SampleProgress
     at_work: AtWork
     uses: ProgramUses
 
