@@ -23,7 +23,7 @@ from spmd_tx.coordinator.sampling.decode_choice import able_together, choose
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import PromptSegment
-from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
+from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
@@ -60,11 +60,11 @@ class SampleBatch:
         model: SamplingModel,
         bank: VersionBank,
         limits: SamplingLimits,
+        programs: ProgramOrders,
         listener: Listener = lambda sample: None,
         at_work: AtWork | None = None,
-        programs: ProgramOrders | None = None,
     ) -> None:
-        """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
+        """``listener`` is called with every sample that got tokens."""
         shapes = limits.shapes
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
@@ -74,7 +74,7 @@ class SampleBatch:
         self._listener = listener
         self._at_work = at_work or AtWork()
         self._programs = SamplingPrograms(
-            programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
+            programs, shapes, bank.size, limits.decode_steps, model.config.vocab_size
         )
         self._jobs: dict[str, SampleJob] = {}
         self._aside: list[SampleJob] = []  # lonely ones that wait until another one has ended

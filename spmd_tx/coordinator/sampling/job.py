@@ -283,14 +283,7 @@ class ChunkedPrefill:
         """Return the next chunk, which ends before position ``end``."""
         owner = self.owner
         return PrefillChunk(
-            owner.shard,
-            owner.job.version,
-            owner.bank,
-            self.content,
-            self.pages,
-            self.first,
-            end,
-            owner.state,
+            owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end, owner.state
         )
 
     def is_scored(self, chunk: PrefillChunk) -> bool:

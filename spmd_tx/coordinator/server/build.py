@@ -54,7 +54,7 @@ from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import Versions, open_versions
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.health import ServerHealth
@@ -307,7 +307,7 @@ class GenerationBuilder:
         bank = VersionBank(
             bank_slots(config), config.data_dir / "versions", whole_models=config.full_parameters
         )
-        versions = open_versions(
+        versions = Versions(
             self.catalog,
             self.checkpoints,
             bank,
@@ -365,4 +365,4 @@ class GenerationBuilder:
         sampled = SamplingModel(
             model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant
         )
-        return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
+        return SampleBatch(sampled, bank, limits, orders, self.progress.hear, self.at_work)
