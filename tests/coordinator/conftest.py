@@ -21,7 +21,7 @@ from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.build import open_services, open_stores
 from spmd_tx.coordinator.server.served_model import ServedModel
 from spmd_tx.coordinator.storage.database import Database, open_database
@@ -168,7 +168,7 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
             asyncio.create_task(scheduler.run()),
             asyncio.create_task(stores.queue.run(scheduler.arrive)),
         ]
-        yield await open_services(config, model, stores, scheduler, FakeHealth(), Progress(), stack)
+        yield await open_services(config, model, stores, scheduler, FakeHealth(), SampleProgress(), stack)
         for task in running:
             task.cancel()
             await asyncio.wait([task])

@@ -17,6 +17,7 @@ from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.state import zeros
 from tests.support import moves
+from tests.support.ready_programs import EverythingReady
 
 
 class Sampler:
@@ -52,7 +53,7 @@ class Sampler:
         exact = setup.batch_invariant
         model = SamplingModel(engine.model, setup.max_context, None, batch_invariant=exact)
         self.bank = VersionBank(setup.bank_slots, Path("/nowhere"))
-        self.batch = SampleBatch(model, self.bank, limits)
+        self.batch = SampleBatch(model, self.bank, limits, EverythingReady())
         for slot in versions:
             bank = self.bank.reserve(f"version {slot}", adapter).bank
             engine.execute(moves.save_sampler(slot, bank, adapter))

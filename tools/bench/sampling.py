@@ -26,6 +26,7 @@ from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from tests.support import moves
+from tests.support.ready_programs import EverythingReady
 from tests.support.tiny_setup import tiny_setup
 
 CONTEXT, BANK_SLOTS, STEPS, PAGE_SIZE, RANK = 2048, 10, 16, 16, 32
@@ -51,6 +52,7 @@ class Sampler:
             SamplingModel(model, CONTEXT, None, batch_invariant=invariant),
             self.bank,
             SamplingLimits(shapes, plan.pages, STEPS),
+            EverythingReady(),
         )
         self.random = np.random.default_rng(0)
         self.in_flight = deque()

@@ -36,7 +36,7 @@ from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring
@@ -127,7 +127,7 @@ class Services:
     text: LazyModelText
     prompt_texts: PromptTexts
     samples: SampleReader
-    progress: Progress
+    progress: SampleProgress
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers

@@ -19,7 +19,7 @@ from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_o
 from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, name_of, together
 from spmd_tx.coordinator.scheduler.tenant_shares import Charge, Payer, TenantShares
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
-from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
+from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, ModelStep, TrainedModel
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.coordinator.training.slots import TrainingSlots
@@ -50,7 +50,7 @@ class _Sent:
     absorb: Callable[[Reply], Outcomes]
     side: str
     requests: frozenset[str]  # whose command it is
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ModelStep, ...] = ()
 
     @property
     def is_micro_batch(self) -> bool:
@@ -321,7 +321,7 @@ class Dispatcher:
         payer: Payer,
         command: AnyCommand,
         absorb: Callable[[Reply], Outcomes],
-        steps: Sequence[Step] = (),
+        steps: Sequence[ModelStep] = (),
         requests: frozenset[str] = frozenset(),
     ) -> None:
         requests |= {step.request_id for step in steps}

@@ -27,7 +27,7 @@ from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
-from spmd_tx.coordinator.training.model import HALF_DONE, TrainedModel
+from spmd_tx.coordinator.training.model import HALF_DONE
 from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
 
@@ -215,8 +215,8 @@ class Execution:
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
         tenant = self._training.samplers.owner_of(session_id)
-        model = TrainedModel(model_id, session_id, tenant, on_step=partial(self._note_step, model_id))
-        entry = self.lines[model_id] = ModelLine(model, restoration)
+        restoration = restoration or Restoration(model_id, session_id)
+        entry = self.lines[model_id] = ModelLine(restoration, tenant, partial(self._note_step, model_id))
         entry.task = self._tasks.spawn(self._carry_out(entry))
         return entry
 

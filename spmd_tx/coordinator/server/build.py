@@ -50,11 +50,11 @@ from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import Versions, open_versions
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.health import ServerHealth
@@ -73,7 +73,7 @@ from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
-from spmd_tx.coordinator.training.slots import OneModel, TrainingSlots
+from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.models.declared.model import Model
@@ -115,7 +115,7 @@ async def open_parts(
     database = stores.database
     snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
     quarantine = await open_quarantine(database, config.data_dir)
-    progress = Progress()
+    progress = SampleProgress()
     loss_runs = LossRuns(loss_limits(config.bounds))
     mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
     uses = await asyncio.to_thread(ProgramUses, config.data_dir / "program_uses.json")
@@ -181,7 +181,7 @@ async def open_services(
     stores: Stores,
     scheduler: RequestScheduler,
     health: Health,
-    progress: Progress,
+    progress: SampleProgress,
     stack: AsyncExitStack,
 ) -> Services:
     """Make what the routes need, around a scheduler; the stack closes it."""
@@ -290,7 +290,7 @@ class GenerationBuilder:
     snapshots: Snapshots
     custom_losses: CustomLossCatalog
     loss_runs: LossRuns
-    progress: Progress
+    progress: SampleProgress
     at_work: AtWork
     uses: ProgramUses
 
@@ -304,9 +304,9 @@ class GenerationBuilder:
         config, model = self.config, self.model
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(
-            bank_slots(config), config.data_dir / "versions", is_of_models=config.full_parameters
+            bank_slots(config), config.data_dir / "versions", whole_models=config.full_parameters
         )
-        versions = open_versions(
+        versions = Versions(
             self.catalog,
             self.checkpoints,
             bank,
@@ -337,7 +337,11 @@ class GenerationBuilder:
             checkpoints=self.checkpoints,
             samplers=self.catalog,
             versions=versions,
-            slots=OneModel() if config.full_parameters else TrainingSlots(config.max_lora_adapters),
+            slots=(
+                TrainingSlots(1, until_session_ends=True)
+                if config.full_parameters
+                else TrainingSlots(config.max_lora_adapters)
+            ),
             limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
             shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),
             base_model=config.model_name,
@@ -360,4 +364,4 @@ class GenerationBuilder:
         sampled = SamplingModel(
             model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant
         )
-        return SampleBatch(sampled, bank, limits, self.progress.hear, self.at_work, orders)
+        return SampleBatch(sampled, bank, limits, orders, self.progress.hear, self.at_work)

@@ -43,7 +43,7 @@ from spmd_tx.coordinator.training.outcomes import (
     outcome_of_step,
 )
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.coordinator.training.saves import Saves
+from spmd_tx.coordinator.training.saves import SAVE_STATE, Saves
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.training.validation import (
     adapter_seed,
@@ -75,11 +75,11 @@ PACKED = 4  # factor by which a body grows when it is decoded and packed
 CHILDREN = 4  # processes at a time that encrypt exports
 BEGUN_AT_ONCE = 16  # chunked requests, large or small
 CREATE, OPTIM_STEP = program_of_move(Fresh, TrainSlot), ProgramShape(step="optim_step")
+LOAD_STATE = program_of_move(StateFolder, TrainSlot)
 NOT_WRITTEN_OUT = (
     "the weights were loaded, but unnamed weights that were saved for sampling before could not be written "
     "to disk, and would be lost if the workers had to start again"
 )
-SAVE_STATE, LOAD_STATE = program_of_move(TrainSlot, StateFolder), program_of_move(StateFolder, TrainSlot)
 
 
 @dataclass(frozen=True)
@@ -177,18 +177,18 @@ class Training:
                 return None
         return await self.begin(model, request, body, layout, is_again=True)
 
-    def restore(self, model: TrainedModel, found: StoredSnapshot) -> None:
+    def restore(self, model: TrainedModel, snapshot: StoredSnapshot) -> None:
         """Put a model into the state of a snapshot. Raises InvalidRequest if it is of another kind."""
-        if (not found.adapter.rank) != (not self.limits.max_rank):
+        if (not snapshot.adapter.rank) != (not self.limits.max_rank):
             raise InvalidRequest(
                 "it was trained with --full-parameters, and the server runs without"
                 if self.limits.max_rank
                 else "it is a LoRA adapter, and the server runs with --full-parameters"
             )
-        model.become(found.adapter)
+        model.become(snapshot.adapter)
 
         def load() -> list[AnyCommand]:
-            return [_load_state(model.slot, found.path, found.adapter, optimizer=found.optimizer)]
+            return [_load_state(model.slot, snapshot.path, snapshot.adapter, optimizer=snapshot.optimizer)]
 
         model.put_later(load, lambda: [LOAD_STATE], fills_slot=True)
 
@@ -313,7 +313,9 @@ class Training:
             raise InvalidRequest(stored.refusal)
         pack, run = partial(self._pack, model, shapes=shapes), partial(self.loss_runs.run, model)
         try:
-            done = await custom_loss.differentiate(model, sent, stored, pack, limits, run)
+            packed, outputs, differentiated = await custom_loss.differentiate(
+                model, sent, stored, pack, limits, run
+            )
         except LossGivenUp as error:
             self.custom_losses.give_up(loss_id, str(error))
             raise
@@ -321,12 +323,11 @@ class Training:
             if is_again:
                 raise InvalidRequest(str(error)) from None
             return Begun(partial(at_once, Failed(str(error), "server")))
-        packed, outputs, found = done
         if not sent.forward_only:
-            packed = await compute(SMALL_BYTES, custom_loss.backward, sent, found, pack)
+            packed = await compute(SMALL_BYTES, custom_loss.backward, sent, differentiated, pack)
             model.request_id = request.id
             outputs = model.put_chunks(packed.chunks)
-        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, found))
+        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, differentiated))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
         """Return how many bytes packing processes; a request that reads files counts as large."""

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_afte
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.coordinator.training.outcomes import Begun, json_after
+from spmd_tx.coordinator.training.outcomes import Begun, at_once, json_after
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import (
     EXTERNAL_WEIGHTS,
@@ -92,7 +92,7 @@ class Saves:
     ) -> Begun:
         recipients = age_recipients.check_recipients(body.age_encryption_recipients or [])
         if recipients and (failed := await self._outside("check", CHECK_SECONDS, recipients=recipients)):
-            return Begun(partial(_at_once, failed))
+            return Begun(partial(at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, body.path)
         options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
@@ -182,10 +182,6 @@ async def _written(reply: asyncio.Future[Reply], writing: Writing, staged: Path)
         return None
     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
     return Failed(f"the files could not be written: {problem}", "server")
-
-
-async def _at_once(failed: Failed) -> Outcome:
-    return failed
 
 
 def _seconds_to_encrypt(folder: Path) -> float:

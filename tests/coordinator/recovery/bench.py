@@ -22,7 +22,7 @@ from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.build import GenerationBuilder
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
@@ -217,7 +217,7 @@ class Coordinator:
             snapshots=self._snapshots,
             custom_losses=CustomLossCatalog(self.database, self.queue),
             loss_runs=LossRuns(loss_limits(config.bounds)),
-            progress=Progress(),
+            progress=SampleProgress(),
             at_work=quarantine.at_work,
             uses=ProgramUses(),
         )

@@ -155,7 +155,7 @@ def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
 @pytest.fixture
 def models():
     """Copies of a whole model: the base model's, and two more."""
-    return VersionBank(slots=3, directory=FOLDER, is_of_models=True)
+    return VersionBank(slots=3, directory=FOLDER, whole_models=True)
 
 
 def test_rows_use_one_copy_of_a_model_at_a_time_and_take_turns(models):

@@ -14,6 +14,7 @@ from spmd_tx.protocol.commands import Drop
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice, FakeWorkers, continuation
 from tests.coordinator.training.bench import running
+from tests.support.ready_programs import EverythingReady
 
 PAGES = 40
 ROUNDS = 5
@@ -24,7 +25,7 @@ def sample_batch(bank):
     limits = SamplingLimits(
         shapes=SamplingShapes(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
     )
-    return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits)
+    return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits, EverythingReady())
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.coordinator.training.slots import TURN, OneModel
+from spmd_tx.coordinator.training.slots import TURN, TrainingSlots
 from spmd_tx.protocol.commands import Drop, ForwardBackward
 from spmd_tx.protocol.places import Idle
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
@@ -190,7 +190,7 @@ class Asking(TrainedModel):
 
 
 async def test_where_all_weights_are_trained_models_follow_each_other_in_the_order_of_their_coming():
-    slots, models = OneModel(), [Asking(name) for name in MODELS[:3]]
+    slots, models = TrainingSlots(1, until_session_ends=True), [Asking(name) for name in MODELS[:3]]
     a, b, c = models
 
     def seatable():
@@ -212,7 +212,11 @@ async def test_where_all_weights_are_trained_models_follow_each_other_in_the_ord
 
 
 async def test_where_all_weights_are_trained_models_of_one_session_take_turns():
-    slots, first, second = OneModel(), Asking(A, "alice"), Asking("alice:train:1", "alice")
+    slots, first, second = (
+        TrainingSlots(1, until_session_ends=True),
+        Asking(A, "alice"),
+        Asking("alice:train:1", "alice"),
+    )
     other, models = Asking(B), []
     models += [first, other, second]
     assert slots.seatable(models, models, at_once=True) == [first]
