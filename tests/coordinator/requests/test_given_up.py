@@ -115,7 +115,7 @@ async def test_a_suspect_that_was_given_up_brings_no_other_workers_down(bench):
     await next_generation(bench, by_command=True)
     assert await bench.failure(poison, "server") == TOLD
     await bench.result(bench.create(B))
-    assert not bench.scheduler._execution._dispatcher.suspects
+    assert not bench.scheduler._table.has_suspects
 
 
 async def test_a_model_that_was_given_up_before_it_was_made_says_why(bench):
@@ -137,7 +137,7 @@ async def test_an_answer_that_others_were_built_on_cannot_be_left_out(bench, ahe
     bench.log.outcomes.pop(trained)
     bench.log.order.remove(trained)
     bench.log._settled[trained].clear()
-    bench.scheduler._unfinished.add(bench.log.requests[trained])
+    bench.scheduler._table.add(bench.log.requests[trained])
     await next_generation(bench, holds=(CreateAdapter, ForwardBackward))
     await bench.prepared(A, min(4, ahead))
     assert bench.scheduler.give_up(trained, WHY)
