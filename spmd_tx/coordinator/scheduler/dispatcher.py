@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from spmd_tx.coordinator.mesh.compilation import Settled
+from spmd_tx.coordinator.mesh.compilation import SettledProgram
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Outcome
 from spmd_tx.coordinator.runtime import metrics
@@ -201,7 +201,7 @@ class Dispatcher:
         self._programs.order(chosen.models, ahead, samples, self._on_reply, only_awaited=only_awaited)
         self._planned_for = PlannedFor
 
-    def _take_compiled(self, settled: Settled) -> Outcomes:
+    def _take_compiled(self, settled: SettledProgram) -> Outcomes:
         if settled.costs:
             self._sessions.charge(settled.costs)
         return [] if settled.error is None else self._sampling.not_compiled(settled.program, settled.error)

@@ -254,7 +254,7 @@ async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queu
 
     async def read(beside):
         async with beside.reading() as db:
-            return await overview.listed(db, overview.Choice(owner=None, most=1))
+            return await overview.listed(db, overview.RequestFilter(owner=None, most=1))
 
     async def write(beside):
         return await give_up(beside, ids[1][:8])

@@ -12,33 +12,33 @@ from typing import Literal, NamedTuple
 
 from spmd_tx.coordinator.requests.runs.recent import Timed
 
-Stage = Literal["queued", "batched", "compiling", "device", "encoded"]
+StageName = Literal["queued", "batched", "compiling", "device", "encoded"]
 Cause = Literal["device", "queue", "compile", "client", "restart", "server"]
 
 CAUSES: tuple[Cause, ...] = ("device", "queue", "compile", "client", "restart", "server")
 OUTAGE = "outage"  # no workers run commands
 
-Span = tuple[float, float]  # seconds since the epoch
+TimeSpan = tuple[float, float]  # seconds since the epoch
 # Seconds for the run and for others, in the slice that holds a time
 DeviceSeconds = Callable[[float], tuple[float, float]]
 
 
-class Segment(NamedTuple):
+class StageSegment(NamedTuple):
     """Says that a request was in one stage. Times are in seconds since the epoch."""
 
-    stage: Stage
+    stage: StageName
     begin: float
     end: float
 
 
-class TimeSlice(NamedTuple):
+class CauseSlice(NamedTuple):
     """Holds the seconds of each cause in one part of a window."""
 
     at: float  # where it begins
     seconds: dict[Cause, float]
 
 
-def segments(timed: Timed, now: float) -> list[Segment]:
+def segments(timed: Timed, now: float) -> list[StageSegment]:
     """Cut a request's time into stages; an unfinished one is in its last stage until now."""
     times, end = timed.times, now if timed.finished_at is None else timed.finished_at
     sent = end if times.sent_at is None else times.sent_at
@@ -46,7 +46,7 @@ def segments(timed: Timed, now: float) -> list[Segment]:
     bounds = [times.accepted_at]
     for moment in (end if times.began_at is None else times.began_at, sent, replied, end):
         bounds.append(min(max(moment, bounds[-1]), end))
-    stages: tuple[Stage, ...] = ("queued", "batched", "device", "encoded")
+    stages: tuple[StageName, ...] = ("queued", "batched", "device", "encoded")
     compiling = list(times.compiled)
     if times.compiling_since is not None:
         compiling.append((times.compiling_since, end))
@@ -56,29 +56,33 @@ def segments(timed: Timed, now: float) -> list[Segment]:
     return found
 
 
-def _cut_out(stage: Stage, span: Span, compiling: Sequence[Span]) -> list[Segment]:
+def _cut_out(stage: StageName, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
     if not compiling:
-        return [Segment(stage, *span)] if span[1] > span[0] else []
-    found, begin = list[Segment](), span[0]
+        return [StageSegment(stage, *span)] if span[1] > span[0] else []
+    found, begin = list[StageSegment](), span[0]
     for start, stop in compiling:
         start, stop = max(start, begin), min(stop, span[1])
         if stop > start:
-            found += [Segment(stage, begin, start), Segment("compiling", start, stop)]
+            found += [StageSegment(stage, begin, start), StageSegment("compiling", start, stop)]
             begin = stop
-    return [each for each in [*found, Segment(stage, begin, span[1])] if each.end > each.begin]
+    return [each for each in [*found, StageSegment(stage, begin, span[1])] if each.end > each.begin]
 
 
 def slices(
-    stages: Iterable[Segment], outages: Sequence[Span], window: Span, length: float, devices: DeviceSeconds
-) -> list[TimeSlice]:
+    stages: Iterable[StageSegment],
+    outages: Sequence[TimeSpan],
+    window: TimeSpan,
+    length: float,
+    devices: DeviceSeconds,
+) -> list[CauseSlice]:
     """Divide a window among the causes; all slices but the first and last have this length in seconds."""
     since, until = window
     starts = [since]
     while (following := (starts[-1] // length + 1) * length) < until:
         starts.append(following)
     nothing: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
-    found = [TimeSlice(start, {**nothing}) for start in starts]
+    found = [CauseSlice(start, {**nothing}) for start in starts]
     first = int(since // length)
     waits = [0.0] * len(found)
     for what, begin, end in _moments(stages, outages, window):
@@ -95,7 +99,7 @@ def slices(
     return found
 
 
-def total(slices: Sequence[TimeSlice]) -> dict[Cause, float]:
+def total(slices: Sequence[CauseSlice]) -> dict[Cause, float]:
     """Add up the seconds of each cause."""
     found: dict[Cause, float] = {}
     for cause in CAUSES:
@@ -116,7 +120,7 @@ def _share(seconds: dict[Cause, float], wait: float, own: float, others: float) 
 
 
 def _moments(
-    stages: Iterable[Segment], outages: Sequence[Span], window: Span
+    stages: Iterable[StageSegment], outages: Sequence[TimeSpan], window: TimeSpan
 ) -> Iterable[tuple[Cause | Literal["waiting"], float, float]]:
     """List what the run was doing, without gaps or overlaps."""
     spans: list[tuple[str, float, float]] = [*stages, *((OUTAGE, *span) for span in outages)]
