@@ -166,10 +166,9 @@ async def open_stores(config: ServerConfig, model: Model, stack: AsyncExitStack)
     catalog = await open_catalog(database)
     checkpoints = await open_checkpoints(
         database,
-        config.checkpoints_dir,
+        await asyncio.to_thread(open_store, config),
         config.model_name,
         disk,
-        await asyncio.to_thread(open_store, config),
         config.bounds.checkpoint_bytes,
         model,
     )

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.authentication import BATCH
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.requests.records import Failed, RequestKind
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.limits import check_number
@@ -105,7 +105,7 @@ class TrainingController(Controller):
 
 async def queue_training(
     services: Services,
-    model: Model,
+    model: ModelRow,
     kind: RequestKind,
     seq_id: int,
     payload: bytes,

@@ -11,9 +11,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from spmd_tx.coordinator.requests.runs.recent import Timed
-
-StageName = Literal["queued", "batched", "compiling", "device", "encoded"]
-Cause = Literal["device", "queue", "compile", "client", "restart", "server"]
+from spmd_tx.coordinator.wire.console.run_timing import Cause, Stage, TimeSlice
 
 CAUSES: tuple[Cause, ...] = ("device", "queue", "compile", "client", "restart", "server")
 OUTAGE = "outage"  # no workers run commands
@@ -26,16 +24,9 @@ DeviceSeconds = Callable[[float], tuple[float, float]]
 class StageSegment(NamedTuple):
     """Says that a request was in one stage. Times are in seconds since the epoch."""
 
-    stage: StageName
+    stage: Stage
     begin: float
     end: float
-
-
-class CauseSlice(NamedTuple):
-    """Holds the seconds of each cause in one part of a window."""
-
-    at: float  # where it begins
-    seconds: dict[Cause, float]
 
 
 def segments(timed: Timed, now: float) -> list[StageSegment]:
@@ -46,7 +37,7 @@ def segments(timed: Timed, now: float) -> list[StageSegment]:
     bounds = [times.accepted_at]
     for moment in (end if times.began_at is None else times.began_at, sent, replied, end):
         bounds.append(min(max(moment, bounds[-1]), end))
-    stages: tuple[StageName, ...] = ("queued", "batched", "device", "encoded")
+    stages: tuple[Stage, ...] = ("queued", "batched", "device", "encoded")
     compiling = list(times.compiled)
     if times.compiling_since is not None:
         compiling.append((times.compiling_since, end))
@@ -56,7 +47,7 @@ def segments(timed: Timed, now: float) -> list[StageSegment]:
     return found
 
 
-def _cut_out(stage: StageName, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
+def _cut_out(stage: Stage, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
     if not compiling:
         return [StageSegment(stage, *span)] if span[1] > span[0] else []
@@ -75,14 +66,14 @@ def slices(
     window: TimeSpan,
     length: float,
     devices: DeviceSeconds,
-) -> list[CauseSlice]:
+) -> list[TimeSlice]:
     """Divide a window among the causes; all slices but the first and last have this length in seconds."""
     since, until = window
     starts = [since]
     while (following := (starts[-1] // length + 1) * length) < until:
         starts.append(following)
     nothing: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
-    found = [CauseSlice(start, {**nothing}) for start in starts]
+    found = [TimeSlice(start, {**nothing}) for start in starts]
     first = int(since // length)
     waits = [0.0] * len(found)
     for what, begin, end in _moments(stages, outages, window):
@@ -99,7 +90,7 @@ def slices(
     return found
 
 
-def total(slices: Sequence[CauseSlice]) -> dict[Cause, float]:
+def total(slices: Sequence[TimeSlice]) -> dict[Cause, float]:
     """Add up the seconds of each cause."""
     found: dict[Cause, float] = {}
     for cause in CAUSES:
