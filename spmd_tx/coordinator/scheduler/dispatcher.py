@@ -358,11 +358,13 @@ class Dispatcher:
         """Note that models have their turn; their sessions pay by the tokens of each."""
         parts: dict[str, float] = {}
         self._turns += 1
-        for model, mine in tokens.items():
+        for model, tokens_of_model in tokens.items():
             if model.has_slot:
-                self._slots.used(model, mine)
+                self._slots.used(model, tokens_of_model)
             self._last_turn[model.id] = self._turns
-            parts[model.session_id] = parts.get(model.session_id, 0.0) + mine / sum(tokens.values())
+            parts[model.session_id] = parts.get(model.session_id, 0.0) + tokens_of_model / sum(
+                tokens.values()
+            )
         return Payer(TRAINING, parts)
 
 

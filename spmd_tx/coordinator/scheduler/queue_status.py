@@ -77,8 +77,8 @@ class QueueView:
             return f"waiting for request {missing} of this model, which has not arrived"
         line = self.table.unfinished_of_line(request.line)
         ahead = sum(other.seq_id < request.seq_id for other in line)
-        mine = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
-        return _joined([mine, self._of_others(entry), self._time_before(request, entry)])
+        earlier = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
+        return _joined([earlier, self._of_others(entry), self._time_before(request, entry)])
 
     def _of_others(self, entry: ModelLine) -> str | None:
         """Describe the steps of other models that are ready to be sent; models take turns."""
