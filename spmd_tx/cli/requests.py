@@ -49,7 +49,7 @@ def list_requests(
     """List the requests that have no result yet, the oldest first."""
     from spmd_tx.coordinator.requests import overview
 
-    choice = overview.Choice(owner, kind, with_finished, most)
+    choice = overview.RequestFilter(owner, kind, with_finished, most)
 
     async def read(database: "Database") -> "tuple[list[Overview], int]":
         async with database.reading() as db:

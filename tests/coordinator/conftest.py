@@ -20,7 +20,7 @@ from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.build import open_services, open_stores
 from spmd_tx.coordinator.server.served_model import ServedModel
@@ -128,7 +128,7 @@ class FakeHealth:
     ready: bool = True
     refusal: str | None = None
     programs: ProgramsHealth | None = None
-    record: MeshRecord = field(default_factory=MeshRecord)
+    record: MeshTimeline = field(default_factory=MeshTimeline)
     closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 

@@ -35,7 +35,7 @@ from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
 from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -96,7 +96,7 @@ class Health(Protocol):
     def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
 
     @property
-    def record(self) -> MeshRecord: ...  # what became of the workers so far
+    def record(self) -> MeshTimeline: ...  # what became of the workers so far
 
     @property
     def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile
@@ -85,7 +85,7 @@ class Hub:
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
-        self.record = MeshRecord()
+        self.record = MeshTimeline()
         self.programs = CompileProgress(self.record)
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send

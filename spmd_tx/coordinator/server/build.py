@@ -30,7 +30,7 @@ from spmd_tx.coordinator.http.security.signed_urls import open_signed_urls
 from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.services import Health, RequestScheduler, Services
 from spmd_tx.coordinator.mesh.compilation import Compilation
-from spmd_tx.coordinator.mesh.generations import Generations, Plan
+from spmd_tx.coordinator.mesh.generations import GenerationPlan, Generations
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
@@ -43,7 +43,7 @@ from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
 from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
-from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
+from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime.at_work import AtWork
@@ -189,7 +189,7 @@ async def open_services(
     keyring = await open_keyring(database, config.data_dir)
     prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
     stack.push_async_callback(prompt_texts.close)
-    samples = SampleReader(Places(config.data_dir / "payloads", model.directory), model.text, bounds)
+    samples = SampleReader(SamplePlaces(config.data_dir / "payloads", model.directory), model.text, bounds)
     stack.push_async_callback(samples.close)
     return Services(
         config=config,
@@ -243,21 +243,21 @@ def open_store(config: ServerConfig) -> CheckpointStore:
     return open_remote_store(base, config.data_dir, cache)
 
 
-async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) -> Plan:
+async def make_plan(mesh: MeshChoice, model: ServedModel, database: Database) -> GenerationPlan:
     """Make the plan for all generations, or one that ``settle`` completes when the devices are known."""
-    plan = Plan(
+    plan = GenerationPlan(
         model_files=model.files or await asyncio.to_thread(fingerprint, model.directory),
         revision=model.commit,
         command_timeout=mesh.config.command_timeout,
         next_number=partial(next_generation, database),
     )
 
-    def completed(config: ServerConfig) -> Plan:
+    def completed(config: ServerConfig) -> GenerationPlan:
         check_mesh(config, model.config)
         setup = make_setup(config, model.directory, model.max_context, model.config.expert_lora)
         return replace(plan, setup=setup, devices=config.devices_per_process)
 
-    async def settle(found: Sequence[HostDevices]) -> Plan:
+    async def settle(found: Sequence[HostDevices]) -> GenerationPlan:
         return completed(await mesh.settle(found))
 
     return replace(plan, settle=settle) if mesh.config.mesh is None else completed(mesh.config)

@@ -19,9 +19,9 @@ from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
-    Kind,
     Outcome,
     Request,
+    RequestKind,
     json_result,
     read_body,
 )
@@ -103,7 +103,7 @@ class Training:
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
     loss_room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # with a custom loss
 
-    def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
+    def turn(self, kind: RequestKind) -> AbstractAsyncContextManager[object]:
         """Return the block in which a request's body is read and its steps are made: few bodies in memory."""
         return self.turns if kind in CHUNKED_KINDS else nullcontext()
 

@@ -92,6 +92,7 @@ class TrainedModel:
         self.request_id = ""  # of the request whose steps are added now
         self.errand: str | None = None  # what its request waits for besides commands
         self.has_more = has_more
+        self.is_lonely = False  # planning a step of the server's own may have failed: it shares no command
         self.effects = 0  # steps added so far that may change its state
         self._lost: MeshError | None = None
         self._sent_last = ""  # the request whose step was sent last

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
 from spmd_tx.coordinator.agent.base_model import fingerprint
-from spmd_tx.coordinator.mesh.generations import Generations, Plan
+from spmd_tx.coordinator.mesh.generations import GenerationPlan, Generations
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
@@ -47,7 +47,7 @@ class WorkerGroup:
         self.roster = AgentRoster(self.port.send, processes, devices=1, on_sign=signs.add)
         self.counted = first_generation - 1
         setup = tiny_setup(num_processes=processes, model_dir=str(model_dir), fsdp=processes)
-        plan = Plan(
+        plan = GenerationPlan(
             setup=setup,
             devices=1,
             model_files=fingerprint(model_dir),

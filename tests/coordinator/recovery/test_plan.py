@@ -49,7 +49,7 @@ async def test_a_request_that_was_overtaken_by_its_successor_runs_between_them(b
     await bench.settled()
     expected = bench.workers.weights[0]
     outcome = bench.log.outcomes.pop(trained)
-    bench.scheduler._unfinished.add(bench.log.requests[trained])
+    bench.scheduler._table.add(bench.log.requests[trained])
     await next_generation(bench)
     await bench.until(lambda: trained in bench.log.outcomes)
     assert bench.log.outcomes[trained] == outcome
@@ -152,7 +152,7 @@ async def test_a_save_that_was_interrupted_may_overwrite_what_it_wrote(bench):
     path = (await bench.result(saved))["path"]
     del bench.log.outcomes[saved]
     bench.log._settled[saved].clear()
-    bench.scheduler._unfinished.add(bench.log.requests[saved])
+    bench.scheduler._table.add(bench.log.requests[saved])
     await next_generation(bench)
     assert (await bench.result(saved))["path"] == path
     assert len(bench.workers.sent("save_state")) == 1

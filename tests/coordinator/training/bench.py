@@ -200,6 +200,7 @@ class TrainingBench:
 
     async def outcome(self, request_id):
         """How a request ends, unless the scheduler does so first."""
+        self.scheduler._table.check_integrity()
         settled = asyncio.create_task(self.log.outcome(request_id))
         await asyncio.wait([settled, self.run], return_when=asyncio.FIRST_COMPLETED)
         if not settled.done():
@@ -211,6 +212,7 @@ class TrainingBench:
         """Return when something has become true; if it never does, the test runs into its time limit."""
         while not condition():
             assert not self.run.done(), "the scheduler has ended"
+            self.scheduler._table.check_integrity()
             await asyncio.sleep(0.001)
 
     async def settled(self):

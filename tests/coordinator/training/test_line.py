@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from spmd_tx.coordinator.requests.records import Kind, Request
+from spmd_tx.coordinator.requests.records import Request, RequestKind
 from spmd_tx.coordinator.training.line import (
     LATER_CALL_SECONDS,
     MOST_CONSUMED,
@@ -16,7 +16,7 @@ from spmd_tx.coordinator.training.line import (
 from spmd_tx.errors import InvalidRequest
 
 
-def request(seq_id: int, kind: Kind = "forward_backward") -> Request:
+def request(seq_id: int, kind: RequestKind = "forward_backward") -> Request:
     return Request(seq_id, f"request-{seq_id}", kind, "session:train:0", seq_id, "session")
 
 

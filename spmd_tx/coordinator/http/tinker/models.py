@@ -14,7 +14,7 @@ from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
-from spmd_tx.coordinator.requests.records import Kind
+from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits
@@ -80,7 +80,7 @@ class ModelsController(Controller):
 async def queue_model(
     services: Services,
     access: Access,
-    kind: Kind,
+    kind: RequestKind,
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
 ) -> FutureResponse:
