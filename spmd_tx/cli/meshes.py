@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from spmd_tx.config import AUTO, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.errors import DoesNotFit, StartError
 from spmd_tx.models.declared.model import Model
+from spmd_tx.options import AUTO
 from spmd_tx.worker.memory.accelerators import Devices
 
 Mesh = tuple[int, int, int]  # fsdp, ep, tp

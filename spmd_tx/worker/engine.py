@@ -29,7 +29,7 @@ from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
-from spmd_tx.worker.memory.plan import Plan, engine_setup, report
+from spmd_tx.worker.memory.plan import Plan, report
 from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
@@ -64,11 +64,11 @@ class Engine:
         state: WorkerState,
         programs: Programs,
     ) -> None:
-        self.setup = setup = engine_setup(plan)
+        self.setup = setup = plan.sizes.setup
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared, self.attention = plan, declared, setup.attention
         self._calls = self.CALLS(plan, setup, mesh, declared)
-        self._menu = self.MENU(setup, mesh, declared, self._calls)
+        self._menu = self.MENU(plan, mesh, declared, self._calls)
         self.on_written: OnEnd = lambda path, problem: None
         self.report_aside: Callable[..., None] = lambda kind, **fields: None
         start = partial(ChildProcess, setup.loss_memory_bytes, setup.compilation_cache)

@@ -15,19 +15,19 @@ from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.http.app import make_app
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import Backend, Services, open_services
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.coordinator.sampling.progress import Progress
-from spmd_tx.coordinator.server.build import open_services, open_stores
-from spmd_tx.coordinator.server.served_model import ServedModel
+from spmd_tx.coordinator.server.build import open_stores
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
 from tests.coordinator.http.fake_scheduler import FakeScheduler
@@ -168,7 +168,8 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
             asyncio.create_task(scheduler.run()),
             asyncio.create_task(stores.queue.run(scheduler.arrive)),
         ]
-        yield await open_services(config, model, stores, scheduler, FakeHealth(), Progress(), stack)
+        backend = Backend(scheduler=scheduler, health=FakeHealth(), progress=Progress())
+        yield await open_services(config, model, stores, backend, stack)
         for task in running:
             task.cancel()
             await asyncio.wait([task])

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import write_file
 from spmd_tx.errors import UNREADABLE, StartError
+from spmd_tx.options import AUTO, flag
 from spmd_tx.processes.environments import of_worker
 from spmd_tx.processes.parent import tied
 
@@ -67,10 +68,11 @@ class MeshChoice:
 
     async def _planned(self, count: int, kind: str, size: int | None) -> tuple[tuple[int, int, int], str]:
         """Ask ``spmd-tx plan``, which needs JAX, in a process of its own."""
-        arguments = ["--json", "--base-model", str(self.model_dir), "--devices", f"{count}x{kind}"]
+        arguments = ["--json", "--devices", f"{count}x{kind}"]
         arguments += [] if size is None else ["--memory-per-device", str(size)]
-        for name in PLAN_OPTIONS:
-            arguments += _as_option(name, getattr(self.config, name))
+        planned = msgspec.structs.replace(self.config, base_model=str(self.model_dir), revision=None)
+        for name in options_of("plan"):
+            arguments += _as_option(name, getattr(planned, name))
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}
         process = await asyncio.create_subprocess_exec(
             *tied([sys.executable, "-m", "spmd_tx.cli", "plan", *arguments]),
@@ -135,10 +137,9 @@ def devices_of_each(config: ServerConfig, found: Sequence[HostDevices]) -> int:
 
 
 def _as_option(name: str, value: object) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return [option] if value else []
-    return [] if value is None else [option, str(value)]
+        return [flag(name)] if value else []
+    return [] if value is None else [flag(name), str(value)]
 
 
 def _least_count(config: ServerConfig) -> int:

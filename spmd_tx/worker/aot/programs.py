@@ -97,17 +97,16 @@ def _prefills(plan: Plan) -> Iterator[Wanted]:
 
 
 def _decodes(plan: Plan) -> Iterator[Wanted]:
-    setup, shards = plan.sizes.setup, plan.sizes.data_shards
-    rows = plan.decode_rows
-    counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows * shards, setup.bank_slots)
+    setup, rows = plan.sizes.setup, plan.rows_of_decode
+    counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows, setup.bank_slots)
     copied = [count for count in counts if count < setup.bank_slots] or counts
     for active in dict.fromkeys((counts[0], copied[-1])):
         yield Wanted(
-            f"decode {rows} of {active}",
+            f"decode {plan.decode_rows} of {active}",
             "decode",
-            ProgramShape(step="decode", rows=rows * shards, active=active),
-            planned=plan.steps.decode(rows, plan.sizes.widest_table),
-            tokens=rows * shards,
+            ProgramShape(step="decode", rows=rows, active=active),
+            planned=plan.steps.decode(plan.decode_rows, plan.sizes.widest_table),
+            tokens=rows,
             is_usual=active == counts[0],
         )
 

@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import msgspec
 
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.sizes import TRAIN_TOKENS, USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
@@ -99,6 +97,11 @@ class Plan:
     def compiling(self) -> int:
         """The bytes that compiling may use beside a step."""
         return self.steps.trying_kernels if self.memory.tries_kernels else 0
+
+    @property
+    def rows_of_decode(self) -> int:
+        """The most rows of a Decode, over all data shards."""
+        return self.decode_rows * self.sizes.data_shards
 
     @property
     def cache_tokens(self) -> int:
@@ -263,12 +266,6 @@ def _rounded_down(pages: int) -> int:
     """
     unit = 1 << max(0, pages.bit_length() - 4)
     return pages // unit * unit
-
-
-def engine_setup(plan: Plan) -> Setup:
-    """Return the setup with the rows of decode that were planned, over all data shards."""
-    rows = plan.decode_rows * plan.sizes.data_shards
-    return msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
 
 
 def report(plan: Plan) -> MemoryPlan:

@@ -76,7 +76,7 @@ class Sizes:
 
     def row_counts(self) -> list[int]:
         """Return how many rows to decode at once: the choices to try, the most first."""
-        counts = [max(1, self.setup.decode_rows // self.data_shards)]
+        counts = [self.setup.decode_rows]
         while counts[-1] > 1:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts

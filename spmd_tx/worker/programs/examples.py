@@ -12,8 +12,8 @@ from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS, AdapterSpec
 from spmd_tx.protocol.programs import ProgramShape
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.state import WorkerState
@@ -24,8 +24,9 @@ from spmd_tx.worker.steps.swap import vector
 class Menu:
     """Makes calls with abstract arrays, from an engine's declarations."""
 
-    def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
-        self._setup, self._mesh, self._declared, self._calls = setup, mesh, declared, calls
+    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
+        self._setup, self._decode_rows = plan.sizes.setup, plan.rows_of_decode
+        self._mesh, self._declared, self._calls = mesh, declared, calls
         self._has_states = isinstance(declared.cache, Keep)
         self._state = abstract(mesh, declared)
 
@@ -92,7 +93,7 @@ class Menu:
 
     def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
-        copies, by_row = np.zeros((self._setup.decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
+        copies, by_row = np.zeros((self._decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
         states = None
         if self._has_states:
             of_states = np.concatenate([copies] * STATE_COPIES)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.programs import ProgramShape
-from spmd_tx.worker.memory.plan import Plan, engine_setup
+from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls, adamw_inputs
 from spmd_tx.worker.programs.examples import Menu
@@ -73,7 +73,7 @@ class FullMenu(Menu):
 
 def menu_of(plan: Plan, mesh: Mesh) -> Menu:
     """Return the menu of an engine with this plan."""
-    declared, setup = declare(plan), engine_setup(plan)
+    declared, setup = declare(plan), plan.sizes.setup
     if setup.full_copies:
-        return FullMenu(setup, mesh, declared, FullCalls(plan, setup, mesh, declared))
-    return Menu(setup, mesh, declared, Calls(plan, setup, mesh, declared))
+        return FullMenu(plan, mesh, declared, FullCalls(plan, setup, mesh, declared))
+    return Menu(plan, mesh, declared, Calls(plan, setup, mesh, declared))

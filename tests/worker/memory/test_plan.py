@@ -35,7 +35,7 @@ def sizes(model=QWEN3_8B, mesh=(1, 1, 1), **different) -> Sizes:
         "max_rank": 32,
         "max_context": 8192,
         "page_size": 16,
-        "decode_rows": 64 * fsdp * ep,
+        "decode_rows": 64,
         "decode_steps": 16,
     }
     setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, **usual | different)
@@ -137,7 +137,7 @@ def test_more_memory_and_less_context_are_never_slower(model, mesh, attention, s
 
 
 def test_a_little_cache_is_given_away_for_computing_less_twice():
-    server = sizes(mesh=(8, 1, 1), decode_rows=1024, attention="triton")
+    server = sizes(mesh=(8, 1, 1), decode_rows=128, attention="triton")
     plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 32768))
     assert plan is not None
     assert longer is not None

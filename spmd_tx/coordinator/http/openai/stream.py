@@ -196,7 +196,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRe
         number,
         row.session_id,
         msgspec.json.encode(sample),
-        tokens=most_tokens(sample, services.max_context),
+        tokens=most_tokens(sample, services.model.max_context),
     )
 
 
