@@ -7,25 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.options import (
-    AUTO,
-    FROM_ZERO,
-    ByteSize,
-    Command,
-    Heading,
-    ParallelSize,
-    Port,
-    declared,
-    flag,
-)
+from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, ParallelSize, Port, TakenBy, declared, flag
 
-PARALLEL_SIZES = (
-    "fully_sharded_data_parallel_size",
-    "expert_parallel_size",
-    "tensor_parallel_size",
-)
+PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
 LogFormat = Literal["text", "json"]
-PLAN, GC, WORKER = Command("plan"), Command("gc"), Command("worker")  # take an option beside serve
+PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -264,7 +250,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for field in msgspec.structs.fields(ServerConfig):
             value = getattr(self, field.name)
             if field.name in OPTIONS and value != field.default:
-                OPTIONS[field.name].values.check(flag(field.name), value)
+                OPTIONS[field.name].accepts.check(flag(field.name), value)
 
     @property
     def model_names(self) -> tuple[str, ...]:

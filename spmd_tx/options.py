@@ -18,14 +18,14 @@ class Heading(NamedTuple):
     text: str
 
 
-class Command(NamedTuple):
+class TakenBy(NamedTuple):
     """Names a command that takes an option as ``spmd-tx serve`` does."""
 
     name: str
 
 
-class Values(NamedTuple):
-    """Says which values an option can have, where its type does not."""
+class Accepts(NamedTuple):
+    """Says which values an option accepts, where its type does not."""
 
     least: float = 1  # of a number
     most: float = MANY
@@ -45,10 +45,10 @@ class Values(NamedTuple):
                 raise StartError(f"{option} is wrong: {error}") from None
 
 
-FROM_ZERO = Values(least=0)
-Port = Annotated[int, Values(least=0, most=HIGHEST_PORT)]
-ByteSize = Annotated[str, Values(is_size=True)]
-ParallelSize = Annotated[int | Literal["auto"], Values(may_be_auto=True)]  # auto: by the devices
+FROM_ZERO = Accepts(least=0)
+Port = Annotated[int, Accepts(least=0, most=HIGHEST_PORT)]
+ByteSize = Annotated[str, Accepts(is_size=True)]
+ParallelSize = Annotated[int | Literal["auto"], Accepts(may_be_auto=True)]  # auto: by the devices
 
 
 class Option(NamedTuple):
@@ -57,7 +57,7 @@ class Option(NamedTuple):
     type: Any
     help: str
     heading: str
-    values: Values
+    accepts: Accepts
     commands: tuple[str, ...]  # that take it
 
 
@@ -67,11 +67,11 @@ def declared(options: type) -> Iterator[tuple[str, Option]]:
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         heading = next((mark.text for mark in marks if isinstance(mark, Heading)), heading)
-        values = next((mark for mark in marks if isinstance(mark, Values)), Values())
-        commands = ("serve", *(mark.name for mark in marks if isinstance(mark, Command)))
+        accepts = next((mark for mark in marks if isinstance(mark, Accepts)), Accepts())
+        commands = ("serve", *(mark.name for mark in marks if isinstance(mark, TakenBy)))
         for text in marks:
             if isinstance(text, str):
-                yield name, Option(hint.__origin__, text, heading, values, commands)
+                yield name, Option(hint.__origin__, text, heading, accepts, commands)
 
 
 def flag(name: str) -> str:

@@ -135,9 +135,9 @@ def takes_options(command: str, *, has_file: bool = True) -> Callable[[Callable[
     """
 
     def added(function: Callable[..., None]) -> Callable[..., None]:
-        *own, _ = inspect.signature(function).parameters.values()
+        *before, _ = inspect.signature(function).parameters.values()
         shared = [_parameter(name, has_heading=has_file) for name in options_of(command)]
-        parameters = [CONFIG, *shared, *own] if has_file else [*own, *shared]
+        parameters = [CONFIG, *shared, *before] if has_file else [*before, *shared]
         function.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
         return function
 
@@ -146,8 +146,8 @@ def takes_options(command: str, *, has_file: bool = True) -> Callable[[Callable[
 
 def _parameter(name: str, *, has_heading: bool) -> inspect.Parameter:
     option, default = OPTIONS[name], getattr(DEFAULTS, name)
-    is_number_or_auto = option.values.may_be_auto
-    how = typer.Option(
+    is_number_or_auto = option.accepts.may_be_auto
+    typer_option = typer.Option(
         rich_help_panel=option.heading if has_heading else None,
         parser=parse_parallel_size if is_number_or_auto else None,
         metavar="NUMBER" if is_number_or_auto else None,
@@ -156,7 +156,7 @@ def _parameter(name: str, *, has_heading: bool) -> inspect.Parameter:
         show_envvar=False,
         show_default=default is not None,
     )
-    annotation = Annotated[str if is_number_or_auto else option.type, how]
+    annotation = Annotated[str if is_number_or_auto else option.type, typer_option]
     if name == "base_model":
         default = inspect.Parameter.empty
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
