@@ -137,7 +137,7 @@ def worker(
     raise typer.Exit(asyncio.run(remote_agent.run(agent_options, **options)))
 
 
-Family = Annotated[
+FamilyOption = Annotated[
     str,
     typer.Option(help=f"Kind of the model, or a model of that kind: {', '.join(tiny_families.FAMILIES)}."),
 ]
@@ -158,7 +158,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
         "demo"
     ),
-    family: Family = "qwen3",
+    family: FamilyOption = "qwen3",
     full_parameters: Annotated[
         bool, typer.Option("--full-parameters", help="Train all weights instead of an adapter.")
     ] = False,
@@ -177,7 +177,7 @@ def make_model(
         Path, typer.Argument(metavar="DIRECTORY", help="Folder to write to; created if it is missing.")
     ],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
-    family: Family = "qwen3",
+    family: FamilyOption = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random checkpoint in the Hugging Face layout."""

@@ -70,19 +70,19 @@ def plan(
     are left out are tried, and the fastest is named.
     """
     del options["config"]  # its values came in as defaults of the other options
-    config, found = ServerConfig(**options), parse_devices(devices, memory_per_device)
+    config, parsed_devices = ServerConfig(**options), parse_devices(devices, memory_per_device)
     if compiles:
         names = tuple(name.strip() for name in only.split(",") if name.strip())
-        compile.run(config, read_model(config), found, Wish(names, hlo), as_json=as_json)
+        compile.run(config, read_model(config), parsed_devices, Wish(names, hlo), as_json=as_json)
         return
     for option, value in (("--only", only), ("--hlo", hlo)):
         if value:
             raise StartError(f"{option} is {str(value)!r}, which has no effect without --compile; add that")
-    planned = make(config, found)
+    planned = make(config, parsed_devices)
     if as_json:
         mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
-        told = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
-        typer.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        facts = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
     else:
         show(planned)
 
@@ -112,7 +112,7 @@ def read_model(config: ServerConfig) -> Model:
 
 def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice."""
-    found: list[Planned] = []
+    fitting: list[Planned] = []
     refusals = Refusals(config, devices)
     for mesh in meshes:
         try:
@@ -120,12 +120,12 @@ def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequen
         except StartError as error:
             refusals.add(mesh, error)
             continue
-        found.append(planned)
+        fitting.append(planned)
         if set(planned.plan.remat.values()) != {"full"}:
             why = "the least tensor parallelism with which training need not compute everything twice"
             return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
-    if found:
-        return replace(found[0], why="the least tensor parallelism with which the model fits")
+    if fitting:
+        return replace(fitting[0], why="the least tensor parallelism with which the model fits")
     raise refusals.error()
 
 

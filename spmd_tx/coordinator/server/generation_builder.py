@@ -60,8 +60,8 @@ async def make_plan(mesh: MeshChoice, model: OpenedModel, database: Database) ->
         setup = make_setup(config, model.directory, model.max_context, model.config.expert_lora)
         return replace(plan, setup=setup, devices=config.devices_per_process)
 
-    async def settle(found: Sequence[HostDevices]) -> Plan:
-        return completed(await mesh.settle(found))
+    async def settle(devices: Sequence[HostDevices]) -> Plan:
+        return completed(await mesh.settle(devices))
 
     return replace(plan, settle=settle) if mesh.config.mesh is None else completed(mesh.config)
 

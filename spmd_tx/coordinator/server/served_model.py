@@ -7,7 +7,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, context_length
-from spmd_tx.coordinator.server.same_model import Numbers, check_same_model
+from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_model
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.models.config import read_model_config
@@ -17,7 +17,7 @@ from spmd_tx.models.config import read_model_config
 class OpenedModel(ServedModel):
     """Holds what was found out about the base model at the start."""
 
-    numbers: Numbers | None = None  # None: they need not be kept
+    numbers: NumericChanges | None = None  # None: they need not be kept
     files: dict[str, str] | None = None  # fingerprints by name; None: not taken yet
     commit: str | None = None  # that --revision names; None: none is asked for
 
