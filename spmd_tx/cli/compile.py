@@ -171,12 +171,12 @@ def plan_for(config: ServerConfig, model: Model, devices: Devices) -> "Plan":
     from spmd_tx.coordinator.server.preflight import check_mesh, context_length
     from spmd_tx.coordinator.server.worker_setup import make_setup
     from spmd_tx.worker.aot.target import open_mesh
-    from spmd_tx.worker.memory.offline import plan_on, with_attention
+    from spmd_tx.worker.memory.offline import plan_on, with_kernels
 
     check_mesh(config, model)
     assert config.mesh is not None, "one of the meshes was chosen"
     setup = make_setup(config, None, context_length(config, model), model.expert_lora)
-    setup = with_attention(setup, model, devices)
+    setup = with_kernels(setup, model, devices)
     return plan_on(open_mesh(devices, *config.mesh), setup, model, devices)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.declared.maps import Map, Parameter, Source
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource
 from spmd_tx.models.declared.model import Model
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 512, "factor": 4.0}
@@ -152,7 +152,7 @@ def _tensors(array: Map | Parameter, layer: int) -> Iterator[tuple[str, tuple[in
         yield array.source.name.format(layer=layer, expert=expert), shape
 
 
-def _stored(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _stored(source: TensorSource, shape: tuple[int, ...]) -> tuple[int, ...]:
     if source.rows is not None:
         shape = (*shape[:-1], source.rows[1])
     return (*shape[:-2], shape[-1], shape[-2]) if source.transposed else shape

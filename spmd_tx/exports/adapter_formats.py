@@ -22,8 +22,8 @@ from spmd_tx.models.adapter_formats.files import (
     PREFIX,
     SHARED_NAMES,
     WEIGHTS_FILE,
-    Module,
-    Shape,
+    AdapterModule,
+    ArrayShape,
     config_of,
     write_tensors,
 )
@@ -41,7 +41,7 @@ BUFFER_BYTES = 1 << 20
 class StoredTensor(NamedTuple):
     """Holds the shape of a tensor of the result, and how to make it."""
 
-    shape: Shape
+    shape: ArrayShape
     make: Callable[[], np.ndarray]
 
 
@@ -74,7 +74,7 @@ def export_adapter(
 def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterFiles:
     """Name and stack factors as hosted Tinker does, where all of them have the same scale."""
     tensors: dict[str, StoredTensor] = {}
-    of_experts: dict[str, list[Module]] = defaultdict(list)
+    of_experts: dict[str, list[AdapterModule]] = defaultdict(list)
     for module in adapter.modules:
         name = HOSTED_HEAD if module.map == HEAD else module.name
         if model.architecture == GPT_OSS:
@@ -96,11 +96,11 @@ def _pair(module: str, a: StoredTensor, b: StoredTensor) -> dict[str, StoredTens
     return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
 
 
-def _factor(adapter: AdapterFolder, module: Module, which: Literal["a", "b"]) -> StoredTensor:
+def _factor(adapter: AdapterFolder, module: AdapterModule, which: Literal["a", "b"]) -> StoredTensor:
     return StoredTensor(getattr(module, which), lambda: getattr(adapter.factors(module), which))
 
 
-def _stack(adapter: AdapterFolder, experts: list[Module], which: Literal["a", "b"]) -> StoredTensor:
+def _stack(adapter: AdapterFolder, experts: list[AdapterModule], which: Literal["a", "b"]) -> StoredTensor:
     """Stack the factors of all experts; B takes up what their scale differs from the adapter's."""
     scale = np.float32(adapter.scale(experts[0]) / adapter.spec.scale if which == "b" else 1)
     return StoredTensor(
@@ -113,7 +113,7 @@ def _stack(adapter: AdapterFolder, experts: list[Module], which: Literal["a", "b
 class _Part:
     """Holds the modules of one map in a matrix, or in those of all experts."""
 
-    modules: list[Module]  # one, or that of each expert
+    modules: list[AdapterModule]  # one, or that of each expert
     rows: slice  # of the matrix, along its outputs
     rank: int
 
@@ -172,7 +172,7 @@ def _for_peft(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterF
 
 def _targets(adapter: AdapterFolder, model: Model) -> dict[str, _Target]:
     """Return the targets by their names in transformers."""
-    modules: dict[tuple[str, str], list[Module]] = defaultdict(list)  # by target and map
+    modules: dict[tuple[str, str], list[AdapterModule]] = defaultdict(list)  # by target and map
     for module in adapter.modules:
         modules[target_of(module, model), module.map].append(module)
     targets: dict[str, _Target] = {}

@@ -26,7 +26,7 @@ BUFFER_BYTES = 1 << 20
 OnWrittenBytes = Callable[[int, int], None]  # bytes written, bytes of all
 
 
-class TensorSource(Protocol):
+class Content(Protocol):
     """Defines what is asked of the tensors that are written: as tensors.Tensors answers."""
 
     @property
@@ -40,7 +40,7 @@ class TensorSource(Protocol):
     def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]: ...
 
 
-def write_checkpoint(folder: Path, files: Files, tensors: TensorSource, progress: OnWrittenBytes) -> None:
+def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: OnWrittenBytes) -> None:
     """Write all files into ``folder``, except those that are there already."""
     plan = _plan(files, tensors)
     total, done = sum(each.size for of_file in plan.values() for each in of_file), 0
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, files: Files, tensors: TensorSource, progress
     _write_rest(folder, files.model_dir, plan, tensors, total)
 
 
-def _plan(files: Files, tensors: TensorSource) -> dict[str, list[ResultTensor]]:
+def _plan(files: Files, tensors: Content) -> dict[str, list[ResultTensor]]:
     """Return the tensors of each file of the result; they lie in the base model's files."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in files.names:
@@ -61,7 +61,7 @@ def _plan(files: Files, tensors: TensorSource) -> dict[str, list[ResultTensor]]:
 
 
 def _write_file(
-    path: Path, made: list[ResultTensor], tensors: TensorSource, progress: Callable[[int], None]
+    path: Path, made: list[ResultTensor], tensors: Content, progress: Callable[[int], None]
 ) -> None:
     beside = path.with_name(path.name + STAGED)
     done = 0
@@ -77,7 +77,7 @@ def _write_file(
 
 
 def _write_rest(
-    folder: Path, model_dir: Path, plan: dict[str, list[ResultTensor]], tensors: TensorSource, total: int
+    folder: Path, model_dir: Path, plan: dict[str, list[ResultTensor]], tensors: Content, total: int
 ) -> None:
     """Write the index and config.json, and copy what else the base model has beside its weights."""
     for path in sorted(model_dir.iterdir()):
@@ -95,7 +95,7 @@ def _write_rest(
     )
 
 
-def _config(config: dict[str, Any], tensors: TensorSource, is_untied: bool) -> dict[str, Any]:
+def _config(config: dict[str, Any], tensors: Content, is_untied: bool) -> dict[str, Any]:
     """Return the base model's config.json as the result needs it, also where it is nested (text_config)."""
     changed = {
         key: _config(value, tensors, is_untied) if isinstance(value, dict) else value

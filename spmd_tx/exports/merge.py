@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from spmd_tx.exports.adapter import AdapterFolder, FactorPair
-from spmd_tx.models.adapter_formats.files import Module
-from spmd_tx.models.declared.maps import Map, Source, linear
+from spmd_tx.models.adapter_formats.files import AdapterModule
+from spmd_tx.models.declared.maps import Map, TensorSource, linear
 from spmd_tx.models.declared.model import HEAD, Model
 
 
@@ -19,9 +19,9 @@ from spmd_tx.models.declared.model import HEAD, Model
 class FactorsDelta:
     """Holds what one module adds to a matrix of a stored tensor."""
 
-    module: Module
+    module: AdapterModule
     expert: int | None  # among the module's; None: it has one matrix
-    source: Source
+    source: TensorSource
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Merge:
         return self._factors[1]
 
 
-def _rows_in(source: Source, outputs: int, first: int, count: int) -> tuple[slice, slice]:
+def _rows_in(source: TensorSource, outputs: int, first: int, count: int) -> tuple[slice, slice]:
     """Return which of ``count`` stored rows a map has, and which of its outputs they are."""
     start, _, step = source.rows or (0, outputs, 1)
     begin = max(0, -(-(first - start) // step))
@@ -83,14 +83,14 @@ def _changes(adapter: AdapterFolder, model: Model) -> dict[str, Change]:
     return {name: Change(dict(deltas), tied.get(name)) for name, deltas in deltas_by_name.items()}
 
 
-def _source(declared: Map, model: Model) -> Source:
+def _source(declared: Map, model: Model) -> TensorSource:
     if declared.name == HEAD:
         return linear(model.head.module)
     return declared.source
 
 
 def _matrices(
-    module: Module, declared: Map, numbers: range | None, model: Model
+    module: AdapterModule, declared: Map, numbers: range | None, model: Model
 ) -> Iterator[tuple[int | None, int, str]]:
     """Yield (expert among the module's, matrix within the tensor, name of the tensor)."""
     source = _source(declared, model)

@@ -9,7 +9,7 @@ from spmd_tx.hlo.collectives import Collective, collective
 from spmd_tx.hlo.module import Computation, HloModule, Instruction, parse
 
 SORTS = ("__cub$", "cub::", "__cub_")  # beginnings of custom calls that sort
-ArrayShape = tuple[str, tuple[int, ...]]  # dtype and dimensions
+HloShape = tuple[str, tuple[int, ...]]  # dtype and dimensions
 SMALLEST_SORT = 4096  # numbers; smaller sorts take no time
 
 
@@ -27,8 +27,8 @@ class DeviceOperation:
     written_bytes: float = 0.0
     collective: Collective | None = None
     sorted_numbers: int = 0  # where it sorts
-    given: tuple[ArrayShape, ...] = ()  # arrays that it may read
-    written: tuple[ArrayShape, ...] = ()  # arrays of main memory that it writes as a whole
+    given: tuple[HloShape, ...] = ()  # arrays that it may read
+    written: tuple[HloShape, ...] = ()  # arrays of main memory that it writes as a whole
     frame: int = 0  # where the traced program made it (frames.py); 0: unknown
 
     @property

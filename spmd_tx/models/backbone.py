@@ -29,7 +29,7 @@ from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import Cycle, Norm, Place
+from spmd_tx.models.declared.layers import Cycle, Norm, StackPlace
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
@@ -54,11 +54,11 @@ class LayerPass:
     """Holds the weights and adapters of one layer, and the pass that runs it."""
 
     model: Model
-    place: Place
+    place: StackPlace
     w: Named[Array]
     lora: Named[Lora[Array]]  # of maps in ``stack``, too, those of all repetitions
     how: Pass
-    stack: moe.Kernels  # matrices that are read where those of all repetitions are stacked,
+    stack: moe.Matrices  # matrices that are read where those of all repetitions are stacked,
     number: Array | None  # and which of them is this layer's; None: there are none
 
     def linear(self, x: Array, name: str, width_out: int) -> Array:
@@ -143,11 +143,11 @@ def norm(x: Array, weight: Array, declared: Norm) -> Array:
 
 def _inputs(
     model: Model,
-    place: Place,
+    place: StackPlace,
     layers: Named[Array],
     adapters: Adapters[Array],
     replayed_LBTC: Array | None,
-    stack: moe.Kernels,
+    stack: moe.Matrices,
 ) -> tuple[Any, ...]:
     """Return what the loop takes for a place of a cycle, with a leading dimension of the repetitions."""
     w = layers.part(place.prefix).without(stack)
@@ -165,16 +165,11 @@ def _inputs(
 
 
 def _stacked(
-    model: Model,
-    place: Place,
-    base: Weights[Array],
-    adapters: Adapters[Array],
-    rows: int,
-    how: Pass,
-) -> moe.Kernels:
+    model: Model, place: StackPlace, base: Weights[Array], adapters: Adapters[Array], rows: int, how: Pass
+) -> moe.Matrices:
     """Return the matrices of all repetitions that are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)
-    found: moe.Kernels = {}
+    found: moe.Matrices = {}
     if isinstance(channel, Mixture) and moe.reads_stack(w.up, model.d_model, channel.experts, how):
         found |= _experts(w)
     tp = lax.axis_size(TP)
@@ -186,12 +181,12 @@ def _stacked(
     return found
 
 
-def _dense(stack: moe.Kernels) -> list[str]:
+def _dense(stack: moe.Matrices) -> list[str]:
     """Return the names of matrices that are read in place, but for those of experts."""
     return [name for name, each in stack.items() if each.ndim == 3 and not name.endswith("_bias")]
 
 
-def _experts(w: Named[Array] | moe.Kernels) -> moe.Kernels:
+def _experts(w: Named[Array] | moe.Matrices) -> moe.Matrices:
     """Return the experts' matrices, and their biases where they have some."""
     names = (*EXPERTS, *(f"{name}_bias" for name in EXPERTS))
     return {name: w[name] for name in names if name in w}
@@ -199,8 +194,8 @@ def _experts(w: Named[Array] | moe.Kernels) -> moe.Kernels:
 
 def _run_cycle(
     model: Model,
-    places: list[Place],
-    stacks: list[moe.Kernels],
+    places: list[StackPlace],
+    stacks: list[moe.Matrices],
     adapters: Adapters[Array],
     positions_BT: Array,
     how: Pass,
@@ -325,7 +320,7 @@ def delta_rule(
     assert isinstance(sizes, DeltaRule)
     assert how.segments is not None
     h_BTD = layer.norm(x_BTD, "attention_norm")
-    before = None if slots is None else state_pool.read(cache.states, index, slots, how.product)
+    before = None if slots is None else state_pool.read(cache.states, index, slots, how.kernels)
     decodes = slots is not None and slots.decodes
     where = how.segments, positions_BT, before
     y_BTI, after = mix(sizes, layer.w, partial(layer.columns, h_BTD), *where, decodes=decodes)
@@ -367,9 +362,9 @@ def _mixture(
     w = layer.w
     bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
     routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
-    kernels, number = (_experts(layer.stack), layer.number) if "up" in layer.stack else (_experts(w), None)
+    matrices, number = (_experts(layer.stack), layer.number) if "up" in layer.stack else (_experts(w), None)
     factors = {name: layer.lora[name] for name in EXPERTS}
-    y_BTD = moe.mixture(kernels, factors, h_BTD, routed, layer.how, number, channel.activation)
+    y_BTD = moe.mixture(matrices, factors, h_BTD, routed, layer.how, number, channel.activation)
     if channel.shared is not None:
         hidden_BTF = _gated(layer, channel.shared, h_BTD)
         shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)

@@ -7,9 +7,10 @@ from typing import Any
 from jax import Array, lax
 
 from spmd_tx.models.adapters.lora import ApplyLora, ExpertAdapters, TakeFactors
-from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.named import Named
 from spmd_tx.models.stack_product import StackedMap
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
 from spmd_tx.sharding.mesh import TP
 
@@ -17,7 +18,7 @@ from spmd_tx.sharding.mesh import TP
 # sinks or a window pass them by the names that blockwise_attention.attend_segments gives them.
 Attend = Callable[..., tuple[Array, Any]]
 # Takes a layer's arrays as they are stored, and returns those that it computes with.
-TakeWeights = Callable[[Place, Named[Array]], Named[Array]]
+TakeWeights = Callable[[StackPlace, Named[Array]], Named[Array]]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Pass:
     attend: Attend
     apply_lora: ApplyLora
     expert_lora: ExpertAdapters
+    kernels: Kernels
     sequence_parallel: bool  # split T over tp between the blocks (Korthikanti et al. 2022)
     remat: str | None = None  # one of REMAT_LEVELS; None: there is no backward pass
     stationary: bool = False  # weights that are split over fsdp stay in place, and the rows travel
@@ -45,7 +47,6 @@ class Pass:
     stacked_map: StackedMap | None = (
         None  # for few rows; None: a layer's matrices are taken out of their stack
     )
-    product: str = "reference"  # of experts: a name of experts.product.IMPLEMENTATIONS
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
     slots: StateSlots | None = None  # None: every row begins with nothing read
     attend_window: Attend | None = None  # of layers that keep a window in slots, while sampling
@@ -68,7 +69,7 @@ class Pass:
         XLA for TPUs would choose the layout that is best for what comes next, want the map's matrix to fit
         it, and copy the stack of all layers' matrices first. A training step loses more without that choice.
         """
-        return lax.optimization_barrier(y) if self.stationary and self.product == "mosaic" else y
+        return lax.optimization_barrier(y) if self.stationary and self.kernels.platform == "tpu" else y
 
     def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
         return linear(x, kernel, width_out, stationary=self.stationary)

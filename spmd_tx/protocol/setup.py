@@ -2,6 +2,8 @@
 
 import msgspec
 
+from spmd_tx.protocol.kernels import Kernels
+
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     """Answers Hello with all that a worker must know before its first command."""
@@ -34,10 +36,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     compilation_cache: str  # directory
     idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
     kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
-    attention: str = "auto"  # of IMPLEMENTATIONS in models/attention/packed_rows.py; "auto": workers choose
-    paged_attention: str = "auto"  # the same of models/attention/paged/attention.py
-    experts: str = "auto"  # "kernel", or "reference" where that is wrong; "auto": workers choose
-    decode_way: str = "auto"  # of worker/decode_ways.py's WAYS; "auto": GPUs choose
+    kernels: Kernels = Kernels()  # those of CPUs; workers put in what they choose for their devices
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful
     longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context

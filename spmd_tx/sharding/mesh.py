@@ -7,6 +7,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from spmd_tx.errors import StartError
+from spmd_tx.protocol.kernels import Platform
 
 FSDP = "fsdp"  # rows are split over it; adapter state is stored split over it (ZeRO)
 EP = "ep"  # rows are split over it; experts of a mixture live on it
@@ -36,7 +37,7 @@ def abstract_mesh(fsdp: int, ep: int, tp: int) -> AbstractMesh:
     return AbstractMesh((fsdp, ep, tp), AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def platform(mesh: Mesh) -> str:
+def platform(mesh: Mesh) -> Platform:
     """Return what the devices are: "cpu", "gpu" or "tpu"."""
     name = mesh.devices.flat[0].platform
     return "gpu" if name in ("cuda", "rocm") else name

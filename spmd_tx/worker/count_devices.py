@@ -11,7 +11,7 @@ os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
 
 import jax
 
-from spmd_tx.worker.accelerator import MEMORY_FRACTION
+from spmd_tx.worker.xla_flags import MEMORY_FRACTION
 
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 

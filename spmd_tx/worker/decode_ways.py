@@ -31,5 +31,5 @@ def ways_for(tp: int, processes: int) -> list[str]:
 
 
 def options_of(way: str) -> dict[str, bool | str]:
-    """Return XLA's options; for a name that is none of WAYS there are none."""
-    return dict(WAYS.get(way, {}))
+    """Return XLA's options for a way."""
+    return dict(WAYS[way])

@@ -13,9 +13,7 @@ from jax.sharding import Mesh
 
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import Adapters
-from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.experts.product import refuse
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.memory_plan import MemoryPlan
@@ -23,10 +21,11 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import abstract, shardings
-from spmd_tx.worker.accelerator import agreed_attention, agreed_experts, identity_of_choices, keep_float32
+from spmd_tx.worker.accelerator import keep_float32
 from spmd_tx.worker.blocks import joined
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
+from spmd_tx.worker.kernel_choices import agreed, identity_of_choices
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.host import idle_budget
 from spmd_tx.worker.memory.plan import Plan, report
@@ -66,7 +65,7 @@ class Engine:
     ) -> None:
         self.setup = setup = plan.sizes.setup
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
-        self._plan, self.declared, self.attention = plan, declared, setup.attention
+        self._plan, self.declared = plan, declared
         self._calls = self.CALLS(plan, setup, mesh, declared)
         self._menu = self.MENU(plan, mesh, declared, self._calls)
         self.on_written: OnEnd = lambda path, problem: None
@@ -93,14 +92,7 @@ class Engine:
         if must_agree(mesh):
             # JAX's cache would give a program to some processes and let others compile it.
             jax.config.update("jax_enable_compilation_cache", False)
-        setup = msgspec.structs.replace(
-            setup,
-            attention=agreed_attention(setup.attention),
-            paged_attention=agreed_attention(setup.paged_attention, list(paged.IMPLEMENTATIONS)),
-            experts=agreed_experts(setup.experts),
-        )
-        if setup.experts == "reference":
-            refuse(platform(mesh))
+        setup = msgspec.structs.replace(setup, kernels=agreed(setup.kernels, platform(mesh)))
         if platform(mesh) == "gpu" and setup.kernel_choices:
             # Each process tries some of the kernels, and XLA gives the results to all.
             mine = identity_of_choices(Path(setup.kernel_choices))
@@ -122,8 +114,9 @@ class Engine:
     @property
     def device(self) -> str:
         """The mesh's devices, and what attends on them if it is not the reference, as text."""
-        kernels = [("attention", self.attention), ("paged attention", self.setup.paged_attention)]
-        told = [f", {what} {name}" for what, name in kernels if name != "reference"]
+        kernels = self.setup.kernels
+        names = [("attention", kernels.rows), ("paged attention", kernels.pages)]
+        told = [f", {what} {name}" for what, name in names if name not in ("reference", "row_by_row")]
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{''.join(told)}"
 
     def compile(self, command: commands.Compile) -> Result:

@@ -182,10 +182,10 @@ def test_other_devices_are_refused(text, memory, words):
     ],
 )
 def test_devices_have_the_attention_and_the_memory_that_workers_find(devices, attention, gib):
-    from spmd_tx.worker.memory.offline import usable_memory, with_attention
+    from spmd_tx.worker.memory.offline import usable_memory, with_kernels
 
     parsed = parse_devices(devices, None)
-    assert with_attention(tiny_setup(), QWEN3_8B, parsed).attention == attention
+    assert with_kernels(tiny_setup(), QWEN3_8B, parsed).kernels.rows == attention
     if gib is not None:
         assert usable_memory(parsed).bytes == pytest.approx(gib * GIB)
 

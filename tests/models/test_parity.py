@@ -18,6 +18,7 @@ from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings, specs
@@ -51,8 +52,10 @@ def logits(mesh, case, directory) -> np.ndarray:
         out_specs=jax.P(DATA, None, TP),
     )
     def run(base, adapters, tokens, segments, positions, slots):
-        apply_lora = both_loras(row_lora, slots, jnp.array([(1.0, 1.0), scales], jnp.float32))
-        how = Pass(segment_attend("reference", segments), *apply_lora, sequence_parallel=True)
+        apply_lora = both_loras(
+            partial(row_lora, kernels=Kernels()), slots, jnp.array([(1.0, 1.0), scales], jnp.float32)
+        )
+        how = Pass(segment_attend(Kernels(), segments), *apply_lora, Kernels(), sequence_parallel=True)
         whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)

@@ -16,9 +16,10 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.families import qwen3_5
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.forward_pass import Pass, StateSlots
 from spmd_tx.models.linear_attention import state_pool
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import shardings, specs
@@ -30,7 +31,7 @@ from tests.golden.delta_model import CONFIG, LENGTHS, RANK, SCALE, TEXT, rows_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-MODEL = qwen3_5.dense(Keys(CONFIG))
+MODEL = qwen3_5.dense(ConfigKeys(CONFIG))
 TOLERANCE = 1e-5  # relative to the largest logit
 PAGE_SIZE, SLOT = 16, 2
 CUT = LENGTHS[1] - 6  # tokens that are read at once; the others are decoded
@@ -59,7 +60,9 @@ def logits_of(base, adapters, how, tokens, positions, cache=None):
 
 
 def loras(rows):
-    return both_loras(row_lora, jnp.zeros(rows, jnp.int32), jnp.full((1, 2), SCALE, jnp.float32))
+    return both_loras(
+        partial(row_lora, kernels=Kernels()), jnp.zeros(rows, jnp.int32), jnp.full((1, 2), SCALE, jnp.float32)
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 2)], ids=str)
@@ -75,8 +78,8 @@ def test_packed_rows_equal_transformers(tmp_path, shape):
         out_specs=jax.P(DATA, None, TP),
     )
     def run(base, adapters, tokens, segments, positions):
-        attend = segment_attend("reference", segments)
-        how = Pass(attend, *loras(1), sequence_parallel=True, segments=segments)
+        attend = segment_attend(Kernels(), segments)
+        how = Pass(attend, *loras(1), Kernels(), sequence_parallel=True, segments=segments)
         return logits_of(base, adapters, how, tokens, positions)[0]
 
     tokens, segments, positions = np.zeros((3, 2, 128), np.int32)
@@ -108,8 +111,8 @@ def test_every_level_of_recomputation_leads_to_the_same_gradients(tmp_path):
         )
         def run(base, adapters, tokens, positions):
             segments = jnp.ones_like(tokens)
-            attend = segment_attend("reference", segments)
-            how = Pass(attend, *loras(1), sequence_parallel=True, remat=remat, segments=segments)
+            attend = segment_attend(Kernels(), segments)
+            how = Pass(attend, *loras(1), Kernels(), sequence_parallel=True, remat=remat, segments=segments)
 
             def loss(adapters):
                 logits, _ = logits_of(base, adapters, how, tokens, positions)
@@ -147,10 +150,11 @@ def test_prefill_and_decode_equal_transformers(tmp_path):
     def run(base, adapters, cache, tokens):
         read, positions = tokens[:, :CUT], jnp.arange(CUT)[None]
         segments, slot = jnp.ones((1, CUT), jnp.int32), jnp.full(1, SLOT)
-        attend = prefill_attend("reference", segments, jnp.array(pages)[positions // PAGE_SIZE], positions)
+        attend = prefill_attend(Kernels(), segments, jnp.array(pages)[positions // PAGE_SIZE], positions)
         how = Pass(
             attend,
             *loras(1),
+            Kernels(),
             sequence_parallel=True,
             segments=segments,
             slots=StateSlots(jnp.zeros_like(slot), slot, decodes=False),
@@ -159,10 +163,11 @@ def test_prefill_and_decode_equal_transformers(tmp_path):
 
         def step(cache, position):
             is_alive = jnp.ones(1, bool)
-            attend = decode_attend("row_by_row", jnp.array(pages)[None], position[None], is_alive)
+            attend = decode_attend(Kernels(), jnp.array(pages)[None], position[None], is_alive)
             how = Pass(
                 attend,
                 *loras(1),
+                Kernels(),
                 sequence_parallel=False,
                 segments=jnp.ones((1, 1), jnp.int32),
                 slots=StateSlots(slot, slot, decodes=True),
@@ -215,4 +220,4 @@ def test_every_tensor_of_the_text_model_is_read_once():
 )
 def test_what_the_layers_cannot_be_is_refused(change, message):
     with pytest.raises(Refusal, match=message):
-        qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **change}}))
+        qwen3_5.dense(ConfigKeys({**CONFIG, "text_config": {**TEXT, **change}}))

@@ -1,5 +1,7 @@
 """The product with a stacked matrix; its kernel runs as a plain program."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,15 +10,15 @@ from jax.sharding import use_abstract_mesh
 
 from spmd_tx.models import stack_product as module
 from spmd_tx.models.adapters.lora import Lora, bank_lora
-from spmd_tx.models.stack_product import reads_stack, stack_product, stacked_maps
+from spmd_tx.models.stack_product import reads_stack, stacked_maps
 from tests.models.absent_gpu import ABSENT_GPU
 
 LAYERS, LAYER = 3, 1
+stack_product = partial(module.stack_product, interpret=True)
 
 
 @pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    monkeypatch.setattr(module, "INTERPRET", True)
+def small_parts(monkeypatch):
     monkeypatch.setattr(module, "LEAST_PART", 64)
 
 
@@ -71,7 +73,7 @@ def test_maps_apply_to_each_row_its_own_adapter(rank):
     random = np.random.default_rng(2)
     a, b = (jnp.asarray(random.normal(size=(LAYERS, 3, rank, width)), "float32") for width in (64, 32))
     adapters = jnp.asarray(slots), jnp.asarray(scales)
-    found = stacked_maps(*adapters, bank_lora(*adapters))(x, w, Lora(a, b), jnp.int32(LAYER))
+    found = stacked_maps(*adapters, bank_lora(*adapters), interpret=True)(x, w, Lora(a, b), jnp.int32(LAYER))
     wanted = bank_lora(*adapters)(x[:, None], Lora(a[LAYER], b[LAYER]))
     np.testing.assert_allclose(found, x @ w[LAYER] + wanted[:, 0], 0, 2e-3)
 
@@ -89,9 +91,8 @@ def test_the_kernel_has_few_rows_and_sizes_that_tensor_cores_have(shape, rows, w
 
 
 @pytest.mark.parametrize("rows", [128, 256])
-def test_a_gpu_would_run_one_kernel(rows, monkeypatch):
-    monkeypatch.setattr(module, "INTERPRET", False)
+def test_a_gpu_would_run_one_kernel(rows):
     shapes = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((rows, 4096), (36, 4096, 1024))]
     with use_abstract_mesh(ABSENT_GPU):
-        traced = jax.jit(stack_product).trace(*shapes, jax.ShapeDtypeStruct((), jnp.int32))
+        traced = jax.jit(module.stack_product).trace(*shapes, jax.ShapeDtypeStruct((), jnp.int32))
         assert traced.lower(lowering_platforms=("cuda",)).as_text().count("xla.gpu.triton") == 1

@@ -18,6 +18,7 @@ from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.sharding.weight import abstract, specs
@@ -62,8 +63,10 @@ def logits(
     )
     def run(base, adapters, tokens, segments, positions):
         slots = jnp.zeros(tokens.shape[0], jnp.int32)
-        loras = both_loras(row_lora, slots, jnp.array([scales], jnp.float32))
-        how = Pass(segment_attend("reference", segments), *loras, sequence_parallel=True, segments=segments)
+        loras = both_loras(partial(row_lora, kernels=Kernels()), slots, jnp.array([scales], jnp.float32))
+        how = Pass(
+            segment_attend(Kernels(), segments), *loras, Kernels(), sequence_parallel=True, segments=segments
+        )
         whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)

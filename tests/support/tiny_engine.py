@@ -22,6 +22,7 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import LOSS_NAMES
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings
@@ -223,7 +224,13 @@ class TinyEngine:
     """The random model on one mesh. The seed of its weights is fixed: meshes hold the same numbers."""
 
     def __init__(
-        self, shape: tuple[int, int, int], dtype: Any, kind: str, split_base: bool, remat: str
+        self,
+        shape: tuple[int, int, int],
+        dtype: Any,
+        kind: str,
+        split_base: bool,
+        remat: str,
+        kernels: Kernels = Kernels(),
     ) -> None:
         self.mesh, self.data_shards = make_mesh(*shape), shape[0] * shape[1]
         self.kind, self.model = kind, MODELS[kind]
@@ -231,8 +238,8 @@ class TinyEngine:
         self.declared_train = train_weights(self.model, self.mesh, SLOTS, RANK)
         self.base = self.place(random_arrays(self.declared_base, seed=0), self.declared_base)
         declared = (self.model, self.mesh, self.declared_base, self.declared_train)
-        self._forward = train.make_forward(*declared)
-        self._forward_backward = train.make_forward_backward(*declared, remat)
+        self._forward = train.make_forward(*declared, kernels=kernels)
+        self._forward_backward = train.make_forward_backward(*declared, remat, kernels=kernels)
         self._optim_step = make_optim_step(self.model, self.mesh, self.declared_train)
 
     def batch(self, rows: Sequence[Row], experts: np.ndarray | None = None) -> Any:

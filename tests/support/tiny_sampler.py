@@ -12,6 +12,7 @@ import numpy as np
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.declared.model import Model
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings
@@ -105,7 +106,7 @@ class Drawn:
 class TinySampler:
     """Holds the steps with their cache and rows on one mesh."""
 
-    def __init__(self, engine: TinyEngine, dtype: Any) -> None:
+    def __init__(self, engine: TinyEngine, dtype: Any, kernels: Kernels = Kernels()) -> None:
         self.engine, self.mesh, self.data_shards = engine, engine.mesh, engine.data_shards
         model = engine.model
         bank = adapter_weights(model, self.mesh, BANK_SLOTS, RANK, dtype, zero=False)
@@ -114,12 +115,12 @@ class TinySampler:
         row = Weight((MOST_ROWS * self.data_shards,), jax.P(DATA), jnp.int32)
         self._rows = RowState(row, row, row)
         declared = (model, self.mesh, engine.declared_base, self._bank, self._cache)
-        self._prefill = make_prefill(*declared, logprobs=True)
+        self._prefill = make_prefill(*declared, logprobs=True, kernels=kernels)
         self._copy_pages = make_copy_pages(self.mesh, self._cache)
         self._scored_prefill = functools.cache(
-            lambda widths: make_prefill(*declared, logprobs=True, widths=widths)
+            lambda widths: make_prefill(*declared, logprobs=True, widths=widths, kernels=kernels)
         )
-        self._decode = functools.cache(lambda top: make_decode(*declared, MOST_STEPS, top))
+        self._decode = functools.cache(lambda top: make_decode(*declared, MOST_STEPS, top, kernels=kernels))
         self.reset()
 
     def reset(self, stale: float = 0.0, w: Any = None) -> "TinySampler":

@@ -4,21 +4,18 @@ import shutil
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.protocol.kernels import Kernels, references
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.worker import accelerator
-from spmd_tx.worker.accelerator import (
-    Choice,
-    Ended,
-    agreed_attention,
-    identity_of_choices,
-    prepare_accelerator,
-    run_self_test,
-    try_out,
-)
-from spmd_tx.worker.self_tests.attention import Sizes, Verdict
+from spmd_tx.worker import accelerator, kernel_choices, xla_flags
+from spmd_tx.worker.accelerator import prepare_accelerator
+from spmd_tx.worker.kernel_choices import Choice, agreed, identity_of_choices, try_out
+from spmd_tx.worker.self_tests.attention import Sizes
+from spmd_tx.worker.self_tests.process import Ended, run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
+from spmd_tx.worker.self_tests.verdict import Verdict
 from tests.support.model_shapes import TINY, resized
 
 SIZES = Sizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
@@ -44,6 +41,11 @@ SETUP = Setup(
 )
 
 
+FASTEST = Kernels("gpu", "triton", "triton", "triton")
+MIXED = Kernels("gpu", "triton", "reference", "reference")
+REFERENCE_OF_PAGES = {"cpu": "row_by_row", "gpu": "reference"}
+
+
 class FakeGpu:
     """Runs self-tests: some flags are unknown to it, and some implementations fail or end the process."""
 
@@ -54,7 +56,7 @@ class FakeGpu:
     def __call__(self, flags, sizes):
         if isinstance(sizes, ExpertSizes):
             wrong = "the product is off by 1" if "product" in self.wrong else None
-            return Ended(0, [Verdict("triton", wrong)], "")
+            return Ended(0, [Verdict("triton", wrong), Verdict("reference", None)], "")
         self.runs.append((list(flags), sizes.implementations))
         if known := [flag for flag in flags if flag in self.unknown]:
             return Ended(1, [], f"F0101 parse_flags: Unknown flags in XLA_FLAGS: {' '.join(known)}\n")
@@ -114,17 +116,17 @@ def test_an_unknown_flag_of_the_user_is_not_looked_for_forever():
 
 def test_a_real_process_tells_which_flag_it_does_not_know(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    known = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
+    known = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, *xla_flags.OVERLAPPED]
     flags = [*known, "--xla_no_such_flag=true"]
     ended = run_self_test(str(tmp_path), flags, msgspec.structs.replace(SIZES, implementations=["triton"]))
-    assert accelerator.unknown_flags(ended.errors) == {"--xla_no_such_flag"}
+    assert xla_flags.unknown_flags(ended.errors) == {"--xla_no_such_flag"}
     assert ended.code
 
 
 @pytest.mark.slow
 def test_a_real_process_without_a_gpu_finds_that_only_the_reference_is_right(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    flags = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, *accelerator.OVERLAPPED]
+    flags = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, *xla_flags.OVERLAPPED]
     ended = run_self_test(str(tmp_path), flags, SIZES)
     problems = {verdict.implementation: verdict.problem for verdict in ended.verdicts}
     assert problems.pop("reference") is None
@@ -136,7 +138,7 @@ def test_without_a_gpu_nothing_is_started_or_set(monkeypatch):
     monkeypatch.setattr(accelerator, "run_self_test", None)
     before = dict(os.environ)
     setup = prepare_accelerator(SETUP, None, lambda _: None)
-    assert (setup.attention, setup.paged_attention) == ("reference", "reference")
+    assert setup.kernels == Kernels()
     assert dict(os.environ) == before
 
 
@@ -146,62 +148,60 @@ def test_on_a_tpu_one_chip_is_tried_and_no_flag_is_set(monkeypatch, tmp_path):
 
     def run(cache, flags, sizes, *, environment):
         chip = environment["TPU_VISIBLE_CHIPS"]
-        names = ["products and sums"] if isinstance(sizes, ExpertSizes) else list(sizes.implementations)
-        asked.append((cache, flags, names, sizes.device, chip))
-        return Ended(0, [Verdict(name, None) for name in names], "")
+        asked.append((cache, flags, list(sizes.implementations), sizes.device, chip))
+        return Ended(0, [Verdict(name, None) for name in sizes.implementations], "")
 
     monkeypatch.setattr(accelerator, "run_self_test", run)
     before = dict(os.environ)
     model = tiny_model.write(tmp_path / "model")
     setup = msgspec.structs.replace(SETUP, model_dir=str(model), compilation_cache=str(tmp_path / "cache"))
     told = prepare_accelerator(setup, [2], lambda _: None)
-    assert (told.attention, told.experts) == ("mosaic", "kernel")
+    assert told.kernels == Kernels("tpu", "mosaic", "reference", "mosaic")
     # For pages of 4 tokens there is no kernel. Training adds rows by one, also where there are no experts.
-    names = ["mosaic", "reference"], ["reference"], ["products and sums"]
+    names = ["mosaic", "reference"], ["reference"], ["mosaic", "reference"]
     assert asked == [(str(tmp_path / "cache"), [], each, 0, "2") for each in names]
     assert dict(os.environ) == before
 
 
 def test_what_was_chosen_is_chosen_again(tmp_path, monkeypatch):
     def settle(gpu, flags=()):
-        return accelerator.settle(str(tmp_path / "cache"), list(flags), SIZES, gpu)
+        return kernel_choices.settle(str(tmp_path / "cache"), list(flags), SIZES, gpu)
 
     disturbed = FakeGpu(fatal=SIZES.implementations)
     assert settle(disturbed) == Choice([], "reference")
     assert settle(FakeGpu(), ["--a=1"]) == settle(disturbed, ["--a=1"]) == Choice(["--a=1"], "triton")
-    assert settle(FakeGpu(wrong=["triton"]), ["--b=1"]).attention == "cudnn_masked", "another question"
-    monkeypatch.setattr(accelerator, "machine", lambda: ["another GPU"])
-    assert settle(FakeGpu(wrong=["triton"]), ["--a=1"]).attention == "cudnn_masked"
+    assert settle(FakeGpu(wrong=["triton"]), ["--b=1"]).implementation == "cudnn_masked", "another question"
+    monkeypatch.setattr(kernel_choices, "machine", lambda: ["another GPU"])
+    assert settle(FakeGpu(wrong=["triton"]), ["--a=1"]).implementation == "cudnn_masked"
     assert all(file.suffix == ".json" for file in (tmp_path / "cache").iterdir())
 
 
 def test_a_machine_is_described_without_a_gpu():
-    assert all(isinstance(line, str) for line in accelerator.machine())
+    assert all(isinstance(line, str) for line in kernel_choices.machine())
 
 
 def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkeypatch, caplog):
     model = resized(TINY, vocab_size=256, n_heads=8, n_kv_heads=1)
-    gpu = FakeGpu(wrong=["triton", "product", "graphs and one-shot"], unknown=[accelerator.OVERLAPPED[1]])
+    gpu = FakeGpu(wrong=["triton", "product", "graphs and one-shot"], unknown=[xla_flags.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
     monkeypatch.setattr(
-        accelerator, "run_self_test", lambda _, flags, sizes: tried.append(sizes) or gpu(flags, sizes)
+        accelerator, "run_self_test", lambda _, flags, sizes, **_e: tried.append(sizes) or gpu(flags, sizes)
     )
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert (setup.paged_attention, setup.experts, setup.decode_way) == ("reference", "reference", "graphs")
+    assert setup.kernels == Kernels("gpu", "reference", "reference", "reference", "graphs")
     gpu.wrong = []
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert (setup.attention, setup.paged_attention, setup.experts) == ("triton", "triton", "kernel")
-    ours = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[0]]
+    assert setup.kernels == Kernels("gpu", "triton", "triton", "triton", "graphs and one-shot")
+    ours = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, xla_flags.OVERLAPPED[0]]
     assert os.environ["XLA_FLAGS"].split() == [*ours, "--xla_of_the_user=1"]
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
-    assert setup.decode_way == "graphs and one-shot"
     attention, *_, pages, products, decodes = tried
     assert (attention.heads, attention.kv_heads, attention.device) == (4, 1, 3)
     assert pages.page_size == 4
@@ -210,13 +210,13 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     assert "decode by 'graphs and one-shot' is not used: output is off by 1" in caplog.text
     assert "attention 'triton' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
-    assert "kernels of products and sums are not used: the product is off by 1" in caplog.text
+    assert "products and sums 'triton' is not used: the product is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_latency_hiding_scheduler=false")
-    others = [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE, accelerator.OVERLAPPED[1]]
-    assert accelerator.wanted_flags(SETUP) == others
+    others = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, xla_flags.OVERLAPPED[1]]
+    assert xla_flags.wanted_flags(SETUP) == others
 
 
 def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_path, monkeypatch):
@@ -225,9 +225,9 @@ def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_pa
     here = msgspec.structs.replace(
         SETUP, kernel_choices=str(folder), compilation_cache=str(tmp_path / "cache")
     )
-    assert accelerator.wanted_flags(here)[-1] == f"{accelerator.AUTOTUNED}={folder}/autotuned"
+    assert xla_flags.wanted_flags(here)[-1] == f"{xla_flags.AUTOTUNED}={folder}/autotuned"
     spaced = msgspec.structs.replace(here, kernel_choices="/my data/kernel_choices")
-    assert accelerator.wanted_flags(spaced) == accelerator.wanted_flags(SETUP)
+    assert xla_flags.wanted_flags(spaced) == xla_flags.wanted_flags(SETUP)
     first = identity_of_choices(folder)
     assert first == identity_of_choices(folder)
     assert [file.name for file in folder.iterdir()] == ["identity"]
@@ -239,7 +239,7 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     model = resized(TINY, vocab_size=256, n_heads=8, n_kv_heads=1)
     monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
-    monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes: FakeGpu()(flags, sizes))
+    monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes, **_e: FakeGpu()(flags, sizes))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     folders = {name: str(tmp_path / name) for name in ("kernel_choices", "compilation_cache")}
@@ -250,22 +250,31 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
 
 def test_one_device_has_no_collectives_to_hide():
     alone = msgspec.structs.replace(SETUP, tp=1)
-    assert accelerator.wanted_flags(alone) == [*accelerator.REPRODUCIBLE, *accelerator.COMPUTED_ONCE]
+    assert xla_flags.wanted_flags(alone) == [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE]
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_an_engine_without_a_choice_for_its_platform_uses_the_references(platform):
+    assert agreed(FASTEST, platform) == (FASTEST if platform == "gpu" else Kernels())
+    assert agreed(Kernels(), platform) == Kernels(platform, pages=REFERENCE_OF_PAGES[platform])
 
 
 @pytest.mark.parametrize(
-    "name, expected", [("triton", "triton"), ("auto", "reference"), ("other", "reference")]
+    "ours, theirs, expected",
+    [
+        (FASTEST, replace(FASTEST, rows="cudnn_masked"), replace(FASTEST, rows="cudnn_masked")),
+        (references("gpu"), FASTEST, references("gpu")),
+        (replace(FASTEST, products="reference"), replace(FASTEST, pages="reference"), MIXED),
+    ],
 )
-def test_an_engine_without_a_choice_uses_the_reference(name, expected):
-    assert agreed_attention(name) == expected
+def test_processes_that_chose_differently_take_the_slower_of_each_choice(ours, theirs, expected, monkeypatch):
+    numbers = []
 
+    def gather(mine):
+        numbers.append(mine)
+        return np.array(numbers)
 
-def test_processes_that_chose_differently_take_the_slower_choice(monkeypatch):
-    monkeypatch.setattr(accelerator.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(
-        accelerator.multihost_utils,
-        "process_allgather",
-        lambda mine: np.array([mine, 1]),
-    )
-    assert agreed_attention("triton") == "cudnn_masked"
-    assert agreed_attention("reference") == "reference"
+    monkeypatch.setattr(kernel_choices.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(kernel_choices.multihost_utils, "process_allgather", gather)
+    agreed(theirs, "gpu")
+    assert agreed(ours, "gpu") == expected

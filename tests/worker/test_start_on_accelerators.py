@@ -31,7 +31,6 @@ def start(monkeypatch, tmp_path):
     """Returns a function that starts a worker on absent GPUs, and returns its programs."""
     kept = jax.config.jax_enable_compilation_cache, jax.config.jax_default_matmul_precision
     monkeypatch.setattr(engines, "read_model_config", lambda *arguments: MODEL)
-    monkeypatch.setattr(engines, "refuse", lambda platform: None)
     monkeypatch.setattr(engines, "ahead_of_need", lambda plan, mesh: (None, None))
     monkeypatch.setattr(engines, "allocate", lambda plan, progress: (None, None))
 
@@ -40,8 +39,7 @@ def start(monkeypatch, tmp_path):
         for module in (engines, agreement):
             monkeypatch.setattr(module, "platform", lambda mesh: platform)
         monkeypatch.setattr(agreement.jax, "process_count", lambda: processes)
-        monkeypatch.setattr(engines, "agreed_attention", lambda chosen, *names: chosen)
-        monkeypatch.setattr(engines, "agreed_experts", lambda chosen: chosen)
+        monkeypatch.setattr(engines, "agreed", lambda kernels, platform: kernels)
         monkeypatch.setattr(engines, "plan_memory", lambda *arguments, **ways: told.update(ways))
         monkeypatch.setattr(engines, "everybodys", lambda question, mine: [mine, "of-another", mine])
         setup = tiny_setup(

@@ -17,7 +17,7 @@ from spmd_tx.coordinator.requests import sample_notes
 from spmd_tx.coordinator.requests.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
-from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
+from spmd_tx.coordinator.wire.training_protobuf import Datum, TokenSpan
 from spmd_tx.errors import InvalidRequest
 
 KEPT_SECONDS = 24 * 3600.0  # after the last use
@@ -51,7 +51,7 @@ def encode(sequences: Iterable[SampledSequence]) -> bytes:
 class _Run(NamedTuple):
     """Holds a run of a datum's targets that one span covers."""
 
-    span: Span
+    span: TokenSpan
     start: int  # place of its first target in the datum
     counts: np.ndarray  # bool [length]: whether there is an advantage
 

@@ -23,7 +23,7 @@ from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationPa
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
 from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.training.line import Restoration
 from spmd_tx.errors import MeshError
@@ -237,7 +237,7 @@ class Scheduler:
                 self._ended.add(model.session_id)
         return restorations
 
-    async def _restoration(self, model: Model) -> Restoration | None:
+    async def _restoration(self, model: ModelRow) -> Restoration | None:
         """Plan one model; one that cannot be planned cannot be used."""
         unfinished = self._unfinished.of_line(model.id)
         try:

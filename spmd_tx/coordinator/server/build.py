@@ -113,10 +113,9 @@ async def open_stores(
     await reaper.reap(at_rest=True)
     checkpoints = await open_checkpoints(
         database,
-        config.checkpoints_dir,
+        await asyncio.to_thread(open_store, config),
         config.model_name,
         disk,
-        await asyncio.to_thread(open_store, config),
         config.bounds.checkpoint_bytes,
         model,
     )

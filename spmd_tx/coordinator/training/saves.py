@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
@@ -130,9 +130,7 @@ class Saves:
             model.session_id,
             body.sampling_session_seq_id,
             self.base_model,
-            of=model.id,
-            version=request.id,
-            inflight=inflight,
+            SamplerWeights(model_id=model.id, version=request.id, inflight=inflight),
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)

@@ -19,8 +19,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
 from spmd_tx.models.adapters.lora import ApplyLora, Lora, TakeFactors
-from spmd_tx.models.adapters.row_sums import IMPLEMENTATIONS
+from spmd_tx.models.adapters.row_sums import row_sums
 from spmd_tx.models.named import Named
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, sum_scatter, unshard
 from spmd_tx.sharding.mesh import FSDP
 
@@ -51,7 +52,7 @@ class _Stack:
     slots: int
     width: int  # when gathered
     dtype: Any  # of the rows' factors
-    sums: str  # of row_sums.IMPLEMENTATIONS
+    kernels: Kernels
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -68,7 +69,7 @@ def _forward(how: _Stack, stack_SRW: Array, slots_B: Array) -> tuple[Array, tupl
 
 def _backward(how: _Stack, residuals: tuple[Array, Array], grad_BRW: Array) -> tuple[Array, None]:
     slots_B, nothing = residuals
-    sum_SRW = IMPLEMENTATIONS[how.sums](grad_BRW, slots_B, how.slots)
+    sum_SRW = row_sums(how.kernels, grad_BRW, slots_B, how.slots)
     sum_SRW = sum_SRW if nothing.shape[-1] == how.width else sum_scatter(sum_SRW, FSDP, 2)
     return sum_SRW.astype(nothing.dtype), None
 
@@ -98,13 +99,13 @@ def _exchange_back(how: _Stack, residuals: tuple[Array, Array], grad_FBRW: Array
     slots_D, nothing = residuals
     grad_DRW = grad_FBRW.reshape(-1, *grad_FBRW.shape[2:])
     grad_DRW = lax.all_to_all(grad_DRW, FSDP, split_axis=0, concat_axis=0, tiled=True)
-    return IMPLEMENTATIONS[how.sums](grad_DRW, slots_D, how.slots).astype(nothing.dtype), None, None
+    return row_sums(how.kernels, grad_DRW, slots_D, how.slots).astype(nothing.dtype), None, None
 
 
 _exchanged.defvjp(_exchange, _exchange_back)
 
 
-def take_rows(slots_B: Int[Array, " B"], dtype: Any, sums: str = "reference") -> TakeFactors:
+def take_rows(slots_B: Int[Array, " B"], dtype: Any, kernels: Kernels) -> TakeFactors:
     """Return what takes each row's own factors out of those of a layer's maps, of all maps at once.
 
     Factors that are not split over fsdp stay as they are, and so do those of experts. So do all where there
@@ -118,7 +119,7 @@ def take_rows(slots_B: Int[Array, " B"], dtype: Any, sums: str = "reference") ->
         stacks = [stack for pair in pairs.values() for stack in (pair.a, pair.b)]
         if not stacks or slots_B.shape[0] >= stacks[0].shape[0]:
             return lora
-        how = _Stack(stacks[0].shape[0], 0, dtype, sums)
+        how = _Stack(stacks[0].shape[0], 0, dtype, kernels)
         rows_FBRW: Any = _exchanged(how, jnp.concatenate(stacks, axis=2), slots_B, slots_D)
         ends = list(accumulate(stack.shape[2] for stack in stacks))
         parts = [_joined(part) for part in jnp.split(rows_FBRW, ends[:-1], axis=3)]
@@ -142,12 +143,12 @@ def _joined(part_FBRW: Array) -> Array:
     return part_BRFW.reshape(*part_BRFW.shape[:2], -1)
 
 
-def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"], sums: str = "reference") -> ApplyLora:
-    """Apply its own adapter to each row. ``sums`` is a name of row_sums.IMPLEMENTATIONS."""
+def row_lora(slots_B: Int[Array, " B"], scale_S: Float[Array, " S"], kernels: Kernels) -> ApplyLora:
+    """Apply its own adapter to each row."""
 
     def apply(x_BTI: Array, lora: Lora[Array]) -> Array:
         def factor(stack_SRW: Array, width: int) -> Array:
-            how = _Stack(stack_SRW.shape[0], width, x_BTI.dtype, sums)
+            how = _Stack(stack_SRW.shape[0], width, x_BTI.dtype, kernels)
             return _rows_of(how, stack_SRW, slots_B)
 
         a_BRI, b_BRO = lora.a, lora.b

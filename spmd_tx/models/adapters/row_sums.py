@@ -1,4 +1,4 @@
-"""Sums of rows' gradients by adapter, in one fixed order, by the name of an implementation.
+"""Sums of rows' gradients by adapter, in one fixed order, by the implementation that is chosen.
 
 An adapter's rows are added one after the other in fp32, in the order in which they stand. So its sum does not
 depend, bit for bit, on other adapters' rows; a scatter would leave the order to the device.
@@ -9,23 +9,28 @@ Dimension key: B row, S slot, R maximum rank, W width, C columns of a block.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
+from spmd_tx.models.pallas import all_of, output, triton_call
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 
-INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 ROWS_AT_ONCE = 8  # that a GPU reads before it adds them
 COLUMNS = 1024  # numbers that one program of a GPU adds
 SUMS_BYTES = 4 << 20  # of the sums that a TPU's core holds at once
 
-# (gradients [B, R, W], slots int32 [B], number of slots) -> sums fp32 [S, R, W]
-RowSums = Callable[[Array, Array, int], Array]
+# (gradients [B, R, W], slots int32 [B], number of slots, Kernels.interpret) -> sums fp32 [S, R, W]
+RowSums = Callable[[Array, Array, int, bool], Array]
 
 
-def _reference(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+def row_sums(kernels: Kernels, grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+    """Return the sums [S, R, W], fp32, of rows [B, R, W] by their slots, int32 [B]."""
+    return IMPLEMENTATIONS[kernels.products](grad_BRW, slots_B, slots, kernels.interpret)
+
+
+def _reference(grad_BRW: Array, slots_B: Array, slots: int, _: bool) -> Array:
     """Add row after row, for any platform."""
 
     def add_row(sum_SRW: Array, row: tuple[Array, Array]) -> tuple[Array, None]:
@@ -36,7 +41,7 @@ def _reference(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
     return lax.scan(add_row, nothing, (slots_B, grad_BRW))[0]
 
 
-def _triton(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+def _triton(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
     """Add on GPUs: a program reads the rows of one slot, some columns of them."""
     from jax.experimental.pallas import triton as plgpu
 
@@ -59,24 +64,21 @@ def _triton(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
 
         sum_ref[...] = lax.fori_loop(0, rows // together, add, jnp.zeros((columns,), jnp.float32))
 
-    call = pl.pallas_call(
+    call = triton_call(
         kernel,
-        out_shape=_result((slots, width), grad_BRW),
+        interpret=interpret,
+        warps=4,
+        out_shape=output((slots, width), jnp.float32, grad_BRW),
         grid=(slots, width // columns),
-        in_specs=[
-            pl.BlockSpec(slots_B.shape, lambda slot, part: (0,)),
-            pl.BlockSpec((rows, width), lambda slot, part: (0, 0)),
-        ],
+        in_specs=[all_of(slots_B.shape), all_of((rows, width))],
         out_specs=pl.BlockSpec((None, columns), lambda slot, part: (slot, part)),
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4),
         cost_estimate=_cost(grad_BRW, slots),
-        interpret=INTERPRET,
         name="row_sums",
     )
     return call(slots_B, grad_BRW.reshape(rows, width)).reshape(slots, *grad_BRW.shape[1:])
 
 
-def _mosaic(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
+def _mosaic(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
     """Add on TPUs, which hold the sums of some columns while rows pass by."""
     from jax.experimental.pallas import tpu as pltpu
 
@@ -96,7 +98,7 @@ def _mosaic(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
 
     call = pl.pallas_call(
         kernel,
-        out_shape=_result((slots, rank, width), grad_BRW),
+        out_shape=output((slots, rank, width), jnp.float32, grad_BRW),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(width // columns, rows),
@@ -104,18 +106,13 @@ def _mosaic(grad_BRW: Array, slots_B: Array, slots: int) -> Array:
             out_specs=pl.BlockSpec((slots, rank, columns), lambda part, row, slots: (0, 0, part)),
         ),
         cost_estimate=_cost(grad_BRW, slots),
-        interpret=INTERPRET,
+        interpret=interpret,
         name="row_sums",
     )
     return call(slots_B, grad_BRW)
 
 
 IMPLEMENTATIONS: dict[str, RowSums] = {"mosaic": _mosaic, "triton": _triton, "reference": _reference}
-
-
-def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
-    """Declare sums that differ between the same devices as ``like`` does."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
 def _cost(grad_BRW: Array, slots: int) -> pl.CostEstimate:

@@ -10,7 +10,7 @@ block, Q query of a block, I block of a row.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-INTERPRET = False  # whether kernels run as plain XLA programs, in tests
+from spmd_tx.models.pallas import dot, output
+
 LONGEST_BLOCK = 512  # tokens
 SHORTEST_ROW = 128  # tokens; for shorter rows, XLA's programs are faster
 LANES = 128  # numbers in a row of a vector register
 MASKED = -1e30  # not -inf: a query may have no key in the first of its blocks
-
-ROWS, COLUMNS = ((0,), (0,)), ((1,), (1,))  # what a product sums over, of both operands
-USUAL = ((1,), (0,))
 
 
 class Place(PyTreeNode):
@@ -75,10 +73,12 @@ def attend_blocks(
     v_BTKE: Float[Array, "B T K E"],
     place: Place,
     sinks_N: Float[Array, " N"] | None = None,
+    *,
+    interpret: bool = False,
 ) -> Float[Array, "B T N E"]:
     """Attend from every token to the tokens of its segment up to itself, with scores and softmax in fp32.
 
-    Sinks are those of blockwise_attention.attend_segments.
+    Sinks are those of blockwise_attention.attend_segments. ``interpret`` is that of Kernels.
     """
     width, spare = q_BTNE.shape[-1], -q_BTNE.shape[-1] % LANES
 
@@ -87,20 +87,26 @@ def attend_blocks(
         return x.reshape(*x.shape[:2], -1)
 
     arrays = flat(q_BTNE), flat(k_BTKE), flat(v_BTKE)
-    y_BTH: Any = _attend((k_BTKE.shape[2], width**-0.5), *arrays, place, sinks_N)
+    how = _How(k_BTKE.shape[2], width**-0.5, interpret)
+    y_BTH: Any = _attend(how, *arrays, place, sinks_N)
     return y_BTH.reshape(*q_BTNE.shape[:3], -1)[..., :width]
+
+
+class _How(NamedTuple):
+    kv_heads: int
+    scale: float  # by which scores are multiplied
+    interpret: bool
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
+    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
 ) -> Array:
-    """``how`` holds the number of key-value heads, and what scores are multiplied by."""
     return _forward(how, q_BTH, k_BTH, v_BTH, place, sinks_N)[0]
 
 
 def _kept(
-    how: tuple[int, float], q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+    how: _How, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
     # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(how, q, k, v, place, sinks_N))
@@ -108,10 +114,10 @@ def _kept(
 
 
 def _forward(
-    how: tuple[int, float], q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
+    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
 ) -> tuple[Array, Array]:
     """Return the result, and the log-sum of each query's scores [B, N, 1, T]."""
-    grid = _Grid(how[0], q_BTH, k_BTH, place)
+    grid = _Grid(how, q_BTH, k_BTH, place)
     sinks = []
     if sinks_N is not None:  # as many as a block has queries, which begin with them
         sinks = [jnp.broadcast_to(sinks_N.astype(jnp.float32)[:, None, None], (grid.heads, 1, grid.block))]
@@ -128,11 +134,11 @@ def _forward(
 
         @pl.when((other >= first[row, mine]) & (other <= mine))
         def _add() -> None:
-            scores_SQ = _scores(how[1], q[0], k[0], start[0], mine, other)
+            scores_SQ = _scores(how.scale, q[0], k[0], start[0], mine, other)
             peak_1Q = jnp.maximum(peak[...], jnp.max(scores_SQ, axis=0, keepdims=True))
             weights_SQ, shrink_1Q = jnp.exp(scores_SQ - peak_1Q), jnp.exp(peak[...] - peak_1Q)
             total[...] = total[...] * shrink_1Q + jnp.sum(weights_SQ, axis=0, keepdims=True)
-            result[...] = result[...] * shrink_1Q + _dot(v[0], weights_SQ.astype(v.dtype), ROWS)
+            result[...] = result[...] * shrink_1Q + dot(v[0], weights_SQ.astype(v.dtype), 0, 0)
             peak[...] = peak_1Q
 
         @pl.when(other == mine)
@@ -141,7 +147,7 @@ def _forward(
             sums[0, 0] = peak[...] + jnp.log(total[...])
 
     statistics = (*grid.rows, grid.heads, 1, grid.length)
-    outputs = [_like(q_BTH, q_BTH.shape, q_BTH.dtype), _like(q_BTH, statistics, jnp.float32)]
+    outputs = [output(q_BTH.shape, q_BTH.dtype, q_BTH), output(statistics, jnp.float32, q_BTH)]
     specs = [grid.start, grid.queries, grid.keys, grid.keys, *(grid.of_head for _ in sinks)]
     held = [(1, grid.block), (1, grid.block), (grid.width, grid.block)]
     call = grid.call("attention_forward", kernel, specs, [grid.queries, grid.numbers], outputs, held, 2)
@@ -149,9 +155,9 @@ def _forward(
     return y_BTH, sums
 
 
-def _backward(how: tuple[int, float], kept: tuple[Any, ...], slope_BTH: Array) -> tuple[Any, ...]:
+def _backward(how: _How, kept: tuple[Any, ...], slope_BTH: Array) -> tuple[Any, ...]:
     q_BTH, k_BTH, v_BTH, place, y_BTH, sums = kept
-    grid = _Grid(how[0], q_BTH, k_BTH, place)
+    grid = _Grid(how, q_BTH, k_BTH, place)
     products = slope_BTH.astype(jnp.float32) * y_BTH.astype(jnp.float32)
     slopes = jnp.sum(products.reshape(*grid.rows, grid.length, grid.heads, -1), axis=-1)
     slopes = slopes.swapaxes(1, 2)[:, :, None]  # [B, N, 1, T]
@@ -160,7 +166,7 @@ def _backward(how: tuple[int, float], kept: tuple[Any, ...], slope_BTH: Array) -
     return _grad_queries(how, grid, place, arrays), grad_k, grad_v, None, None
 
 
-def _grad_queries(how: tuple[int, float], grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> Array:
+def _grad_queries(how: _How, grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> Array:
     """Return the gradient of the queries."""
 
     def kernel(first: Any, start: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
@@ -173,24 +179,22 @@ def _grad_queries(how: tuple[int, float], grid: "_Grid", place: Place, arrays: t
 
         @pl.when((other >= first[row, mine]) & (other <= mine))
         def _add() -> None:
-            scores_SQ = _scores(how[1], q[0], k[0], start[0], mine, other)
-            _, grad_SQ = _grad_scores(how[1], scores_SQ, v[0], slope[0], sums[0, 0], slopes[0, 0])
-            result[...] += _dot(k[0], grad_SQ.astype(k.dtype), ROWS)
+            scores_SQ = _scores(how.scale, q[0], k[0], start[0], mine, other)
+            _, grad_SQ = _grad_scores(how.scale, scores_SQ, v[0], slope[0], sums[0, 0], slopes[0, 0])
+            result[...] += dot(k[0], grad_SQ.astype(k.dtype), 0, 0)
 
         @pl.when(other == mine)
         def _end() -> None:
             grad_q[0] = result[...].T.astype(grad_q.dtype)
 
     specs = [grid.start, grid.queries, grid.keys, grid.keys, grid.queries, grid.numbers, grid.numbers]
-    outputs = [_like(arrays[1], arrays[1].shape, arrays[1].dtype)]
+    outputs = [output(arrays[1].shape, arrays[1].dtype, arrays[1])]
     held = [(grid.width, grid.block)]
     call = grid.call("attention_grad_queries", kernel, specs, [grid.queries], outputs, held, 3)
     return call(place.first, *arrays)[0]
 
 
-def _grad_keys(
-    how: tuple[int, float], grid: "_Grid", place: Place, arrays: tuple[Array, ...]
-) -> tuple[Array, Array]:
+def _grad_keys(how: _How, grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the gradients of keys and values: sums over the queries' heads and blocks, in this order."""
 
     def kernel(last: Any, start: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
@@ -204,10 +208,10 @@ def _grad_keys(
 
         @pl.when((other >= mine) & (other <= last[row, mine]))
         def _add() -> None:
-            scores_SQ = _scores(how[1], q[0], k[0], start[0], other, mine)
-            weights_SQ, grad_SQ = _grad_scores(how[1], scores_SQ, v[0], slope[0], sums[0, 0], slopes[0, 0])
-            of_k[...] += _dot(grad_SQ.astype(q.dtype), q[0], USUAL)
-            of_v[...] += _dot(weights_SQ.astype(q.dtype), slope[0], USUAL)
+            scores_SQ = _scores(how.scale, q[0], k[0], start[0], other, mine)
+            weights_SQ, grad_SQ = _grad_scores(how.scale, scores_SQ, v[0], slope[0], sums[0, 0], slopes[0, 0])
+            of_k[...] += dot(grad_SQ.astype(q.dtype), q[0])
+            of_v[...] += dot(weights_SQ.astype(q.dtype), slope[0])
 
         @pl.when((head == grid.group - 1) & (other == grid.blocks - 1))
         def _end() -> None:
@@ -215,7 +219,7 @@ def _grad_keys(
 
     keys, queries, numbers, start = grid.of_keys()
     specs = [start, queries, keys, keys, queries, numbers, numbers]
-    outputs = [_like(x, x.shape, x.dtype) for x in arrays[2:4]]
+    outputs = [output(x.shape, x.dtype, x) for x in arrays[2:4]]
     held = [(grid.block, grid.width)] * 2
     call = grid.call("attention_grad_keys", kernel, specs, [keys, keys], outputs, held, 4, by_keys=True)
     grad_k, grad_v = call(place.last, *arrays)
@@ -233,13 +237,13 @@ class _Grid:
     replaced by needed ones, which are there already or are needed next, so that nothing is read for them.
     """
 
-    def __init__(self, kv_heads: int, q_BTH: Array, k_BTH: Array, place: Place) -> None:
+    def __init__(self, how: _How, q_BTH: Array, k_BTH: Array, place: Place) -> None:
         self.rows, self.length = q_BTH.shape[:1], q_BTH.shape[1]
-        self.blocks = place.first.shape[1]
-        self.block, self.kv_heads = self.length // self.blocks, kv_heads
-        self.width = k_BTH.shape[2] // kv_heads
+        self.blocks, self.interpret = place.first.shape[1], how.interpret
+        self.block, self.kv_heads = self.length // self.blocks, how.kv_heads
+        self.width = k_BTH.shape[2] // self.kv_heads
         self.heads = q_BTH.shape[2] // self.width
-        self.group = self.heads // kv_heads
+        self.group = self.heads // self.kv_heads
         self.bytes = q_BTH.dtype.itemsize
         block, tokens = self.block, (1, self.block, self.width)
 
@@ -324,20 +328,14 @@ class _Grid:
                 transcendentals=pairs,
                 bytes_accessed=once * 2 * (self.heads + self.kv_heads),
             ),
-            interpret=INTERPRET,
+            interpret=self.interpret,
             name=name,
         )
 
 
-def _dot(x: Array, y: Array, over: tuple[tuple[int, ...], tuple[int, ...]]) -> Array:
-    """Multiply with sums in fp32; fp32 is multiplied as such."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(x, y, (over, ((), ())), precision=precision, preferred_element_type=jnp.float32)
-
-
 def _scores(scale: float, q_QE: Array, k_SE: Array, start_1Q: Array, queries: Any, keys: Any) -> Array:
     """Return the scores [S, Q] of blocks number ``queries`` and ``keys`` of a row."""
-    scores_SQ = _dot(k_SE, q_QE, COLUMNS) * scale
+    scores_SQ = dot(k_SE, q_QE, 1, 1) * scale
     key_SQ = keys * k_SE.shape[0] + lax.broadcasted_iota(jnp.int32, scores_SQ.shape, 0)
     query_SQ = queries * q_QE.shape[0] + lax.broadcasted_iota(jnp.int32, scores_SQ.shape, 1)
     return jnp.where((key_SQ <= query_SQ) & (key_SQ >= start_1Q), scores_SQ, MASKED)
@@ -348,10 +346,5 @@ def _grad_scores(
 ) -> tuple[Array, Array]:
     """Return the softmax's weights, and the gradient of the products of queries and keys."""
     weights_SQ = jnp.exp(scores_SQ - sums_1Q)
-    rising_SQ = _dot(v_SE, slope_QE, COLUMNS)
+    rising_SQ = dot(v_SE, slope_QE, 1, 1)
     return weights_SQ, weights_SQ * (rising_SQ - slopes_1Q) * scale
-
-
-def _like(x: Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Declare a result that differs between the same devices as ``x`` does."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(x).manual_axis_type)

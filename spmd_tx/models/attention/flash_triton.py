@@ -13,6 +13,7 @@ block of queries, J block of keys.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,10 +24,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
-from spmd_tx.models.attention.paged.queries import result
+from spmd_tx.models.pallas import dot, output, run_triton
 
-INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 KEYS = 64  # of a block
 QUERIES = 128  # of a block, but for the gradients of keys; half as many in wide heads and short rows
 OF_KEYS = 64  # queries of a block in the gradients of keys
@@ -69,27 +68,33 @@ def attend_blocks(
     v_BTKE: Float[Array, "B T K E"],
     place: Place,
     sinks_N: Float[Array, " N"] | None = None,
+    *,
+    interpret: bool = False,
 ) -> Float[Array, "B T N E"]:
     """Attend from every token to those that it sees, with scores and softmax in fp32.
 
-    Sinks are those of blockwise.attend_segments.
+    Sinks are those of blockwise.attend_segments. ``interpret`` is that of Kernels.
     """
-    y: Any = _attend(q_BTNE, k_BTKE, v_BTKE, place, sinks_N)
+    y: Any = _attend(interpret, q_BTNE, k_BTKE, v_BTKE, place, sinks_N)
     return y
 
 
-@jax.custom_vjp
-def _attend(q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) -> Array:
-    return _forward(q, k, v, place, sinks_N)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) -> Array:
+    return _forward(interpret, q, k, v, place, sinks_N)[0]
 
 
-def _kept(q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) -> tuple[Array, tuple[Any, ...]]:
+def _kept(
+    interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+) -> tuple[Array, tuple[Any, ...]]:
     # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
-    y, sums = (checkpoint_name(x, "attended") for x in _forward(q, k, v, place, sinks_N))
+    y, sums = (checkpoint_name(x, "attended") for x in _forward(interpret, q, k, v, place, sinks_N))
     return y, (q, k, v, place, y, sums)
 
 
-def _forward(q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) -> tuple[Array, Array]:
+def _forward(
+    interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+) -> tuple[Array, Array]:
     """Return the result, and the log-sum of each query's scores [B, N, T]."""
     b, length, heads, width = q.shape
     block, group = _queries(length, width), heads // k.shape[2]
@@ -105,12 +110,12 @@ def _forward(q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) 
         def add(other: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             peak_Q, total_Q, sum_QE = carry
             keys = pl.ds(other * KEYS, KEYS)
-            scores_QS = _dot(q_QE, k[row, keys, head // group, :], 1, 1) * (width**-0.5 * LOG2E)
+            scores_QS = dot(q_QE, k[row, keys, head // group, :], 1, 1) * (width**-0.5 * LOG2E)
             scores_QS = jnp.where(_seen(start_Q, order_Q, other), scores_QS, MASKED)
             new_Q = jnp.maximum(peak_Q, jnp.max(scores_QS, axis=1))
             shrink_Q, weights_QS = jnp.exp2(peak_Q - new_Q), jnp.exp2(scores_QS - new_Q[:, None])
             values = v[row, keys, head // group, :]
-            sum_QE = sum_QE * shrink_Q[:, None] + _dot(weights_QS.astype(values.dtype), values, 1, 0)
+            sum_QE = sum_QE * shrink_Q[:, None] + dot(weights_QS.astype(values.dtype), values)
             return new_Q, total_Q * shrink_Q + jnp.sum(weights_QS, axis=1), sum_QE
 
         nothing_Q = jnp.zeros((block,), jnp.float32)
@@ -121,24 +126,24 @@ def _forward(q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) 
         y[row, queries, head, :] = (sum_QE / total_Q[:, None]).astype(y.dtype)
         sums[row, head, queries] = peak_Q + jnp.log2(total_Q)
 
-    outputs = [result(q.shape, q.dtype, q), result((b, heads, length), jnp.float32, q)]
+    outputs = [output(q.shape, q.dtype, q), output((b, heads, length), jnp.float32, q)]
     grid = (length // block, heads, b)
-    call = _call("attention_forward", kernel, grid, outputs, 2, warps=8 if block * width > 8192 else 4)
-    y, sums = call(place.start_BT, place.first_BI, q, k, v, *sinks)
+    arrays, warps = (place.start_BT, place.first_BI, q, k, v, *sinks), 8 if block * width > 8192 else 4
+    how: Any = {"grid": grid, "warps": warps, "interpret": interpret, "name": "attention_forward"}
+    y, sums = _run(kernel, arrays, 2, outputs, **how)
     return y, sums
 
 
-def _backward(kept: tuple[Any, ...], slope: Array) -> tuple[Any, ...]:
+def _backward(interpret: bool, kept: tuple[Any, ...], slope: Array) -> tuple[Any, ...]:
     q, k, v, place, y, sums = kept
     of_tokens = jnp.sum(slope.astype(jnp.float32) * y.astype(jnp.float32), axis=-1)
     arrays = q, k, v, slope.astype(q.dtype), sums, of_tokens.swapaxes(1, 2)
-    return _grad_queries(place, *arrays), *_grad_keys(place, *arrays), None, None
+    return _grad_queries(interpret, place, arrays), *_grad_keys(interpret, place, arrays), None, None
 
 
-def _grad_queries(
-    place: Place, q: Array, k: Array, v: Array, slope: Array, sums: Array, slopes: Array
-) -> Array:
+def _grad_queries(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> Array:
     """Return the gradient of the queries."""
+    q, k = arrays[:2]
     b, length, heads, width = q.shape
     block, group = _queries(length, width), heads // k.shape[2]
 
@@ -153,25 +158,25 @@ def _grad_queries(
         def add(other: Array, sum_QE: Array) -> Array:
             keys = pl.ds(other * KEYS, KEYS)
             k_SE = k[row, keys, head // group, :]
-            scores_QS = _dot(q_QE, k_SE, 1, 1) * (width**-0.5 * LOG2E)
+            scores_QS = dot(q_QE, k_SE, 1, 1) * (width**-0.5 * LOG2E)
             seen_QS = _seen(start_Q, order_Q, other)
             weights_QS = jnp.where(seen_QS, jnp.exp2(scores_QS - sums_Q[:, None]), 0.0)
-            grad_QS = weights_QS * (_dot(slope_QE, v[row, keys, head // group, :], 1, 1) - slopes_Q[:, None])
-            return sum_QE + _dot(grad_QS.astype(k_SE.dtype), k_SE, 1, 0)
+            grad_QS = weights_QS * (dot(slope_QE, v[row, keys, head // group, :], 1, 1) - slopes_Q[:, None])
+            return sum_QE + dot(grad_QS.astype(k_SE.dtype), k_SE)
 
         nothing = jnp.zeros((block, width), jnp.float32)
         sum_QE = lax.fori_loop(first[row, mine], (mine + 1) * (block // KEYS), add, nothing)
         grad_q[row, queries, head, :] = (sum_QE * width**-0.5).astype(grad_q.dtype)
 
     grid = (length // block, heads, b)
-    call = _call("attention_grad_queries", kernel, grid, [result(q.shape, q.dtype, q)], 3, warps=8)
-    return call(place.start_BT, place.first_BI, q, k, v, slope, sums, slopes)[0]
+    how: Any = {"grid": grid, "warps": 8, "interpret": interpret, "name": "attention_grad_queries"}
+    arrays = (place.start_BT, place.first_BI, *arrays)
+    return _run(kernel, arrays, 3, [output(q.shape, q.dtype, q)], **how)[0]
 
 
-def _grad_keys(
-    place: Place, q: Array, k: Array, v: Array, slope: Array, sums: Array, slopes: Array
-) -> tuple[Array, Array]:
+def _grad_keys(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the gradients of keys and values: sums over the queries' heads and blocks, in this order."""
+    q, k, v = arrays[:3]
     b, length, kv_heads, width = k.shape
     group = q.shape[2] // kv_heads
 
@@ -190,21 +195,22 @@ def _grad_keys(
             q_QE, slope_QE = q[row, queries, head, :], slope[row, queries, head, :]
             order_Q = block * OF_KEYS + jnp.arange(OF_KEYS, dtype=jnp.int32)
             seen_SQ = (order_S[:, None] <= order_Q[None]) & (order_S[:, None] >= start[row, queries][None])
-            scores_SQ = _dot(k_SE, q_QE, 1, 1) * (width**-0.5 * LOG2E)
+            scores_SQ = dot(k_SE, q_QE, 1, 1) * (width**-0.5 * LOG2E)
             weights_SQ = jnp.where(seen_SQ, jnp.exp2(scores_SQ - sums[row, head, queries][None]), 0.0)
-            of_v_SE += _dot(weights_SQ.astype(slope_QE.dtype), slope_QE, 1, 0)
-            grad_SQ = weights_SQ * (_dot(v_SE, slope_QE, 1, 1) - slopes[row, head, queries][None])
-            return of_k_SE + _dot(grad_SQ.astype(q_QE.dtype), q_QE, 1, 0), of_v_SE
+            of_v_SE += dot(weights_SQ.astype(slope_QE.dtype), slope_QE)
+            grad_SQ = weights_SQ * (dot(v_SE, slope_QE, 1, 1) - slopes[row, head, queries][None])
+            return of_k_SE + dot(grad_SQ.astype(q_QE.dtype), q_QE), of_v_SE
 
         nothing = jnp.zeros((KEYS, width), jnp.float32)
         of_k_SE, of_v_SE = lax.fori_loop(0, group * count, add, (nothing, nothing))
         grad_k[row, keys, kv_head, :] = (of_k_SE * width**-0.5).astype(grad_k.dtype)
         grad_v[row, keys, kv_head, :] = of_v_SE.astype(grad_v.dtype)
 
-    outputs = [result(x.shape, x.dtype, x) for x in (k, v)]
+    outputs = [output(x.shape, x.dtype, x) for x in (k, v)]
     grid = (length // KEYS, kv_heads, b)
-    call = _call("attention_grad_keys", kernel, grid, outputs, 4, warps=8 if width > WIDE else 4)
-    grad_k, grad_v = call(place.start_BT, place.end_BJ, q, k, v, slope, sums, slopes)
+    warps, arrays = 8 if width > WIDE else 4, (place.start_BT, place.end_BJ, *arrays)
+    how: Any = {"grid": grid, "warps": warps, "interpret": interpret, "name": "attention_grad_keys"}
+    grad_k, grad_v = _run(kernel, arrays, 4, outputs, **how)
     return grad_k, grad_v
 
 
@@ -217,46 +223,16 @@ def _seen(start_Q: Array, order_Q: Array, block: Array) -> Array:
     return (order_S[None] <= order_Q[:, None]) & (order_S[None] >= start_Q[:, None])
 
 
-def _dot(x: Array, y: Array, over_x: int, over_y: int) -> Array:
-    """Multiply with sums in fp32; fp32 is multiplied as such."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    contract = (((over_x,), (over_y,)), ((), ()))
-    return lax.dot_general(x, y, contract, precision=precision, preferred_element_type=jnp.float32)
-
-
-def _call(
-    name: str, kernel: Any, grid: tuple[int, ...], outputs: list[Any], products: int, warps: int
+def _run(
+    kernel: Any, arrays: tuple[Array, ...], products: int, outputs: list[jax.ShapeDtypeStruct], **options: Any
 ) -> Any:
-    """Return the call of a kernel whose programs choose by themselves what they read of whole arrays.
+    """Run a kernel whose programs choose by themselves what they read of whole arrays.
 
     ``products``: how many a query and a key that see each other take part in.
     """
-
-    def whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-        return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
-
-    def run(*arrays: Array) -> Any:
-        options = None
-        if not INTERPRET:
-            from jax.experimental.pallas import triton as plgpu
-
-            options = plgpu.CompilerParams(num_warps=warps, num_stages=2)
-        q = arrays[2]
-        pairs = q.size // q.shape[-1] * q.shape[1] // 2  # of rows with one segment
-        flops = 2 * products * pairs * q.shape[-1]
-        # Readers of a block's keys are neighbours, and find them in the cache.
-        moved = sum(x.size * x.dtype.itemsize for x in (*arrays, *outputs))
-        call = pl.pallas_call(
-            kernel,
-            out_shape=outputs,
-            grid=grid,
-            in_specs=[whole(array.shape) for array in arrays],
-            out_specs=[whole(output.shape) for output in outputs],
-            compiler_params=options,
-            interpret=INTERPRET,
-            name=name,
-        )
-        with jax.named_scope(costs(flops, moved)):
-            return call(*arrays)
-
-    return run
+    q = arrays[2]
+    pairs = q.size // q.shape[-1] * q.shape[1] // 2  # of rows with one segment
+    flops = 2 * products * pairs * q.shape[-1]
+    # Readers of a block's keys are neighbours, and find them in the cache.
+    moved = sum(x.size * x.dtype.itemsize for x in (*arrays, *outputs))
+    return run_triton(kernel, arrays, flops, moved, out_shape=outputs, stages=2, **options)

@@ -20,6 +20,7 @@ from spmd_tx.models.attention.page_loop import Pools
 from spmd_tx.models.attention.paged.attention import paged_attention
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -77,13 +78,13 @@ def _without_trash(pages: Array, count: int) -> Array:
 
 
 def prefill_attend(
-    implementation: str,
+    kernels: Kernels,
     segments_BT: Int[Array, "B T"],
     pages_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
 ) -> Attend:
     """Attend as in training, and write every token's keys and values to its page."""
-    attention = segment_attention(implementation, segments_BT)
+    attention = segment_attention(kernels, segments_BT)
 
     def attend(
         index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
@@ -95,32 +96,31 @@ def prefill_attend(
 
 
 def continue_attend(
-    implementation: str,
+    kernels: Kernels,
     tables_BN: Int[Array, "B N"],
     pages_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
 ) -> Attend:
     """Write every token's keys and values to its page, then attend to the row's tokens up to it.
 
-    Each row has one segment, whose first tokens may have been written before. ``implementation`` is one of
-    paged.attention.IMPLEMENTATIONS.
+    Each row has one segment, whose first tokens may have been written before.
     """
 
     def attend(
         index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
     ) -> tuple[Array, KvCache]:
         cache = write(cache, index, pages_BT, positions_BT % cache.keys.shape[2], k, v)
-        return paged_attention(implementation, q, cache.pools, index, tables_BN, positions_BT, **sight), cache
+        return paged_attention(kernels, q, cache.pools, index, tables_BN, positions_BT, **sight), cache
 
     return attend
 
 
 def decode_attend(
-    implementation: str, tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array
+    kernels: Kernels, tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array
 ) -> Attend:
     """Write one token per row, then attend to all the row's tokens up to it.
 
-    ``implementation`` is one of paged.attention.IMPLEMENTATIONS. What a dead row gets nobody reads.
+    What a dead row gets nobody reads.
     """
 
     def attend(
@@ -131,7 +131,7 @@ def decode_attend(
         page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
         last_B1 = jnp.where(is_alive_B, positions_B, -1)[:, None]
-        return paged_attention(implementation, q, cache.pools, index, tables_BN, last_B1, **sight), cache
+        return paged_attention(kernels, q, cache.pools, index, tables_BN, last_B1, **sight), cache
 
     return attend
 

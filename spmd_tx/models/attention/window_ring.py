@@ -15,12 +15,14 @@ from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
+from msgspec.structs import replace
 
 from spmd_tx.models.attention.kv_cache import KvCache, write
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.attention.paged.attention import paged_attention, takes
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.forward_pass import Attend, StateSlots
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -36,7 +38,7 @@ def ring_weights(mixer: Softmax, mesh: AnyMesh, lead: tuple[int, int], dtype: DT
 
 
 def prefill_attend(
-    implementation: str,
+    kernels: Kernels,
     window: int,
     segments_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
@@ -46,7 +48,7 @@ def prefill_attend(
 
     Each row has one segment, which begins at position 0.
     """
-    attention = segment_attention(implementation, segments_BT)
+    attention = segment_attention(kernels, segments_BT)
     slots_BT = _slots_of_last(window, segments_BT, positions_BT, slots)
 
     def attend(
@@ -58,7 +60,7 @@ def prefill_attend(
 
 
 def continue_attend(
-    implementation: str,
+    kernels: Kernels,
     window: int,
     segments_BT: Int[Array, "B T"],
     positions_BT: Int[Array, "B T"],
@@ -66,7 +68,7 @@ def continue_attend(
 ) -> Attend:
     """Put what a row's ring holds in front of its tokens, attend, and leave its last tokens in the ring.
 
-    The whole is attended to as pages. ``implementation`` is one of paged.attention.IMPLEMENTATIONS.
+    The whole is attended to as pages.
     """
     b, t = positions_BT.shape
     first_B1 = positions_BT[:, :1]
@@ -88,9 +90,8 @@ def continue_attend(
             )
             return jnp.take_along_axis(both, order_BS1, axis=1).reshape(1, -1, PAGE, both.shape[2])
 
-        name = implementation if takes(implementation, q.shape[-1], PAGE) else "reference"
         pools = paged(rings.keys, k), paged(rings.values, v)
-        y = paged_attention(name, q, pools, jnp.int32(0), tables_BN, near_BT, **sight)
+        y = paged_attention(_taking(kernels, q, PAGE), q, pools, jnp.int32(0), tables_BN, near_BT, **sight)
         return y, write(rings, index, slots_BT, positions_BT % window, k, v)
 
     return attend
@@ -104,7 +105,7 @@ def _slots_of_last(window: int, segments_BT: Array, positions_BT: Array, slots: 
 
 
 def decode_attend(
-    implementation: str, window: int, slots: StateSlots, positions_B: Int[Array, " B"], is_alive_B: Array
+    kernels: Kernels, window: int, slots: StateSlots, positions_B: Int[Array, " B"], is_alive_B: Array
 ) -> Attend:
     """Write one token per row, then attend to what the row's ring holds.
 
@@ -121,12 +122,17 @@ def decode_attend(
         index: Array, q: Array, k: Array, v: Array, rings: KvCache, **sight: Any
     ) -> tuple[Array, KvCache]:
         rings = write(rings, index, slots.targets_B, positions_B % window, k[:, 0], v[:, 0])
-        name = implementation if takes(implementation, q.shape[-1], page) else "reference"
         layers, *_, width = rings.keys.shape
         pools = tuple(pool.reshape(layers, -1, page, width) for pool in (rings.keys, rings.values))
-        return paged_attention(name, q, pools, index, tables_BN, last_B1, **sight), rings
+        return paged_attention(_taking(kernels, q, page), q, pools, index, tables_BN, last_B1, **sight), rings
 
     return attend
+
+
+def _taking(kernels: Kernels, q_BTNE: Array, page: int) -> Kernels:
+    """Return the choice for pages of so many tokens, which a kernel may not take."""
+    is_able = takes(kernels.pages, q_BTNE.shape[-1], page)
+    return kernels if is_able else replace(kernels, pages="reference")
 
 
 def page_of(window: int) -> int:

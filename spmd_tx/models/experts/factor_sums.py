@@ -15,10 +15,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from spmd_tx.hlo.hints import costs, usual_turns
-from spmd_tx.models.experts import kernels
+from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.experts.layout import Layout
 from spmd_tx.models.experts.product import grouped_product
+from spmd_tx.models.pallas import all_of, dot, output, power_in, run_triton
+from spmd_tx.protocol.kernels import Kernels
 
 TOGETHER = 8  # blocks of a group that XLA adds in one turn of the loop
 LEAST = 16  # rows and columns of a product that tensor cores have
@@ -45,13 +46,13 @@ def add_in_order(sums: Pieces, parts: Pieces, group_N: Array) -> Pieces:
     return lax.fori_loop(0, group_N.shape[0], add, sums)
 
 
-def reads_in_place(product: str, block: int, pieces: Pieces) -> bool:
+def reads_in_place(kernels: Kernels, block: int, pieces: Pieces) -> bool:
     """Say whether blocks are multiplied by the factors of their groups where these stand, without copies."""
-    widths = (width & -width for factor in pieces.values() for width in factor.shape[-2:])
-    return product == "triton" and min(block, *widths) >= LEAST
+    widths = (power_in(width) for factor in pieces.values() for width in factor.shape[-2:])
+    return kernels.products == "triton" and min(block, *widths) >= LEAST
 
 
-def times(product: str, narrows: bool, x_NJI: Array, factor: Array, group_N: Array | None) -> Array:
+def times(kernels: Kernels, narrows: bool, x_NJI: Array, factor: Array, group_N: Array | None) -> Array:
     """Multiply blocks by their factors: to their rank with ``narrows``, else from it ([_, Q, O]).
 
     The factors are those of each block, or with ``group_N`` of each group.
@@ -59,13 +60,13 @@ def times(product: str, narrows: bool, x_NJI: Array, factor: Array, group_N: Arr
     if group_N is None:
         return jnp.einsum("NJI,NQI->NJQ" if narrows else "NJQ,NQO->NJO", x_NJI, factor)
     x_PI = x_NJI.reshape(-1, x_NJI.shape[2])
-    y_PO = cast(Array, grouped_product(product, x_PI, factor, group_N, narrows))
+    y_PO = cast(Array, grouped_product(kernels, x_PI, factor, group_N, narrows))
     return y_PO.reshape(*x_NJI.shape[:2], -1)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def block_product(
-    product: str,
+    kernels: Kernels,
     narrows: bool,
     x_NJI: Array,
     factor: Array,
@@ -78,27 +79,28 @@ def block_product(
     ``sums`` takes no part. Its derivative are these sums with the factors' gradients added, while that of
     the factors themselves is zero.
     """
-    return times(product, narrows, x_NJI, factor, group_N)
+    return times(kernels, narrows, x_NJI, factor, group_N)
 
 
-def _forward(product: str, narrows: bool, *arguments: Any) -> tuple[Array, Any]:
-    return block_product(product, narrows, *arguments), arguments
+def _forward(kernels: Kernels, narrows: bool, *arguments: Any) -> tuple[Array, Any]:
+    return block_product(kernels, narrows, *arguments), arguments
 
 
-def _backward(product: str, narrows: bool, residuals: Any, slope_NJO: Array) -> tuple[Any, ...]:
+def _backward(kernels: Kernels, narrows: bool, residuals: Any, slope_NJO: Array) -> tuple[Any, ...]:
     x_NJI, factor, group_N, sums_GQI, spans = residuals
     low, wide = (slope_NJO, x_NJI) if narrows else (x_NJI, slope_NJO)
-    sums_GQI = add_by_group(product, sums_GQI, low, wide, spans)
-    return times(product, not narrows, slope_NJO, factor, group_N), None, None, sums_GQI, None
+    sums_GQI = add_by_group(kernels, sums_GQI, low, wide, spans)
+    return times(kernels, not narrows, slope_NJO, factor, group_N), None, None, sums_GQI, None
 
 
 block_product.defvjp(_forward, _backward)
 
 
-def add_by_group(product: str, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
+def add_by_group(kernels: Kernels, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
     """Add each block's product of ranks and widths to its group's sum, fp32."""
-    is_kernel = product == "triton" and _columns(wide_NJI) >= LEAST
-    return (_triton if is_kernel else _xla)(sums_GQI, low_NJQ, wide_NJI, spans)
+    is_kernel = kernels.products == "triton" and _columns(wide_NJI) >= LEAST
+    run = partial(_triton, kernels.interpret) if is_kernel else _xla
+    return run(sums_GQI, low_NJQ, wide_NJI, spans)
 
 
 def _xla(sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
@@ -123,20 +125,18 @@ def _xla(sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Arra
 
 def _columns(wide_NJI: Array) -> int:
     """Return how many columns of a sum a program of a GPU adds up: a power of two."""
-    return min(COLUMNS, wide_NJI.shape[2] & -wide_NJI.shape[2])
+    return min(COLUMNS, power_in(wide_NJI.shape[2]))
 
 
-def _triton(sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
+def _triton(interpret: bool, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
     """Add on NVIDIA GPUs: each program a part of one group's sum, block by block."""
-    from jax.experimental.pallas import triton as plgpu
-
     block, used = low_NJQ.shape[1:]
     spare = -used % LEAST
     low_NJQ = jnp.pad(low_NJQ, ((0, 0), (0, 0), (0, spare)))
     sums_GQI = jnp.pad(sums_GQI, ((0, 0), (0, spare), (0, 0)))
     low_PQ, wide_PI = (x.reshape(-1, x.shape[2]) for x in (low_NJQ, wide_NJI))
     groups, rank, width = sums_GQI.shape
-    ranks, columns, pairs = min(RANKS, rank & -rank), _columns(wide_NJI), max(LEAST, block)
+    ranks, columns, pairs = min(RANKS, power_in(rank)), _columns(wide_NJI), max(LEAST, block)
 
     def kernel(first_ref: Any, end_ref: Any, low_ref: Any, wide_ref: Any, sum_ref: Any, out_ref: Any) -> None:
         group, its_ranks = pl.program_id(2), pl.ds(pl.program_id(1) * ranks, ranks)
@@ -149,25 +149,25 @@ def _triton(sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> A
         def add(number: Any, sum_QI: Array) -> Array:
             low_KQ = low_ref[number * block + pair_K, its_ranks]
             low_KQ = jnp.where(is_pair_K1, low_KQ, jnp.zeros((), low_KQ.dtype))
-            return sum_QI + kernels.dot(low_KQ.T, wide_ref[number * block + pair_K, its_columns])
+            return sum_QI + dot(low_KQ.T, wide_ref[number * block + pair_K, its_columns])
 
         out_ref[...] = lax.fori_loop(first_ref[group], end_ref[group], add, sum_ref[...])
 
-    whole = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in (*spans, low_PQ, wide_PI)]
     part = pl.BlockSpec((None, ranks, columns), lambda column, its, group: (group, its, column))
-    call = pl.pallas_call(
+    moved = (low_PQ.size + wide_PI.size) * wide_PI.dtype.itemsize + 2 * sums_GQI.nbytes
+    sums_GQI = run_triton(
         kernel,
-        out_shape=jax.ShapeDtypeStruct(
-            sums_GQI.shape, jnp.float32, manual_axis_type=jax.typeof(wide_PI).manual_axis_type
-        ),
+        (*spans, low_PQ, wide_PI, sums_GQI),
+        2 * low_PQ.size * width,
+        moved,
+        interpret=interpret,
+        warps=4,
+        stages=3,
+        out_shape=output(sums_GQI.shape, jnp.float32, wide_PI),
         grid=(width // columns, rank // ranks, groups),
-        in_specs=[*whole, part],
+        in_specs=[*(all_of(x.shape) for x in (*spans, low_PQ, wide_PI)), part],
         out_specs=part,
         input_output_aliases={4: 0},
-        compiler_params=None if kernels.INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=3),
-        interpret=kernels.INTERPRET,
         name="factor_sums",
     )
-    moved = (low_PQ.size + wide_PI.size) * wide_PI.dtype.itemsize + 2 * sums_GQI.nbytes
-    with jax.named_scope(costs(2 * low_PQ.size * width, moved)):
-        return call(*spans, low_PQ, wide_PI, sums_GQI)[:, :used]
+    return sums_GQI[:, :used]

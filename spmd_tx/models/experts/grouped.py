@@ -24,7 +24,6 @@ from spmd_tx.hlo.hints import usual_turns
 from spmd_tx.models.activations import gated
 from spmd_tx.models.adapters.lora import Lora
 from spmd_tx.models.checkpoint.packed import Matrix, decoded
-from spmd_tx.models.experts import kernels as triton_kernels
 from spmd_tx.models.experts.factor_sums import (
     Pieces,
     Spans,
@@ -35,16 +34,18 @@ from spmd_tx.models.experts.factor_sums import (
     times,
 )
 from spmd_tx.models.experts.factors import Factors
+from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.experts.layout import Layout, Tiling
 from spmd_tx.models.experts.product import READS_PACKED, grouped_product, unset
 from spmd_tx.models.experts.slot_product import slot_product
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import FSDP, TP
 
 # gate [X, D, F], up [X, D, F], down [X, F, D]; or those of all layers [L, X, ...], and then the layout counts
 # experts over all layers.
 # Some models also have gate_bias and so on, [X, F] or [X, D].
-Kernels = dict[str, Matrix]
+Matrices = dict[str, Matrix]
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Grouping:
     """Says how pairs are grouped and multiplied."""
 
     tiling: Tiling
-    product: str  # of product.IMPLEMENTATIONS
-    by_tile: bool  # whether a chunk is one tile
+    kernels: Kernels
     d_model: int
     width_out: int  # of results; columns behind those of factors.py are zeros
     activation: str = "silu"  # of activations.ACTIVATIONS
@@ -63,26 +63,26 @@ class Grouping:
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def run_experts(
     how: Grouping,
-    kernels: Kernels,
+    matrices: Matrices,
     lora: Factors,
     h_RTD: Array,
     weight_RTC: Array,
     scale_S: Array,
     place: Layout,
 ) -> Array:
-    """Return the weighted sum [R, T, D] of each token's experts on this device. Kernels get no gradient.
+    """Return the weighted sum [R, T, D] of each token's experts on this device. Matrices get no gradient.
 
     Inputs and outputs are wider where factors are shared (factors.py); inputs may have columns behind those.
     """
-    kernels = _whole(how, kernels, h_RTD.dtype)
+    matrices = _whole(how, matrices, h_RTD.dtype)
     pieces = _converted(_pieces(lora), h_RTD.dtype)
-    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, pieces)
+    chunk = partial(_chunk, how, matrices, h_RTD, weight_RTC, scale_S, place, pieces)
 
     def add(number: Array, y_WD: Array) -> Array:
         run, inputs, _ = chunk(number)
         return _put(y_WD, run(*inputs), number)
 
-    y_WD = unset(how.product, (how.tiling.positions, how.width_out), h_RTD)
+    y_WD = unset(how.kernels, (how.tiling.positions, how.width_out), h_RTD)
     return _sum_of_choices(how, _for_chunks(how, place, add, y_WD), place)
 
 
@@ -91,17 +91,17 @@ def _forward(how: Grouping, *arguments: Any) -> tuple[Array, Any]:
 
 
 def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...]:
-    kernels, lora, h_RTD, weight_RTC, scale_S, place = residuals
-    kernels, pieces = _whole(how, kernels, h_RTD.dtype), _pieces(lora)
+    matrices, lora, h_RTD, weight_RTC, scale_S, place = residuals
+    matrices, pieces = _whole(how, matrices, h_RTD.dtype), _pieces(lora)
     converted = _converted(pieces, h_RTD.dtype)
-    chunk = partial(_chunk, how, kernels, h_RTD, weight_RTC, scale_S, place, converted)
+    chunk = partial(_chunk, how, matrices, h_RTD, weight_RTC, scale_S, place, converted)
     flat_slopes = slope_RTD.reshape(-1, slope_RTD.shape[2])
 
     def add(number: Array, carry: Any) -> Any:
         slopes_WD, slopes_W, sums = carry
         run, inputs, (token_P, is_pair_P) = chunk(number)
         slope_PD = jnp.where(is_pair_P[:, None], flat_slopes[token_P], 0)
-        if how.by_tile:
+        if how.kernels.platform == "cpu":  # whose chunks are one tile
             slopes, slope_P, parts = jax.vjp(run, *inputs)[1](slope_PD)
             blocks = how.tiling.chunk // how.tiling.block
             group_N = lax.dynamic_slice_in_dim(place.group_N, number * blocks, blocks)
@@ -111,7 +111,7 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
         return _put(slopes_WD, _joined(slopes, slopes_WD), number), _put(slopes_W, slope_P, number), sums
 
     width = how.tiling.positions
-    slopes_WD = unset(how.product, (width, h_RTD.shape[2]), h_RTD)
+    slopes_WD = unset(how.kernels, (width, h_RTD.shape[2]), h_RTD)
     slopes_W = varying(jnp.zeros(width, weight_RTC.dtype))
     sums = jax.tree.map(lambda x: jnp.zeros((x.shape[0] * x.shape[1], *x.shape[2:]), jnp.float32), pieces)
     carry = slopes_WD, slopes_W, jax.tree.map(varying, sums)
@@ -124,20 +124,20 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
 run_experts.defvjp(_forward, _backward)
 
 
-def _whole(how: Grouping, kernels: Kernels, dtype: DTypeLike) -> Kernels:
-    """Gather kernels whose model width is split over fsdp, and decode those that the product cannot read.
+def _whole(how: Grouping, matrices: Matrices, dtype: DTypeLike) -> Matrices:
+    """Gather matrices whose model width is split over fsdp, and decode those that the product cannot read.
 
     Both passes do, so that nothing whole is kept.
     """
     axes = {"gate": -2, "up": -2, "down": -1}  # of the model width
 
-    def whole(name: str, kernel: Matrix) -> Matrix:
-        if name in axes and kernel.shape[axes[name]] != how.d_model:
-            gather = partial(lax.all_gather, axis_name=FSDP, axis=axes[name] % kernel.ndim, tiled=True)
-            kernel = jax.tree.map(gather, kernel)
-        return kernel if how.product in READS_PACKED else decoded(kernel, dtype)
+    def whole(name: str, matrix: Matrix) -> Matrix:
+        if name in axes and matrix.shape[axes[name]] != how.d_model:
+            gather = partial(lax.all_gather, axis_name=FSDP, axis=axes[name] % matrix.ndim, tiled=True)
+            matrix = jax.tree.map(gather, matrix)
+        return matrix if how.kernels.products in READS_PACKED else decoded(matrix, dtype)
 
-    return {name: whole(name, kernel) for name, kernel in kernels.items()}
+    return {name: whole(name, matrix) for name, matrix in matrices.items()}
 
 
 def _for_chunks(how: Grouping, place: Layout, turn: Callable[[Array, Any], Any], carry: Any) -> Any:
@@ -162,7 +162,7 @@ def _inputs(how: Grouping, pieces: Pieces, h_RTD: Array, token_P: Array, is_pair
     if "input" not in pieces:
         widths += [pieces["gate"].shape[-2]] * 2
     ends = list(accumulate(widths))
-    if how.product != "triton":
+    if how.kernels.products != "triton":
         x_PD = jnp.where(is_pair_P[:, None], flat_WD[token_P], 0)
         return jnp.split(x_PD, ends, axis=1)[: len(widths)]
     parts = (slice(end - width, end) for width, end in zip(widths, ends, strict=True))
@@ -177,7 +177,7 @@ def _joined(slopes: list[Array], whole: Array) -> Array:
 
 def _chunk(
     how: Grouping,
-    kernels: Kernels,
+    matrices: Matrices,
     h_RTD: Array,
     weight_RTC: Array,
     scale_S: Array,
@@ -196,7 +196,7 @@ def _chunk(
         lax.dynamic_slice_in_dim(x, number * blocks, blocks)
         for x in (place.expert_N, place.slot_N, place.group_N)
     )
-    by_group = reads_in_place(how.product, how.tiling.block, pieces)
+    by_group = reads_in_place(how.kernels, how.tiling.block, pieces)
     if not how.in_place:
         pieces = {name: x.reshape(-1, *x.shape[2:]) for name, x in pieces.items()}
         if not by_group:
@@ -211,7 +211,7 @@ def _chunk(
         scale_N,
         spans(place, number * blocks, blocks),
     )
-    run = partial(_run, how, kernels, its)
+    run = partial(_run, how, matrices, its)
     return run, (inputs, weight_P, pieces), (token_P, is_pair_P)
 
 
@@ -229,7 +229,7 @@ class _Blocks:
 
 def _run(
     how: Grouping,
-    kernels: Kernels,
+    matrices: Matrices,
     its: _Blocks,
     inputs: list[Array],
     weight_P: Array,
@@ -245,11 +245,11 @@ def _run(
     def factored(x_NJI: Array, name: str, *, narrows: bool) -> Array:
         if how.in_place:
             where = its.slot_N, its.own_M
-            return slot_product(how.product, narrows, x_NJI[:, 0], pieces[name], *where)[:, None]
+            return slot_product(how.kernels, narrows, x_NJI[:, 0], pieces[name], *where)[:, None]
         if sums is None:
-            return times(how.product, narrows, x_NJI, pieces[name], its.group_N)
+            return times(how.kernels, narrows, x_NJI, pieces[name], its.group_N)
         return block_product(
-            how.product, narrows, x_NJI, pieces[name], its.group_N, sums[name], its.of_groups
+            how.kernels, narrows, x_NJI, pieces[name], its.group_N, sums[name], its.of_groups
         )
 
     def low(x_PI: Array, name: str) -> Array:
@@ -262,9 +262,9 @@ def _run(
         return base_PO + added.reshape(base_PO.shape)
 
     def base(x_PI: Array, name: str) -> Array:
-        experts = how.tiling.usual_experts(kernels[name].shape[-3])
-        y_PO = cast(Array, grouped_product(how.product, x_PI, kernels[name], its.expert_M, False, experts))
-        bias_XO = cast("Array | None", kernels.get(f"{name}_bias"))
+        experts = how.tiling.usual_experts(matrices[name].shape[-3])
+        y_PO = cast(Array, grouped_product(how.kernels, x_PI, matrices[name], its.expert_M, False, experts))
+        bias_XO = cast("Array | None", matrices.get(f"{name}_bias"))
         if bias_XO is None:
             return y_PO
         bias_MO = bias_XO.reshape(-1, y_PO.shape[1])[its.expert_M]
@@ -313,14 +313,14 @@ def _factors(pieces: Pieces) -> Factors:
 
 def _sum_of_choices(how: Grouping, y_WD: Array, place: Layout) -> Array:
     """Add what stands at the places of each token's pairs, in their order and in fp32."""
-    if how.product == "triton":
+    if how.kernels.products == "triton":
         place_TC = place.place_RTC.reshape(-1, place.place_RTC.shape[2])
-        total_TD = triton_kernels.triton_sum(y_WD, place_TC, how.tiling.usual_pairs)
+        total_TD = triton_sum(y_WD, place_TC, how.tiling.usual_pairs, how.kernels.interpret)
         return total_TD.reshape(*place.place_RTC.shape[:2], -1)
     found = [
         y_WD[jnp.maximum(place.place_RTC[:, :, choice], 0)] for choice in range(place.place_RTC.shape[2])
     ]
-    if how.product == "mosaic":
+    if how.kernels.platform == "tpu":
         # Otherwise a TPU writes each of them once more, in fp32, before it adds.
         found = lax.optimization_barrier(found)
     total_RTD: Array | float = 0.0

@@ -4,7 +4,7 @@ Every tile is computed in the same way whatever the others hold, and the whole s
 order, so that neither a row's place nor its company can change a bit.
 
 ``experts`` is how many of the matrices one product usually takes; there are more if they are of several
-layers. Dimension key as in product.py.
+layers. ``interpret`` is that of Kernels. Dimension key as in product.py.
 """
 
 import math
@@ -17,34 +17,17 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
-from spmd_tx.models.attention.paged.triton import columns as powers_of_two
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
+from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_triton, triton_call
 
-INTERPRET = False  # whether kernels run as plain XLA programs, in tests
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
 OUTPUTS = 128  # columns that one program of a GPU computes
 DEPTH = 64  # columns of the input that a GPU reads at once
 
 
-def dot(x: Array, w: Array, transposed: bool = False) -> Array:
-    """Multiply with sums in fp32; fp32 is multiplied as such."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    contract = (((1,), (1 if transposed else 0,)), ((), ()))
-    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)
-
-
 def _divisor(size: int, most: int, step: int) -> int:
     """Return the largest divisor of ``size`` up to ``most`` that is a multiple of ``step``, else ``size``."""
     return next((part for part in range(most // step * step, 0, -step) if size % part == 0), size)
-
-
-def _is_power(size: int) -> bool:
-    return size & (size - 1) == 0
-
-
-def _result(shape: tuple[int, ...], like: Array) -> jax.ShapeDtypeStruct:
-    """Declare a result that differs between the same devices as ``like`` does."""
-    return jax.ShapeDtypeStruct(shape, like.dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
 def _cost(x_PI: Array, w_XIO: Matrix, width: int, experts: int, tiles: int) -> pl.CostEstimate:
@@ -105,7 +88,9 @@ def _read_by(matrix: Matrix) -> tuple[list[Array], Callable[[Any, Any, Span, Spa
     return jax.tree.leaves(matrix), read
 
 
-def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int) -> Array:
+def mosaic(
+    x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts: int, interpret: bool
+) -> Array:
     """Multiply on TPUs. A matrix is read once for consecutive tiles of its expert."""
     from jax.experimental.pallas import tpu as pltpu
 
@@ -114,7 +99,7 @@ def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts
     columns = _divisor(width, max(128, MATRIX_BYTES // (depth * w_XIO.dtype.itemsize)), 128)
 
     def kernel(_: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
-        y_ref[...] = dot(x_ref[...], w_ref[0], transposed).astype(y_ref.dtype)
+        y_ref[...] = dot(x_ref[...], w_ref[0], 1, int(transposed)).astype(y_ref.dtype)
 
     def of_matrix(column: Array, tile: Array, expert_M: Any) -> tuple[Any, ...]:
         return (expert_M[tile], column, 0) if transposed else (expert_M[tile], 0, column)
@@ -130,27 +115,27 @@ def mosaic(x_PI: Array, w_XIO: Array, expert_M: Array, transposed: bool, experts
     )
     call = pl.pallas_call(
         kernel,
-        out_shape=_result((x_PI.shape[0], width), x_PI),
+        out_shape=output((x_PI.shape[0], width), x_PI.dtype, x_PI),
         grid_spec=grid,
         cost_estimate=_cost(x_PI, w_XIO, width, experts, expert_M.shape[0]),
-        interpret=INTERPRET,
+        interpret=interpret,
         name="experts",
     )
     return call(expert_M, x_PI, w_XIO)
 
 
-def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int) -> Array:
+def triton(
+    x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int, interpret: bool
+) -> Array:
     """Multiply on NVIDIA GPUs. Encoded matrices are decoded as they are read."""
-    from jax.experimental.pallas import triton as plgpu
-
     arrays, reads = _read_by(w_XIO)
     pairs = _Pairs(w_XIO, transposed)
     x_NPI = pairs.divided(x_PI)
     depth, width = x_NPI.shape[2], (arrays[0].shape[1] if transposed else w_XIO.shape[2])
     rows = x_PI.shape[0] // expert_M.shape[0]
-    columns, step = min(OUTPUTS, width & -width), min(DEPTH, depth & -depth)  # powers of two
+    columns, step = min(OUTPUTS, power_in(width)), min(DEPTH, power_in(depth))
     warps = 8 if columns == OUTPUTS else 4
-    if isinstance(w_XIO, Packed) and not _is_power(w_XIO.encoding.group):
+    if isinstance(w_XIO, Packed) and power_in(w_XIO.encoding.group) != w_XIO.encoding.group:
         raise ValueError(f"groups of {w_XIO.encoding.group} inputs are not read by the kernel")
 
     def kernel(expert_ref: Any, x_ref: Any, *others: Any) -> None:
@@ -163,33 +148,36 @@ def triton(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, expert
             totals = list(sums)
             for which, w in enumerate(found):
                 x = x_ref[pairs.of_input(which), :, pl.ds(*part)]
-                totals[pairs.of_output(which)] += dot(x, w.astype(x.dtype), transposed)
+                totals[pairs.of_output(which)] += dot(x, w.astype(x.dtype), 1, int(transposed))
             return tuple(totals)
 
         nothing = (jnp.zeros((rows, columns), jnp.float32),) * pairs.outputs
         for which, total in enumerate(lax.fori_loop(0, depth // step, add, nothing)):
             y_ref[which] = total.astype(y_ref.dtype)
 
-    call = pl.pallas_call(
+    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
+    y_NPO = run_triton(
         kernel,
-        out_shape=_result((pairs.outputs, x_PI.shape[0], width), x_PI),
+        (expert_M, x_NPI, *arrays),
+        cost.flops,
+        cost.bytes_accessed,
+        interpret=interpret,
+        warps=warps,
+        stages=3,
+        out_shape=output((pairs.outputs, x_PI.shape[0], width), x_PI.dtype, x_PI),
         grid=(width // columns, expert_M.shape[0]),
         in_specs=[
-            pl.BlockSpec(expert_M.shape, lambda column, tile: (0,)),
+            all_of(expert_M.shape),
             pl.BlockSpec((pairs.inputs, rows, depth), lambda column, tile: (0, tile, 0)),
-            *(pl.BlockSpec(array.shape, lambda column, tile: (0, 0, 0)) for array in arrays),
+            *(all_of(array.shape) for array in arrays),
         ],
         out_specs=pl.BlockSpec((pairs.outputs, rows, columns), lambda column, tile: (0, tile, column)),
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=warps, num_stages=3),
-        interpret=INTERPRET,
         name="experts",
     )
-    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
-    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
-        return pairs.joined(call(expert_M, x_NPI, *arrays))
+    return pairs.joined(y_NPO)
 
 
-def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int) -> Array:
+def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int, interpret: bool) -> Array:
     """Add the rows that stand at each token's places, in their order and in fp32, on NVIDIA GPUs: [T, O].
 
     A place of -1 is none, and nothing is read for it. ``usual_pairs`` is how many others there usually are.
@@ -210,48 +198,39 @@ def triton_sum(y_WO: Array, place_TC: Array, usual_pairs: int) -> Array:
                 total += row.astype(jnp.float32)
             sum_ref[token, part] = total.astype(sum_ref.dtype)
 
-    call = pl.pallas_call(
+    return run_triton(
         kernel,
-        out_shape=_result((tokens, width), y_WO),
+        (place_TC, y_WO),
+        0,
+        (usual_pairs + tokens) * width * y_WO.dtype.itemsize + place_TC.nbytes,
+        interpret=interpret,
+        warps=4,
+        stages=1,
+        out_shape=output((tokens, width), y_WO.dtype, y_WO),
         grid=(tokens,),
-        in_specs=[pl.BlockSpec(x.shape, lambda token: (0, 0)) for x in (place_TC, y_WO)],
-        out_specs=pl.BlockSpec((tokens, width), lambda token: (0, 0)),
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=1),
-        interpret=INTERPRET,
         name="sum_of_choices",
     )
-    moved = (usual_pairs + tokens) * width * y_WO.dtype.itemsize + place_TC.nbytes
-    with jax.named_scope(costs(0, moved)):
-        return call(place_TC, y_WO)
 
 
-def mosaic_unset(shape: tuple[int, ...], like: Array) -> Array:
+def mosaic_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
     """Return an array that no TPU has written. ``like`` is not read: it keeps the array in its loop."""
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     call = pl.pallas_call(
         _do_nothing,
-        out_shape=_result(shape, like),
+        out_shape=output(shape, like.dtype, like),
         in_specs=[anywhere],
         out_specs=anywhere,
-        interpret=INTERPRET,
+        interpret=interpret,
         name="unset",
     )
     with jax.named_scope(costs(0, 0)):
         return call(like)
 
 
-def triton_unset(shape: tuple[int, ...], like: Array) -> Array:
+def triton_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
     """Return an array that no GPU has written. ``like`` is not read: it keeps the array in its loop."""
-    from jax.experimental.pallas import triton as plgpu
-
-    options = None if INTERPRET else plgpu.CompilerParams(num_warps=1)
-    call = pl.pallas_call(
-        _do_nothing,
-        out_shape=_result(shape, like),
-        compiler_params=options,
-        interpret=INTERPRET,
-        name="unset",
-    )
+    whole = output(shape, like.dtype, like)
+    call = triton_call(_do_nothing, interpret=interpret, warps=1, out_shape=whole, name="unset")
     with jax.named_scope(costs(0, 0)):
         return call(like)
 

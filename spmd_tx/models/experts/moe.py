@@ -32,7 +32,7 @@ from spmd_tx.models.experts.factors import (
     shared_factors,
     split_input,
 )
-from spmd_tx.models.experts.grouped import Grouping, Kernels, run_experts
+from spmd_tx.models.experts.grouped import Grouping, Matrices, run_experts
 from spmd_tx.models.experts.layout import Choices, layout
 from spmd_tx.models.experts.product import READS_PACKED
 from spmd_tx.models.forward_pass import Pass
@@ -52,15 +52,15 @@ def gather_rows(x: Array) -> Array:
 
 def reads_stack(up_LXDF: Matrix, d_model: int, experts: int, how: "Pass") -> bool:
     """Say whether the experts' kernels take matrices from the stack of layers, without copying them."""
-    if isinstance(up_LXDF, Packed) and how.product not in READS_PACKED:
+    if isinstance(up_LXDF, Packed) and how.kernels.products not in READS_PACKED:
         return False
     depth, width = up_LXDF.shape[-2:]
     is_small = experts * d_model * width * lax.axis_size(TP) < LEAST_GROUPED
-    return how.product != "reference" and depth == d_model and not is_small
+    return how.kernels.products != "reference" and depth == d_model and not is_small
 
 
 def mixture(
-    kernels: Kernels,
+    matrices: Matrices,
     lora: dict[str, Lora[Array]],
     h_BTD: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
@@ -71,10 +71,10 @@ def mixture(
     """Return the experts' weighted sum, to be summed over tp. The experts are split over ep.
 
     ``routed`` is what ``routing.route`` returned; the activation is one of activations.ACTIVATIONS. With
-    ``layer`` the kernels are those of all layers that are stacked, for which ``reads_stack`` must hold; it
+    ``layer`` the matrices are those of all layers that are stacked, for which ``reads_stack`` must hold; it
     is the number of this one among them.
     """
-    run = partial(_run, activation, kernels)
+    run = partial(_run, activation, matrices)
     if not is_shared(lora):
         return sum_scatter(run(lora, h_BTD, routed, how, layer), EP, 0)
     # What all experts share is computed once: their inputs are wider by x Aᵀ, and so are their outputs.
@@ -91,7 +91,7 @@ def mixture(
 
 def _run(
     activation: str,
-    kernels: Kernels,
+    matrices: Matrices,
     lora: Factors,
     h_BTI: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
@@ -99,16 +99,16 @@ def _run(
     layer: Int[Array, ""] | None,
 ) -> Array:
     """Return the sum [R, T, O] of this device's experts for the rows of all devices of ep."""
-    (depth, width), experts, d_model = kernels["up"].shape[-2:], routed[1].shape[2], model_width(lora, h_BTI)
+    (depth, width), experts, d_model = matrices["up"].shape[-2:], routed[1].shape[2], model_width(lora, h_BTI)
     is_split = depth != d_model
     is_small = experts * d_model * width * lax.axis_size(TP) < LEAST_GROUPED
-    if how.product == "reference" and h_BTI.shape[1] == 1:
+    if how.kernels.platform == "cpu" and h_BTI.shape[1] == 1:
         is_small |= h_BTI.shape[0] * lax.axis_size(EP) <= FEW_ROWS
     if is_small or (is_split and how.stationary):
-        return _dense(activation, kernels, lora, h_BTI, routed[1], how)
+        return _dense(activation, matrices, lora, h_BTI, routed[1], how)
     # Recomputed in the backward pass: the rows of all devices of ep for all layers would not fit.
     run = jax.checkpoint(partial(_grouped, activation, how), prevent_cse=False)
-    return run(kernels, lora, h_BTI, routed, layer)
+    return run(matrices, lora, h_BTI, routed, layer)
 
 
 def is_small(model: Model) -> bool:
@@ -119,7 +119,7 @@ def is_small(model: Model) -> bool:
 def _grouped(
     activation: str,
     how: "Pass",
-    kernels: Kernels,
+    matrices: Matrices,
     lora: Factors,
     h_BTD: Array,
     routed: tuple[Int[Array, "B T C"], Float[Array, "B T X"]],
@@ -132,21 +132,20 @@ def _grouped(
     is_its_BTCX = chosen_BTC[..., None] == jnp.arange(gates_BTX.shape[2])[None, None, None]
     weight_BTC = jnp.sum(jnp.where(is_its_BTCX, gates_BTX[:, :, None], 0), axis=3)
     d_model, width_out = model_width(lora, h_BTD), output_width(lora, h_BTD)
-    if how.product == "mosaic" and width_out != d_model:
+    if how.kernels.platform == "tpu" and width_out != d_model:
         width_out += -width_out % LANES
         h_BTD = jnp.pad(h_BTD, ((0, 0), (0, 0), (0, -h_BTD.shape[2] % LANES)))
     h_RTD, weight_RTC, chosen_RTC = (varying(gather_rows(x)) for x in (h_BTD, weight_BTC, chosen_BTC))
-    local, slots = kernels["up"].shape[-3], how.expert_lora.scale_S.shape[0]
+    local, slots = matrices["up"].shape[-3], how.expert_lora.scale_S.shape[0]
     mine_RTC = chosen_RTC - lax.axis_index(EP) * local
-    by_tile = how.product == "reference"
     (rows, length, choices), experts = chosen_RTC.shape, gates_BTX.shape[2]
-    tiling = Choices(rows, length, choices, experts, local).tiling(by_tile=by_tile)
+    tiling = Choices(rows, length, choices, experts, local).tiling(by_tile=how.kernels.platform == "cpu")
     place = layout(tiling, mine_RTC, how.expert_lora.slots_R, local, slots)
     if layer is not None:
         place = place.replace(expert_N=place.expert_N + layer * local)
-    in_place = how.expert_lora.are_joint and slot_product.is_best(how.product, tiling, local, slots)
-    grouping = Grouping(tiling, how.product, by_tile, d_model, width_out, activation, in_place)
-    return run_experts(grouping, kernels, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
+    in_place = how.expert_lora.are_joint and slot_product.is_best(how.kernels, tiling, local, slots)
+    grouping = Grouping(tiling, how.kernels, d_model, width_out, activation, in_place)
+    return run_experts(grouping, matrices, lora, h_RTD, weight_RTC, how.expert_lora.scale_S, place)
 
 
 def in_ascending_order(choices_BTC: Int[Array, "B T C"], experts: int) -> Int[Array, "B T C"]:
@@ -164,20 +163,20 @@ def in_ascending_order(choices_BTC: Int[Array, "B T C"], experts: int) -> Int[Ar
 
 
 def _dense(
-    activation: str, kernels: Kernels, lora: Factors, h_BTD: Array, gates_BTX: Array, how: "Pass"
+    activation: str, matrices: Matrices, lora: Factors, h_BTD: Array, gates_BTX: Array, how: "Pass"
 ) -> Array:
     """Return the same of experts that run over all rows, a few experts at once."""
     h_RTD = gather_rows(h_BTD)
     gates_RTX = lax.all_to_all(gates_BTX, EP, split_axis=2, concat_axis=0, tiled=True)
     factors = {name: whole(pair) for name, pair in lora.items()}
-    experts = (kernels, factors, jnp.moveaxis(gates_RTX, 2, 0))
+    experts = (matrices, factors, jnp.moveaxis(gates_RTX, 2, 0))
     local = gates_RTX.shape[2]
-    size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * kernels["up"].shape[2]))
+    size = _group_size(local, max(h_RTD.size, h_RTD.size // h_RTD.shape[2] * matrices["up"].shape[2]))
     groups = jax.tree.map(lambda x: x.reshape(local // size, size, *x.shape[1:]), experts)
     # Recomputed in the backward pass: the intermediates of all experts for all tokens would not fit.
     run = jax.checkpoint(partial(_group, activation, how), prevent_cse=False)
 
-    def add_group(sum_RTO: Array, group: tuple[Kernels, Factors, Array]) -> tuple[Array, None]:
+    def add_group(sum_RTO: Array, group: tuple[Matrices, Factors, Array]) -> tuple[Array, None]:
         return sum_RTO + run(h_RTD, group), None
 
     nothing = jnp.zeros((*h_RTD.shape[:2], output_width(lora, h_RTD)), h_RTD.dtype)
@@ -192,13 +191,13 @@ def _group_size(experts: int, elements: int) -> int:
     return size
 
 
-def _group(activation: str, how: "Pass", h_RTD: Array, group: tuple[Kernels, Factors, Array]) -> Array:
+def _group(activation: str, how: "Pass", h_RTD: Array, group: tuple[Matrices, Factors, Array]) -> Array:
     """Return the sum of a few experts. It depends on shapes and each token's own numbers alone."""
     y_GRTD = jax.vmap(partial(_expert, activation, how, h_RTD))(*group)
     return jnp.sum(y_GRTD, axis=0)
 
 
-def _expert(activation: str, how: "Pass", h_RTD: Array, w: Kernels, lora: Factors, gate_RT: Array) -> Array:
+def _expert(activation: str, how: "Pass", h_RTD: Array, w: Matrices, lora: Factors, gate_RT: Array) -> Array:
     """Run one expert over all rows. Where it was not chosen its input is zero, and so is its output."""
     is_chosen_RT1 = (gate_RT != 0)[..., None]
     x_RTD = jnp.where(is_chosen_RT1, h_RTD, jnp.zeros((), h_RTD.dtype))
@@ -212,7 +211,7 @@ def _expert(activation: str, how: "Pass", h_RTD: Array, w: Kernels, lora: Factor
     return y_RTD * gate_RT[..., None]
 
 
-def _expert_of_shared(activation: str, how: "Pass", x_RTI: Array, w: Kernels, lora: Factors) -> Array:
+def _expert_of_shared(activation: str, how: "Pass", x_RTI: Array, w: Matrices, lora: Factors) -> Array:
     """Run one expert whose input has the shared factors' results, and whose output what they take."""
     halves, width = how.expert_lora.all_halves, w["up"].shape[1]
     x_RTD, low_gate, low_up = split_input(lora, x_RTI)
@@ -223,7 +222,7 @@ def _expert_of_shared(activation: str, how: "Pass", x_RTI: Array, w: Kernels, lo
     return jnp.concatenate([base_RTD, halves.low(y_RTF, lora["down"].a)], axis=2)
 
 
-def _linear(how: "Pass", x: Array, w: Kernels, name: str, width: int) -> Array:
+def _linear(how: "Pass", x: Array, w: Matrices, name: str, width: int) -> Array:
     """Apply an expert's matrix, and its bias if there is one."""
     y, bias = how.linear(x, decoded(w[name], x.dtype), width), cast("Array | None", w.get(f"{name}_bias"))
     if bias is None:

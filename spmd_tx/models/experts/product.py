@@ -1,4 +1,4 @@
-"""The product of grouped rows with the matrices of their experts, by the name of an implementation.
+"""The product of grouped rows with the matrices of their experts, by the implementation that is chosen.
 
 Rows come in tiles, and all rows of a tile go to the same expert. A row's result depends on that row and its
 expert's matrix alone: no implementation splits a sum in a way that other rows decide.
@@ -18,15 +18,18 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.models.checkpoint.packed import Matrix, decoded
-from spmd_tx.models.experts import kernels
+from spmd_tx.models.experts import kernels as pallas
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 
-# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of all tiles) -> [P, O]
-# Transposed: rows [P, O] -> [P, I].
-Product = Callable[[Array, Any, Array, bool, int], Array]
+# (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of all tiles,
+# Kernels.interpret) -> [P, O]. Transposed: rows [P, O] -> [P, I].
+Product = Callable[[Array, Any, Array, bool, int, bool], Array]
 
 
-def _reference(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int) -> Array:
+def _reference(
+    x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int, interpret: bool
+) -> Array:
     """Multiply tile after tile, for any platform. On CPUs there is one."""
 
     def tile(x_JI: Array, expert: Array) -> Array:
@@ -41,66 +44,52 @@ def _reference(x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, ex
 
 
 IMPLEMENTATIONS: dict[str, Product] = {
-    "mosaic": kernels.mosaic,
-    "triton": kernels.triton,
+    "mosaic": pallas.mosaic,
+    "triton": pallas.triton,
     "reference": _reference,
 }
-UNSET: dict[str, Callable[[tuple[int, ...], Array], Array]] = {
-    "mosaic": kernels.mosaic_unset,
-    "triton": kernels.triton_unset,
-    "reference": lambda shape, like: varying(jnp.zeros(shape, like.dtype)),
+UNSET: dict[str, Callable[[tuple[int, ...], Array, bool], Array]] = {
+    "mosaic": pallas.mosaic_unset,
+    "triton": pallas.triton_unset,
+    "reference": lambda shape, like, _: varying(jnp.zeros(shape, like.dtype)),
 }
 READS_PACKED = ("triton", "reference")  # the implementations that decode a matrix where they multiply by it
-OF_PLATFORM = {"tpu": "mosaic", "gpu": "triton", "cuda": "triton"}
 
 
-REFUSED = set[str]()  # names of implementations that are wrong on this process's devices
-
-
-def implementation(platform: str) -> str:
-    """Return the name of the implementation for a platform of JAX."""
-    name = OF_PLATFORM.get(platform, "reference")
-    return "reference" if name in REFUSED else name
-
-
-def refuse(platform: str) -> None:
-    """Have the reference take the place of a platform's kernel. Must be called before anything is traced."""
-    REFUSED.add(OF_PLATFORM.get(platform, ""))
-
-
-def unset(name: str, shape: tuple[int, ...], like: Array) -> Array:
+def unset(kernels: Kernels, shape: tuple[int, ...], like: Array) -> Array:
     """Return an array for results of which only what was written is read; ``like`` has its type.
 
     Where products have kernels, setting it to zero would take as long as a product.
     """
-    return UNSET[name](shape, like)
+    return UNSET[kernels.products](shape, like, kernels.interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))
 def grouped_product(
-    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool = False, experts: int = 0
+    kernels: Kernels, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool = False, experts: int = 0
 ) -> Array:
     """Multiply each tile of rows by its expert's matrix, or with ``transposed`` by its transpose.
 
     The matrices are frozen: they get no gradient. All but READS_PACKED decode all of them first. ``experts``
     is how many the tiles usually have, for estimates of what is read; 0: all of a layer.
     """
-    if name not in READS_PACKED:
+    if kernels.products not in READS_PACKED:
         w_XIO = decoded(w_XIO, x_PI.dtype)
     stacked = jax.tree.map(lambda each: each.reshape(-1, *each.shape[-2:]), w_XIO)
-    return IMPLEMENTATIONS[name](x_PI, stacked, expert_M, transposed, experts or w_XIO.shape[-3])
+    run, experts = IMPLEMENTATIONS[kernels.products], experts or w_XIO.shape[-3]
+    return run(x_PI, stacked, expert_M, transposed, experts, kernels.interpret)
 
 
 def _forward(
-    name: str, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int
+    kernels: Kernels, x_PI: Array, w_XIO: Matrix, expert_M: Array, transposed: bool, experts: int
 ) -> tuple[Array, tuple[Matrix, Array]]:
-    return grouped_product(name, x_PI, w_XIO, expert_M, transposed, experts), (w_XIO, expert_M)
+    return grouped_product(kernels, x_PI, w_XIO, expert_M, transposed, experts), (w_XIO, expert_M)
 
 
 def _backward(
-    name: str, transposed: bool, experts: int, residuals: tuple[Matrix, Array], slope_PO: Array
+    kernels: Kernels, transposed: bool, experts: int, residuals: tuple[Matrix, Array], slope_PO: Array
 ) -> tuple[Array, None, None]:
-    return grouped_product(name, slope_PO, *residuals, not transposed, experts), None, None
+    return grouped_product(kernels, slope_PO, *residuals, not transposed, experts), None, None
 
 
 grouped_product.defvjp(_forward, _backward)

@@ -16,17 +16,18 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.experts.layout import Tiling
 from spmd_tx.models.experts.product import grouped_product
+from spmd_tx.protocol.kernels import Kernels
 
 SHARE = 2  # least positions for each expert and slot: with fewer, taking factors out moves less
 
 
-def is_best(product: str, tiling: Tiling, experts: int, slots: int) -> bool:
+def is_best(kernels: Kernels, tiling: Tiling, experts: int, slots: int) -> bool:
     """Say whether factors are best read in place, for pairs of one device with ``experts`` experts."""
-    return product == "mosaic" and tiling.block == 1 and SHARE * experts * slots <= tiling.chunk
+    return kernels.products == "mosaic" and tiling.block == 1 and SHARE * experts * slots <= tiling.chunk
 
 
 def slot_product(
-    product: str,
+    kernels: Kernels,
     narrows: bool,
     x_PI: Float[Array, "P _"],
     factor_XSQI: Float[Array, "X S Q I"],
@@ -38,7 +39,7 @@ def slot_product(
     stack = factor_XSQI.reshape(experts, slots * rank, width)
     is_its_PS1 = (slot_P[:, None] == jnp.arange(slots)[None])[..., None]
     if narrows:
-        low_PQ = cast(Array, grouped_product(product, x_PI, stack, expert_M, True))
+        low_PQ = cast(Array, grouped_product(kernels, x_PI, stack, expert_M, True))
         return jnp.sum(jnp.where(is_its_PS1, low_PQ.reshape(-1, slots, rank), 0), axis=1)
     low_PSQ = jnp.where(is_its_PS1, x_PI[:, None], 0)
-    return cast(Array, grouped_product(product, low_PSQ.reshape(-1, slots * rank), stack, expert_M))
+    return cast(Array, grouped_product(kernels, low_PSQ.reshape(-1, slots * rank), stack, expert_M))

@@ -8,28 +8,27 @@ Dimension key: L layer with a memory, P slot, B row, H head of values, E width o
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
+from flax import struct
 from jax import Array
 from jax.experimental import pallas as pl
 from jaxtyping import Float
 
-from spmd_tx.hlo.hints import costs
+from spmd_tx.models.pallas import output, run_triton
 
-INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 NOTHING = 0  # the slot that is never written
 COLUMNS = 32  # at most, of a memory, that one program computes; they do not depend on each other
 LEAST_COLUMNS, MOST_ROWS = 16, 256
 
 
-class InPool(PyTreeNode):
+class InPool(struct.PyTreeNode):
     """Says where a layer's memories of rows are, and where they are to be written."""
 
     pool: Any  # float32 [L, P, H, E, V]
     layer: Any  # int32
     sources_B: Any  # int32
     targets_B: Any  # int32; 0: nowhere. No two others may be the same, and none the source of another row
+    interpret: bool = struct.field(pytree_node=False, default=False)  # as in Kernels
 
 
 def fits(memory_shape: tuple[int, ...]) -> bool:
@@ -50,8 +49,6 @@ def read_token(
 
     Queries and keys are as the rule takes them; the decay is what a memory is multiplied by.
     """
-    from jax.experimental.pallas import triton as plgpu
-
     pool = memory.pool
     b, heads, width = v_BHV.shape
     columns = min(COLUMNS, width & -width)
@@ -74,26 +71,18 @@ def read_token(
         *(memory.layer[None], memory.sources_B, memory.targets_B),
         *(q_BHE, k_BHE, v_BHV, decay_BH, strength_BH, pool),
     )
-    varies = jax.typeof(v_BHV).manual_axis_type
-    call = pl.pallas_call(
+    numbers = b * heads * pool.shape[3] * width
+    y_BHV, pool = run_triton(
         kernel,
-        out_shape=[
-            jax.ShapeDtypeStruct(v_BHV.shape, jnp.float32, manual_axis_type=varies),
-            jax.ShapeDtypeStruct(pool.shape, pool.dtype, manual_axis_type=jax.typeof(pool).manual_axis_type),
-        ],
+        arguments,
+        8 * numbers,
+        2 * numbers * pool.dtype.itemsize,
+        interpret=memory.interpret,
+        warps=4,
+        stages=1,
+        out_shape=[output(v_BHV.shape, jnp.float32, v_BHV), output(pool.shape, pool.dtype, pool)],
         grid=(width // columns, heads, b),
-        in_specs=[_all_of(array.shape) for array in arguments],
-        out_specs=[_all_of(v_BHV.shape), _all_of(pool.shape)],
         input_output_aliases={len(arguments) - 1: 1},
-        compiler_params=None if INTERPRET else plgpu.CompilerParams(num_warps=4, num_stages=1),
-        interpret=INTERPRET,
         name="delta_memory",
     )
-    numbers = b * heads * pool.shape[3] * width
-    with jax.named_scope(costs(8 * numbers, 2 * numbers * pool.dtype.itemsize)):
-        y_BHV, pool = call(*arguments)
     return y_BHV, pool
-
-
-def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))

@@ -21,12 +21,13 @@ from jaxtyping import Int
 
 from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
 from spmd_tx.models.attention.window_ring import ring_weights
-from spmd_tx.models.declared.layers import Kept, Mixer
+from spmd_tx.models.declared.layers import CachedArray, Mixer
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.linear_attention.delta_layer import State
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.weight import Weight
 
@@ -43,7 +44,7 @@ def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DT
     if isinstance(sizes, Softmax):
         return ring_weights(sizes, mesh, lead, dtype)
 
-    def array(kept: Kept) -> Weight:
+    def array(kept: CachedArray) -> Weight:
         axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
         return Weight((*lead, *kept.shape), P(None, DATA, *axes), jnp.float32 if kept.is_fp32 else dtype)
 
@@ -72,10 +73,11 @@ def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> K
     return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
 
 
-def read(pool: State, layer: Array, slots: StateSlots, product: str) -> State:
+def read(pool: State, layer: Array, slots: StateSlots, kernels: Kernels) -> State:
     """Return one layer's states of rows. On GPUs memories that a decode changes stay in the pool."""
-    if slots.decodes and product == "triton" and delta_memory.fits(pool.memory.shape):
-        memory = delta_memory.InPool(pool.memory, layer, slots.sources_B, slots.targets_B)
+    if slots.decodes and kernels.products == "triton" and delta_memory.fits(pool.memory.shape):
+        where = layer, slots.sources_B, slots.targets_B
+        memory = delta_memory.InPool(pool.memory, *where, interpret=kernels.interpret)
         return State(memory, pool.inputs[layer, slots.sources_B])
     return jax.tree.map(lambda states: states[layer, slots.sources_B], pool)
 

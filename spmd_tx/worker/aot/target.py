@@ -12,11 +12,11 @@ from jax.sharding import Mesh
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.accelerator import wanted_flags
 from spmd_tx.worker.aot.gpu_targets import target_of
 from spmd_tx.worker.aot.roofline import Speeds
 from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.xla_flags import wanted_flags
 
 FLAG_VALUES = {"true": True, "false": False}
 # Of what compiles products, that which newer XLA can use without a device on which to try its choices.

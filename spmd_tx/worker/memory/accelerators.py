@@ -7,12 +7,10 @@ dense bfloat16 products, for memory, and for what one device sends to others in 
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal
 
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.errors import StartError
-
-Platform = Literal["gpu", "tpu", "cpu"]
+from spmd_tx.protocol.kernels import Platform
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from spmd_tx.models.linear_attention.state_pool import cache_and_states
 from spmd_tx.protocol.commands import MAX_TARGETS, STOP_TOKENS, active_sizes
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
-from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
@@ -88,14 +87,13 @@ class _Programs:
         self._cache = cache_and_states(
             sizes.model, sizes.mesh, plan.pages, setup.page_size, plan.state_slots, sizes.dtype
         )
-        self._attention, self._paged = plan.steps.attention, setup.paged_attention
         self._shards = setup.fsdp * setup.ep
 
     def train(self, level: str, shape: BatchShape, kind: str = "") -> Any:
         """``kind`` is "", "of sequences" or "of several targets", as in LOSS_KINDS."""
         is_full = bool(self._setup.full_copies)
         make: Any = make_full_forward_backward if is_full else make_forward_backward
-        step = make(self._model, self._mesh, self._base, self._train, level, attention=self._attention)
+        step = make(self._model, self._mesh, self._base, self._train, level, kernels=self._setup.kernels)
         state = self._place(self._train)
         arrays = [state.w, state.grad_sum]
         arrays = arrays if is_full else [self._place(self._base), *arrays, state.scale]
@@ -125,8 +123,7 @@ class _Programs:
             self._mesh,
             *arrays,
             logprobs=True,
-            attention=self._attention,
-            paged_attention=self._paged,
+            kernels=self._setup.kernels,
         )
         slots = self._states(shape.rows)
         rows = self._packed(shape).replace(state_sources=slots, state_targets=slots)
@@ -141,9 +138,8 @@ class _Programs:
             self._bank,
             self._cache,
             setup.decode_steps,
-            paged_attention=self._paged,
+            kernels=setup.kernels,
             batch_invariant=setup.batch_invariant,
-            options=options_of(setup.decode_way),
         )
         numbers: dict[str, Any] = {name: self._rows(rows) for name in DecodeRows.__dataclass_fields__}
         numbers |= {name: self._rows(rows, dtype=jnp.float32) for name in ("temperatures", "top_p")}

@@ -2,24 +2,25 @@
 
 import msgspec
 
-from spmd_tx.models.attention import packed_rows as attention
+from spmd_tx.models.attention import packed_rows
 from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.declared.model import Model
+from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
-from spmd_tx.worker.accelerator import MEMORY_FRACTION
 from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.decide import USABLE_SHARE, dtype_on, of_host
 from spmd_tx.worker.memory.plan import Plan, UsableMemory, report
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.xla_flags import MEMORY_FRACTION
 
 
 def plan_offline(setup: Setup, model: Model, devices: Devices) -> MemoryPlan:
     """Return the plan that workers would make without measuring. Raises StartError if nothing fits."""
     mesh = abstract_mesh(setup.fsdp, setup.ep, setup.tp)
-    return report(plan_on(mesh, with_attention(setup, model, devices), model, devices))
+    return report(plan_on(mesh, with_kernels(setup, model, devices), model, devices))
 
 
 def plan_on(mesh: AnyMesh, setup: Setup, model: Model, devices: Devices) -> Plan:
@@ -28,11 +29,16 @@ def plan_on(mesh: AnyMesh, setup: Setup, model: Model, devices: Devices) -> Plan
     return make_plan(sizes, usable_memory(devices))
 
 
-def with_attention(setup: Setup, model: Model, devices: Devices) -> Setup:
-    """Put the fastest attention that such devices have into the setup."""
-    names = attention.candidates(devices.platform, model.head_dim, setup.dtype != "float32")
-    of_pages = paged.candidates(devices.platform, model.head_dim, setup.page_size, setup.dtype != "float32")
-    return msgspec.structs.replace(setup, attention=names[0], paged_attention=of_pages[0])
+def with_kernels(setup: Setup, model: Model, devices: Devices) -> Setup:
+    """Put the fastest kernels that such devices have into the setup. How they run a decode is tried there."""
+    platform, is_bfloat16 = devices.platform, setup.dtype != "float32"
+    kernels = Kernels(
+        platform,
+        rows=packed_rows.candidates(platform, model.head_dim, is_bfloat16)[0],
+        pages=paged.candidates(platform, model.head_dim, setup.page_size, is_bfloat16)[0],
+        products=PALLAS.get(platform, "reference"),
+    )
+    return msgspec.structs.replace(setup, kernels=kernels)
 
 
 def usable_memory(devices: Devices) -> UsableMemory:

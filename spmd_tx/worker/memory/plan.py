@@ -184,7 +184,7 @@ class Planner:
             gradient_bytes=sizes.gradient,
             splits_base=splits_base,
             decodes_layers=memory.decodes_layers,
-            attention="reference" if sizes.setup.attention == "auto" else sizes.setup.attention,
+            attention=sizes.setup.kernels.rows,
             corrections=corrections,
         )
         self.compiling = self.steps.trying_kernels if memory.tries_kernels else 0

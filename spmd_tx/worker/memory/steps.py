@@ -18,7 +18,7 @@ from spmd_tx.models.attention.blockwise import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.attention.packed_rows import QUERY_BLOCK
 from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.declared.maps import Map, parts
 from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.experts.layout import Choices
@@ -231,7 +231,7 @@ class StepMemory:
     def _widest_layer(self) -> int:
         return max(map(self._dense_widths, self.model.places))
 
-    def _dense_widths(self, place: Place) -> int:
+    def _dense_widths(self, place: StackPlace) -> int:
         """Return the sum of the widths of a layer's factors that all tokens meet."""
         widths = 0
         for each in self.model.arrays(place):
@@ -352,7 +352,7 @@ class StepMemory:
         """The numbers of a layer's linear maps on a device, where fsdp does not split them."""
         ep = self.mesh.shape[EP]
 
-        def numbers(place: Place) -> Amount:
+        def numbers(place: StackPlace) -> Amount:
             maps = (each for each in self.model.arrays(place) if isinstance(each, Map))
             return sum(each.numbers / parts(each, self._tp) / (ep if each.experts else 1) for each in maps)
 

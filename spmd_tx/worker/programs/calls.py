@@ -15,7 +15,6 @@ from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, active_sizes
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.blocks import blocks
-from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.tables import table_changes
@@ -34,17 +33,15 @@ class Calls:
     """Makes the calls of an engine's steps. ``state`` is the worker's, or has ShapeDtypeStructs."""
 
     def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
-        model, attention = plan.sizes.model, setup.attention
+        model, kernels = plan.sizes.model, setup.kernels
         self._plan, self._setup, self._model = plan, setup, model
         self._shards = plan.sizes.data_shards
         self._make_training(mesh, declared)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
-        invariant, paged = setup.batch_invariant, setup.paged_attention
-        prefill = partial(make_prefill, *sampling, attention=attention, paged_attention=paged)
+        prefill = partial(make_prefill, *sampling, kernels=kernels)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
-        decode = partial(make_decode, *sampling, setup.decode_steps, paged_attention=paged)
-        options = options_of(setup.decode_way)
-        self._decode = cache(lambda top: decode(top, batch_invariant=invariant, options=options))
+        decode, invariant = partial(make_decode, *sampling, setup.decode_steps), setup.batch_invariant
+        self._decode = cache(lambda top: decode(top, kernels=kernels, batch_invariant=invariant))
         self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._copy_states = make_copy_states(mesh, declared.cache)
         self._place_tables = make_place_tables(mesh, declared.tables)
@@ -52,11 +49,11 @@ class Calls:
 
     def _make_training(self, mesh: Mesh, declared: WorkerState) -> None:
         """Make the steps of what is trained."""
-        model, attention = self._model, self._setup.attention
+        model, kernels = self._model, self._setup.kernels
         training = (model, mesh, declared.base, declared.train)
-        self._forward = make_forward(*training, attention=attention)
+        self._forward = make_forward(*training, kernels=kernels)
         self._forward_backward = {
-            level: make_forward_backward(*training, level, attention=attention) for level in self._plan.levels
+            level: make_forward_backward(*training, level, kernels=kernels) for level in self._plan.levels
         }
         self._optim_step = make_optim_step(model, mesh, declared.train)
         self._adapters = make_adapter_steps(model, mesh, declared.train, declared.bank)

@@ -29,12 +29,11 @@ class FullCalls(Calls):
     """Makes the calls of steps that train all weights; those of samplers are as with adapters."""
 
     def _make_training(self, mesh: Mesh, declared: WorkerState) -> None:
-        model, attention = self._model, self._setup.attention
+        model, kernels = self._model, self._setup.kernels
         where = (model, mesh, declared.base, declared.train)
-        self._forward = make_full_forward(*where, attention=attention)
+        self._forward = make_full_forward(*where, kernels=kernels)
         self._forward_backward = {
-            level: make_full_forward_backward(*where, level, attention=attention)
-            for level in self._plan.levels
+            level: make_full_forward_backward(*where, level, kernels=kernels) for level in self._plan.levels
         }
         self._optim_step = make_full_optim_step(model, mesh, declared.train)
         self._publish = make_publish(mesh, declared.base)

@@ -3,7 +3,7 @@
     python -m spmd_tx.worker.self_tests.attention '{"heads": 32, "kv_heads": 8, "head_dim": 128, ...}'
 
 prints a Verdict per implementation, as a line of JSON, as soon as it is known. A broken implementation may
-end the process, which accelerator.py starts.
+end the process, which process.py starts.
 """
 
 import sys
@@ -16,22 +16,20 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
-from spmd_tx.sharding.mesh import AXES, DATA, TP
+from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.worker.self_tests import paged as paged_self_test
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, tell_verdicts, worst_error
 
 # The lengths of rows' segments; the rest of a row is padding.
 ROWS = {
     512: [[512], [100, 93, 319], [1, 7, 130, 200], [7] * SEGMENTS_PER_ROW, []],
     2048: [[1500, 37, 500], [2048]],
 }
-# The largest allowed error of a number, in units of its own size plus the root mean square of all. The
-# reference itself has 0.05 from bfloat16's rounding; a value at a wrong position has about 1.
-MOST_ERROR = 0.1
 NAMES = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
 
 
@@ -54,14 +52,6 @@ class Sizes(msgspec.Struct, frozen=True):
         return "paged attention" if self.page_size else "attention"
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """Holds the result for one implementation."""
-
-    implementation: str
-    problem: str | None  # None: it is correct
-    platform: str = ""  # of JAX's backend
-
-
 Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
 
 
@@ -70,11 +60,11 @@ def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = 
     return _problem_in({}, attend, sizes, rows)
 
 
-def problem_in_sight(name: str, sizes: Sizes) -> str | None:
+def problem_in_sight(kernels: Kernels, sizes: Sizes) -> str | None:
     """Say the same of the windows and sinks that layers have."""
     for window in sizes.windows:
         sight = paged_self_test.sight_of(window, sizes)
-        problem = _problem_in(sight, implementation(name, sizes.device, **sight), sizes, ROWS)
+        problem = _problem_in(sight, implementation(kernels, sizes.device, **sight), sizes, ROWS)
         if problem is not None:
             return f"{problem} in a window of {window} tokens" if window else problem
     return None
@@ -87,7 +77,7 @@ def _problem_in(
     for length, lengths in rows.items():
         segments, arrays = _inputs(sizes, length, lengths)
         with jax.default_matmul_precision("highest"):
-            reference = with_gradients(implementation("reference", sizes.device, **sight))
+            reference = with_gradients(implementation(Kernels(), sizes.device, **sight))
             exact = jax.device_get(reference(segments, *(x.astype(jnp.float32) for x in arrays)))
         once, again = (jax.device_get(run(segments, *arrays)) for _ in range(2))
         for name, want, got, second in zip(NAMES, exact, once, again, strict=True):
@@ -99,20 +89,14 @@ def _problem_in(
     return None
 
 
-def worst_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the largest error, in units of a number's own size plus the root mean square of all."""
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
-
-
-def implementation(name: str, device: int, **sight: Any) -> Attend:
+def implementation(kernels: Kernels, device: int, **sight: Any) -> Attend:
     """Return attention as the steps use it: inside shard_map, on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
+    mesh = mesh_of(device)
     heads = P(DATA, None, TP)
 
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, heads, heads, P(DATA)), out_specs=heads)
     def attend(q_BTNE: Array, k_BTKE: Array, v_BTKE: Array, segments_BT: Array) -> Array:
-        return segment_attention(name, segments_BT)(q_BTNE, k_BTKE, v_BTKE, **sight)
+        return segment_attention(kernels, segments_BT)(q_BTNE, k_BTKE, v_BTKE, **sight)
 
     return attend
 
@@ -141,16 +125,8 @@ def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarra
 def main(argument: str) -> None:
     """Try one implementation after the other."""
     sizes = msgspec.json.decode(argument.encode(), type=Sizes)
-    for name in sizes.implementations:
-        try:
-            if sizes.page_size:
-                problem = paged_self_test.problem_of(name, sizes)
-            else:
-                problem = problem_in_sight(name, sizes)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or cuDNN
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        verdict = Verdict(name, problem, jax.default_backend())
-        print(msgspec.json.encode(verdict).decode(), flush=True)
+    problem, task = (paged_self_test.problem_of, "pages") if sizes.page_size else (problem_in_sight, "rows")
+    tell_verdicts(sizes.implementations, lambda name: problem(Kernels(**{task: name}), sizes))
 
 
 if __name__ == "__main__":

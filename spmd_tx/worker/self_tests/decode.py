@@ -4,7 +4,7 @@
 
 prints a Verdict for each, as self_test.py does. A way must give the plain one's bits, or with other sums its
 numbers within rounding, the same bits twice, and take less time. It may end the process or hang, so
-accelerator.py starts this one. The decode is a worker's own, of a few layers with random weights.
+process.py starts this one. The decode is a worker's own, of a few layers with random weights.
 """
 
 import statistics
@@ -24,13 +24,14 @@ from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.plain import PlainSizes
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.commands import STOP_TOKENS
-from spmd_tx.sharding.mesh import make_mesh
+from spmd_tx.protocol.kernels import PALLAS, Kernels
+from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.weight import Weight, shardings
-from spmd_tx.worker.decode_ways import ONE_SHOT, PLAIN, WAYS, options_of
-from spmd_tx.worker.self_tests.attention import MOST_ERROR, Verdict, worst_error
+from spmd_tx.worker.decode_ways import ONE_SHOT, PLAIN, WAYS
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, tell_verdicts, worst_error
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode
 
 LAYERS, VOCABULARY, RANK, SLOTS = 4, 4096, 16, 2
@@ -105,8 +106,9 @@ def decode(way: str, sizes: DecodeSizes) -> Run:
     bank = Bank(adapters, Weight((SLOTS, 2), jax.P(), jnp.float32))
     pages_of_row = CONTEXT // sizes.page_size
     cache = cache_weights(model, mesh, 1 + ROWS * pages_of_row, sizes.page_size, dtype)
-    how: Any = {"paged_attention": sizes.paged_attention, "options": options_of(way)}
-    step = make_decode(model, mesh, base, bank, cache, STEPS, **how)
+    where, products = platform(mesh), PALLAS.get(platform(mesh), "reference")
+    kernels = Kernels(where, pages=sizes.paged_attention, products=products, decode=way)
+    step = make_decode(model, mesh, base, bank, cache, STEPS, kernels=kernels)
     arrays = [_random(mesh, each) for each in (base, bank)]
     own = 1 + np.arange(ROWS * pages_of_row, dtype=np.int32).reshape(ROWS, pages_of_row)
     tables, rows, kept = np.tile(own, (shards, 1)), _rows(ROWS * shards), [_random(mesh, cache)]
@@ -123,7 +125,7 @@ def decode(way: str, sizes: DecodeSizes) -> Run:
 
 
 def _model(sizes: DecodeSizes) -> Model:
-    return plain_model(
+    plain = PlainSizes(
         architecture="",
         vocab_size=VOCABULARY,
         d_model=sizes.d_model,
@@ -137,6 +139,7 @@ def _model(sizes: DecodeSizes) -> Model:
         tied_embeddings=True,
         max_positions=CONTEXT,
     )
+    return plain.model()
 
 
 def _rows(count: int) -> DecodeRows:
@@ -176,12 +179,7 @@ def _random(mesh: Mesh, declared: Any) -> Any:
 def main(argument: str) -> None:
     """Try one way after the other."""
     sizes = msgspec.json.decode(argument.encode(), type=DecodeSizes)
-    for way in sizes.implementations:
-        try:
-            problem = problem_of(way, sizes)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX or XLA
-            problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(msgspec.json.encode(Verdict(way, problem, jax.default_backend())).decode(), flush=True)
+    tell_verdicts(sizes.implementations, lambda way: problem_of(way, sizes))
 
 
 if __name__ == "__main__":

@@ -12,20 +12,20 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.paged.attention import paged_attention, takes
 from spmd_tx.models.attention.window_ring import page_of
-from spmd_tx.sharding.mesh import AXES, DATA, TP
+from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.sharding.mesh import DATA, TP
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, worst_error
 
 LAYERS, LAYER = 2, 1
 PAGES = 40  # of a row's table
 SEVERAL = 70  # tokens of a row that come at once
-MOST_ERROR = 0.1  # as for attention to rows
 
 
-def problem_of(name: str, sizes: Any) -> str | None:
+def problem_of(kernels: Kernels, sizes: Any) -> str | None:
     """Say why an implementation must not be used for these sizes (self_test.Sizes); None if it is correct.
 
     It must be close to the reference, give the same bits twice, and the same for a row whatever the others
@@ -33,19 +33,19 @@ def problem_of(name: str, sizes: Any) -> str | None:
     """
     for window in sizes.windows:
         page_size = page_of(window) if window else sizes.page_size
-        if not takes(name, sizes.head_dim, page_size):
+        if not takes(kernels.pages, sizes.head_dim, page_size):
             continue
-        problem = _problem_in(window, name, msgspec.structs.replace(sizes, page_size=page_size))
+        problem = _problem_in(window, kernels, msgspec.structs.replace(sizes, page_size=page_size))
         if problem is not None:
             return f"{problem} in a window of {window} tokens" if window else problem
     return None
 
 
-def _problem_in(window: int, name: str, sizes: Any) -> str | None:
+def _problem_in(window: int, kernels: Kernels, sizes: Any) -> str | None:
     sight = sight_of(window, sizes)
     run, reference = (
         implementation(each, sizes.device, keeps_values=sizes.keeps_values, **sight)
-        for each in (name, "reference")
+        for each in (kernels, Kernels(pages="reference"))
     )
     for tokens in (1, SEVERAL):
         q, pools, tables, positions = inputs(sizes, tokens, window)
@@ -53,7 +53,7 @@ def _problem_in(window: int, name: str, sizes: Any) -> str | None:
             exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
         once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
         what = f"{tokens} tokens of a row"
-        error = _worst_error(once[:-1], np.asarray(exact)[:-1])
+        error = worst_error(once[:-1], np.asarray(exact)[:-1])
         if not error <= MOST_ERROR:  # also true for NaN
             return f"attention from {what} is off by {error:.2g}"
         if once.tobytes() != again.tobytes():
@@ -91,20 +91,19 @@ def inputs(
 
 
 def implementation(
-    name: str, device: int, *, keeps_values: bool = True, **sight: Any
+    kernels: Kernels, device: int, *, keeps_values: bool = True, **sight: Any
 ) -> Callable[..., Array]:
     """Return (queries, keys, values, tables, positions) -> results, as the steps use it: inside shard_map.
 
     Without ``keeps_values``, the keys are the values, too.
     """
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-    heads, pool = P(DATA, None, TP), P(None, DATA, None, TP)
+    mesh, heads, pool = mesh_of(device), P(DATA, None, TP), P(None, DATA, None, TP)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(heads, pool, pool, P(DATA), P(DATA)), out_specs=heads)
     def attend(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
         pools = keys, values if keeps_values else None
-        return paged_attention(name, q, pools, jnp.int32(LAYER), tables, positions, **sight)
+        return paged_attention(kernels, q, pools, jnp.int32(LAYER), tables, positions, **sight)
 
     return attend
 
@@ -117,8 +116,3 @@ def sight_of(window: int, sizes: Any) -> dict[str, Any]:
 
 def _float32(x: Array) -> Array:
     return x.astype(jnp.float32)
-
-
-def _worst_error(got: np.ndarray, want: np.ndarray) -> float:
-    got, want = got.astype(np.float64), want.astype(np.float64)
-    return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))

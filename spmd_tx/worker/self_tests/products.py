@@ -3,9 +3,10 @@
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
 
-    python -m spmd_tx.worker.self_tests.products '{"experts": 16, "width": 2048, "inner": 768}'
+    python -m spmd_tx.worker.self_tests.products '{"implementations": ["triton"], "experts": 16, ...}'
 
-prints a Verdict as a line of JSON. A broken kernel may end the process, which accelerator.py starts.
+prints a Verdict per implementation, as a line of JSON. A broken kernel may end the process, which process.py
+starts.
 """
 
 import sys
@@ -18,20 +19,20 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Lora, bank_lora
-from spmd_tx.models.adapters.row_sums import IMPLEMENTATIONS as ROW_SUMS
+from spmd_tx.models.adapters.row_sums import row_sums
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded, scale_dtype
-from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
+from spmd_tx.models.declared.encoding import DeviceEncoding, Fp8Blocks, Int4Groups, Int8Groups, Mxfp4
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.kernels import triton_sum
-from spmd_tx.models.experts.product import grouped_product, implementation
+from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.stack_product import BLOCK_ROWS, LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import AXES
-from spmd_tx.worker.self_tests.attention import MOST_ERROR, Verdict, worst_error
+from spmd_tx.worker.self_tests.verdict import MOST_ERROR, on_device, tell_verdicts, worst_error
 
 TILE, TILES = 128, 12  # as training has them
 BLOCK = 16  # pairs that are multiplied by one adapter's factors
@@ -40,7 +41,7 @@ SLOTS_OF_ROWS = [3, 0, 0, 3, 1, 3, 0, 4, 3, 1, 0, 3, 3, 3, 1, 4]  # no row has s
 
 Check = Callable[[], str | None]  # why a kernel must not be used; None if it is right
 
-ENCODINGS: dict[str, Callable[[int], Kept]] = {
+ENCODINGS: dict[str, Callable[[int], DeviceEncoding]] = {
     "Fp8Blocks": lambda group: Fp8Blocks(group, group),
     "Int4Groups": Int4Groups,
     "Int8Groups": Int8Groups,
@@ -51,6 +52,7 @@ ENCODINGS: dict[str, Callable[[int], Kept]] = {
 class ExpertSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of the experts on one device, or of the feed-forward blocks of some layers."""
 
+    implementations: list[str]
     experts: int  # or layers
     width: int  # of the model
     inner: int
@@ -61,26 +63,32 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     memory: tuple[int, int] = (0, 0)  # widths of keys and values in linear layers; 0: there are none
     is_mixture: bool = True  # whether there are experts
 
+    @property
+    def what(self) -> str:
+        """Names what is tried, in messages."""
+        return "products and sums"
 
-def checks_of(name: str, sizes: ExpertSizes) -> dict[str, Check]:
+
+def checks_of(kernels: Kernels, sizes: ExpertSizes) -> dict[str, Check]:
     """Return the checks of those kernels of an implementation that a model uses, by what they compute."""
-    found: dict[str, Check] = {"sums of rows": partial(problem_of_row_sums, name, sizes)}
+    name, found = kernels.products, dict[str, Check]()
+    found["sums of rows"] = partial(problem_of_row_sums, kernels, sizes)
     if sizes.is_mixture:
-        found["products of experts"] = partial(problem_of_product, name, sizes)
+        found["products of experts"] = partial(problem_of_product, kernels, sizes)
     if sizes.is_mixture and name in ("mosaic", "triton"):
         of_factors = msgspec.structs.replace(sizes, width=RANK, encoding="")
         tile = BLOCK if name == "triton" else TILE
-        found["products with factors of experts"] = partial(problem_of_product, name, of_factors, tile)
+        found["products with factors of experts"] = partial(problem_of_product, kernels, of_factors, tile)
     if sizes.is_mixture and name == "triton":
-        found["sums of factors of experts"] = partial(problem_of_sums, name, sizes)
-        found["sums of a token's experts"] = partial(problem_of_choices, sizes)
+        found["sums of factors of experts"] = partial(problem_of_sums, kernels, sizes)
+        found["sums of a token's experts"] = partial(problem_of_choices, kernels, sizes)
     if name == "triton":
-        found["products with stacked layers"] = partial(problem_of_stack, sizes)
-        found["memories of linear layers"] = partial(problem_of_memories, sizes)
+        found["products with stacked layers"] = partial(problem_of_stack, kernels, sizes)
+        found["memories of linear layers"] = partial(problem_of_memories, kernels, sizes)
     return found
 
 
-def problem_of_product(name: str, sizes: ExpertSizes, tile: int = TILE) -> str | None:
+def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -> str | None:
     """Say why an implementation must not be used; None if it is right and no other row changes a bit."""
     random = np.random.default_rng(0)
     expert_M = random.integers(0, sizes.experts, TILES).astype(np.int32)
@@ -88,7 +96,7 @@ def problem_of_product(name: str, sizes: ExpertSizes, tile: int = TILE) -> str |
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
         x_PI = _random(random, sizes.dtype, tile * TILES, width)
-        run = _jitted(name, transposed, sizes.device)
+        run = on_device(sizes.device, partial(_multiplied, kernels, transposed))
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
         error = worst_error(got, _expected(x_PI, w_XIO, expert_M, transposed))
         if not error <= MOST_ERROR:  # also true for NaN
@@ -105,7 +113,7 @@ def problem_of_product(name: str, sizes: ExpertSizes, tile: int = TILE) -> str |
     return None
 
 
-def problem_of_stack(sizes: ExpertSizes) -> str | None:
+def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say the same of one layer's map with its adapters, whose matrix and factors are read in place."""
     random, layer = np.random.default_rng(0), sizes.experts - 1
     scale_S = np.array([0.5, 2.0], np.float32)
@@ -117,7 +125,8 @@ def problem_of_stack(sizes: ExpertSizes) -> str | None:
             if not reads_stack(w_LIO.shape, rows):
                 continue
             slots_B = random.integers(0, 2, rows).astype(np.int32)
-            run = partial(_jitted_map(sizes.device, slots_B, scale_S), w_LIO=w_LIO, lora=lora, layer=layer)
+            mapped = on_device(sizes.device, partial(_mapped, kernels, slots_B, scale_S))
+            run = partial(mapped, w_LIO, lora, np.int32(layer))
             x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
             got, again = (np.asarray(run(x_BI)) for _ in range(2))
             what = f"map of {rows} rows with stacked matrices"
@@ -133,11 +142,11 @@ def problem_of_stack(sizes: ExpertSizes) -> str | None:
     return None
 
 
-def problem_of_sums(name: str, sizes: ExpertSizes) -> str | None:
+def problem_of_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say the same of the gradients of experts' own factors, which are added group by group."""
     random, groups = np.random.default_rng(0), 4
     for block in (1, 16):
-        run = _jitted_sums(name, sizes.device)
+        run = on_device(sizes.device, partial(add_by_group, kernels))
         ends = np.cumsum(random.integers(5, 20, groups)).astype(np.int32)
         spans = np.concatenate([[0], ends[:-1]]).astype(np.int32), ends
         low, wide = (
@@ -159,13 +168,13 @@ def problem_of_sums(name: str, sizes: ExpertSizes) -> str | None:
     return None
 
 
-def problem_of_row_sums(name: str, sizes: ExpertSizes) -> str | None:
+def problem_of_row_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say the same of the gradients of adapters' factors, whose rows are added one after the other."""
     random, slots_B = np.random.default_rng(0), np.array(SLOTS_OF_ROWS, np.int32)
     slots = int(slots_B.max()) + 1
     for width in (sizes.width, sizes.inner):
         rows = np.asarray(_random(random, sizes.dtype, len(slots_B), RANK, width))
-        run = _jitted_row_sums(name, slots, sizes.device)
+        run = on_device(sizes.device, partial(row_sums, kernels, slots=slots), P(AXES))
         got, again = (np.asarray(run(rows, slots_B)) for _ in range(2))
         wanted = np.zeros((slots, RANK, width), np.float32)
         for slot, row in zip(slots_B, rows, strict=True):
@@ -184,7 +193,7 @@ def problem_of_row_sums(name: str, sizes: ExpertSizes) -> str | None:
     return None
 
 
-def problem_of_choices(sizes: ExpertSizes) -> str | None:
+def problem_of_choices(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say why the kernel for GPUs that adds the results of a token's experts must not be used."""
     random, tokens, choices = np.random.default_rng(0), 200, 8
     y_WO = np.array(_random(random, sizes.dtype, 2 * tokens, sizes.width + RANK))
@@ -193,13 +202,14 @@ def problem_of_choices(sizes: ExpertSizes) -> str | None:
     wanted = np.zeros((tokens, y_WO.shape[1]), np.float32)
     for place_T in place_TC.T:
         wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
-    found = np.asarray(_jitted_choices(sizes.device)(y_WO, place_TC))
+    add = partial(triton_sum, usual_pairs=len(y_WO), interpret=kernels.interpret)
+    found = np.asarray(on_device(sizes.device, add)(y_WO, place_TC))
     if found.tobytes() != wanted.astype(found.dtype).tobytes():
         return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
     return None
 
 
-def problem_of_memories(sizes: ExpertSizes) -> str | None:
+def problem_of_memories(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     """Say the same of the delta rule on memories in their pool."""
     random, layer, heads = np.random.default_rng(0), 1, 2
     if not delta_memory.fits(sizes.memory):
@@ -210,7 +220,7 @@ def problem_of_memories(sizes: ExpertSizes) -> str | None:
     q, k, v = (_random(random, "float32", rows, heads, sizes.memory[each]) for each in (0, 0, 1))
     k /= np.linalg.norm(k, axis=-1, keepdims=True)
     decay, strength = jnp.asarray(random.uniform(0.5, 1, (2, rows, heads)), jnp.float32)
-    run = _jitted_rule(sizes.device)
+    run = on_device(sizes.device, partial(_read_in_pool, kernels))
     rule = q, k, v, decay, strength
     got, again = (jax.tree.map(np.asarray, run(rule, pool, sources_B, targets_B)) for _ in range(2))
     y, after = _expected_memories(tuple(map(np.asarray, rule)), np.asarray(pool)[layer, sources_B])
@@ -230,16 +240,10 @@ def problem_of_memories(sizes: ExpertSizes) -> str | None:
     return None
 
 
-def _jitted_rule(device: int) -> jax.stages.Wrapped:
-    """Return (what the rule takes, pool, sources, targets) -> (results, pool), inside shard_map."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> tuple[Array, Array]:
-        q, k, v, decay, strength = rule
-        where = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B)
-        return delta_memory.read_token(q, k, v, decay, strength, where)
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(),) * 4, out_specs=(P(), P())))
+def _read_in_pool(kernels: Kernels, rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> Any:
+    """Apply the rule to the second layer; return results and the pool."""
+    memory = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B, kernels.interpret)
+    return delta_memory.read_token(*rule, memory)
 
 
 def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,51 +254,24 @@ def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tupl
     return np.einsum("BHEV,BHE->BHV", memory, q), memory
 
 
-def _jitted_sums(name: str, device: int) -> jax.stages.Wrapped:
-    """Return (sums, ranks, widths, spans) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-    run = partial(add_by_group, name)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P()))
-
-
-def _jitted_row_sums(name: str, slots: int, device: int) -> jax.stages.Wrapped:
-    """Return (gradients, slots of rows) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(rows: Array, slots_B: Array) -> Array:
-        return ROW_SUMS[name](rows, slots_B, slots)
-
-    everywhere = P(AXES)
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere))
-
-
-def _jitted_choices(device: int) -> jax.stages.Wrapped:
-    """Return (results, places) -> sums, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(y_WO: Array, place_TC: Array) -> Array:
-        return triton_sum(y_WO, place_TC, y_WO.shape[0])
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P()), out_specs=P()))
-
-
 def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
     parts = np.einsum("NJQ,NJI->NQI", *(np.asarray(each, np.float32) for each in (low, wide)))
     added = [parts[first:end].sum(axis=0) for first, end in zip(*spans, strict=True)]
     return np.asarray(sums) + np.stack(added)
 
 
-def _jitted_map(device: int, slots_B: np.ndarray, scale_S: np.ndarray) -> Callable[..., Array]:
-    """Return (rows, stack, factors, layer) -> rows, inside shard_map on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P(), P()), out_specs=P())
-    def run(x_BI: Array, w_LIO: Array, lora: Lora[Array], layer: Array) -> Array:
-        adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
-        return stacked_maps(*adapters, bank_lora(*adapters))(x_BI, w_LIO, lora, layer)
-
-    return lambda x_BI, w_LIO, lora, layer: run(x_BI, w_LIO, lora, np.int32(layer))
+def _mapped(
+    kernels: Kernels,
+    slots_B: np.ndarray,
+    scale_S: np.ndarray,
+    w_LIO: Array,
+    lora: Lora[Array],
+    layer: Array,
+    x_BI: Array,
+) -> Array:
+    adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
+    apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
+    return apply(x_BI, w_LIO, lora, layer)
 
 
 def _expected_map(
@@ -305,14 +282,8 @@ def _expected_map(
     return x @ w + np.einsum("BR,BRO->BO", low_BR, b[slots_B])
 
 
-def _jitted(name: str, transposed: bool, device: int) -> jax.stages.Wrapped:
-    """Return the product as the steps use it: inside shard_map, on one device."""
-    mesh = Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
-
-    def run(x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Array:
-        return grouped_product(name, x_PI, w_XIO, expert_M, transposed)
-
-    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P()))
+def _multiplied(kernels: Kernels, transposed: bool, x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Any:
+    return grouped_product(kernels, x_PI, w_XIO, expert_M, transposed)
 
 
 def _expected(x_PI: Array, w_XIO: Matrix, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
@@ -332,7 +303,7 @@ def _matrices(random: np.random.Generator, sizes: ExpertSizes) -> Matrix:
     return random_packed(random, ENCODINGS[sizes.encoding](sizes.group), *shape)
 
 
-def random_packed(random: np.random.Generator, encoding: Kept, *shape: int) -> Packed:
+def random_packed(random: np.random.Generator, encoding: DeviceEncoding, *shape: int) -> Packed:
     """Make matrices [..., I, O] that decode to numbers of about 0.3."""
     *lead, inputs, outputs = shape
     codes = random.integers(0, 256, (*lead, inputs // encoding.of_byte, outputs), dtype=np.uint8)
@@ -349,15 +320,14 @@ def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
 
 
 def main(argument: str) -> None:
-    """Try the kernels of this process's platform."""
+    """Try the kernels of this process's platform, or the references."""
     sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
-    name = implementation(jax.default_backend())
-    try:
-        problems = (check() for check in checks_of(name, sizes).values())
-        problem = next((found for found in problems if found is not None), None)
-    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # of JAX, XLA or Pallas
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)
+
+    def problem_of(name: str) -> str | None:
+        problems = (check() for check in checks_of(Kernels(products=name), sizes).values())
+        return next((problem for problem in problems if problem is not None), None)
+
+    tell_verdicts(sizes.implementations, problem_of)
 
 
 if __name__ == "__main__":

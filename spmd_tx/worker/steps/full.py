@@ -20,12 +20,13 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights, weights
-from spmd_tx.models.declared.layers import Place
-from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.layers import StackPlace
+from spmd_tx.models.declared.maps import AdapterGroup
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
 from spmd_tx.models.named import Named
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards, sum_scatter, varying
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import Weight, shardings, specs
@@ -65,15 +66,15 @@ def full_state(model: Model, mesh: AnyMesh) -> FullState:
     return FullState(w, w, w, w, Weight((), P(), jnp.int32), Weight((len(GROUPS),), P(), jnp.float32))
 
 
-def groups_of(model: Model) -> Weights[Group]:
+def groups_of(model: Model) -> Weights[AdapterGroup]:
     """Return the flag that each array follows: norms that of what they feed, the embedding the head's."""
-    found: dict[str, Group] = {}
+    found: dict[str, AdapterGroup] = {}
     for place in model.places:
         of_mixer = {"attention_norm", *(array.name for array in place.layer.mixer.arrays(0, ""))}
         for array in model.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
             found[place.name(array.name)] = "attn" if is_mixers else "mlp"
-    head: Group | None = None if model.is_tied else "unembed"
+    head: AdapterGroup | None = None if model.is_tied else "unembed"
     return Weights("unembed", Named(found), "unembed", head)
 
 
@@ -127,8 +128,8 @@ def _logits(table_VD: Array, h_BTD: Array, dtype: Any) -> Array:
 class _Steps:
     """Holds what the forward pass of training needs to know."""
 
-    def __init__(self, model: Model, base: Weights[Weight], state: FullState, attention: str) -> None:
-        self._model, self._base, self._state, self._attention = model, base, state, attention
+    def __init__(self, model: Model, base: Weights[Weight], state: FullState, kernels: Kernels) -> None:
+        self._model, self._base, self._state, self._kernels = model, base, state, kernels
         self._dtype = base.embed.dtype
         self.logits = partial(_logits, dtype=self._dtype)
 
@@ -138,11 +139,12 @@ class _Steps:
         # Without a slot axis: nothing adapts anything.
         loras = both_loras(lambda slots, scale: _no_lora, rows.slots, jnp.ones((1, 2)))
         how = Pass(
-            segment_attend(self._attention, rows.segments),
+            segment_attend(self._kernels, rows.segments),
             *loras,
             sequence_parallel=True,
             remat=remat,
             take_weights=self._take,
+            kernels=self._kernels,
             segments=rows.segments,
         )
         embed = Weights(
@@ -155,7 +157,7 @@ class _Steps:
         h_BTD = backbone(self._model, embed, nothing, rows.tokens, rows.positions, how)[0]
         return h_BTD, _whole(w.unembed, self._state.w.unembed, jnp.float32)
 
-    def _take(self, place: Place, w: Named[Array]) -> Named[Array]:
+    def _take(self, place: StackPlace, w: Named[Array]) -> Named[Array]:
         """Return the arrays of one layer as the published copy has them, not split over fsdp."""
 
         def whole(name: str) -> Array:
@@ -172,10 +174,10 @@ def make_full_forward(
     base: Weights[Weight],
     state: FullState,
     *,
-    attention: str = "reference",
+    kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
     """Make (w, rows, loss) -> (logprobs, losses), float32, on every process."""
-    steps = _Steps(model, base, state, attention)
+    steps = _Steps(model, base, state, kernels)
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(state.w), P(DATA), P(DATA)), out_specs=P())
@@ -199,13 +201,13 @@ def make_full_forward_backward(
     state: FullState,
     remat: str = "full",
     *,
-    attention: str = "reference",
+    kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
     """Make (w, grad_sum, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
     ``base`` declares the published copy. ``remat`` is a level of remat.REMAT_LEVELS.
     """
-    steps, of_w = _Steps(model, base, state, attention), specs(state.w)
+    steps, of_w = _Steps(model, base, state, kernels), specs(state.w)
 
     @partial(jax.jit, donate_argnums=1)
     @partial(jax.shard_map, mesh=mesh, in_specs=(of_w, of_w, P(DATA), P(DATA)), out_specs=(of_w, P(), P()))

@@ -4,7 +4,7 @@ Dimension key as in protocol/commands.py: B row (over all data shards), T token,
 K decode step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,11 +28,13 @@ from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
-from spmd_tx.sharding.mesh import DATA, TP, platform
+from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
+from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
-from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs, product_of
+from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs
 
 
 class Bank(PyTreeNode):
@@ -113,8 +115,7 @@ def make_prefill(
     *,
     logprobs: bool,
     widths: Widths | None = None,
-    attention: str = "reference",
-    paged_attention: str = "reference",
+    kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
     """Make (weights, bank, cache, rows, pages, tables, inputs) -> (cache, scores, experts).
 
@@ -136,26 +137,25 @@ def make_prefill(
         tables: Array | None,
         inputs: ScoreInputs | None,
     ) -> Any:
-        loras = both_loras(row_lora, rows.slots, bank.scale)
+        loras = both_loras(partial(row_lora, kernels=kernels), rows.slots, bank.scale)
         adapters = jax.tree.map(varying, bank.w)
-        attend = prefill_attend(attention, rows.segments, pages, rows.positions)
+        attend = prefill_attend(kernels, rows.segments, pages, rows.positions)
         if tables is not None:
-            attend = continue_attend(on(mesh, paged_attention), tables, pages, rows.positions)
-        product = product_of(mesh)
+            attend = continue_attend(kernels, tables, pages, rows.positions)
         slots = attend_window = None
         if rows.state_sources is not None:
             slots = StateSlots(rows.state_sources, rows.state_targets, decodes=False)
         if slots is not None and model.window:
             where = model.window, rows.segments, rows.positions, slots
-            attend_window = window_ring.prefill_attend(attention, *where)
+            attend_window = window_ring.prefill_attend(kernels, *where)
             if tables is not None:
-                attend_window = window_ring.continue_attend(on(mesh, paged_attention), *where)
+                attend_window = window_ring.continue_attend(kernels, *where)
         how = Pass(
             attend,
             *loras,
             sequence_parallel=True,
             experts=rows.experts,
-            product=product,
+            kernels=kernels,
             segments=rows.segments,
             slots=slots,
             attend_window=attend_window,
@@ -177,11 +177,6 @@ def make_prefill(
     return prefill
 
 
-def on(mesh: Mesh, paged_attention: str) -> str:
-    """Return the paged attention that a mesh's devices use. On CPUs there is no choice."""
-    return "row_by_row" if platform(mesh) == "cpu" else paged_attention
-
-
 def compact(model: Model, experts: Array) -> Array:
     """Cast numbers of experts to the smallest type that holds them."""
     return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
@@ -196,9 +191,8 @@ def make_decode(
     max_steps: int,
     top: int = 0,
     *,
-    paged_attention: str = "reference",
+    kernels: Kernels = Kernels(),
     batch_invariant: bool = False,
-    options: Mapping[str, bool | str] | None = None,
 ) -> Callable[..., Any]:
     """Make (weights, bank, cache, previous, after, tables, rows, active, first, steps).
 
@@ -214,16 +208,15 @@ def make_decode(
     through the loops: as a scanned input it would be copied for every layer.
 
     With ``batch_invariant`` what a row draws depends on the number of rows, but neither on the other rows,
-    nor on its place or the slot of its adapter; ``active`` must be None. ``options`` are those of XLA for
-    this program (decode_ways.py).
+    nor on its place or the slot of its adapter; ``active`` must be None.
     """
     in_specs = (specs(base), specs(bank), specs(cache), *[P(DATA)] * 4, P(), P(), P())
-    is_cpu = platform(mesh) == "cpu"
+    is_cpu = kernels.platform == "cpu"
     apply = each_lora if batch_invariant else bank_lora
     # Where devices of tp share one memory, whole logits cost them nothing.
     splits_draw = mesh.shape[TP] > 1 and not is_cpu
 
-    @partial(jax.jit, donate_argnums=(2, 4), compiler_options=dict(options or {}) or None)
+    @partial(jax.jit, donate_argnums=(2, 4), compiler_options=options_of(kernels.decode) or None)
     @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(specs(cache), P(DATA), P()))
     def decode(
         base: Weights[Array],
@@ -239,9 +232,9 @@ def make_decode(
     ) -> Any:
         adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         stacked_map = None
-        if product_of(mesh) == "triton":
+        if kernels.products == "triton":
             scale_S2 = bank.scale if active is None else bank.scale[active]
-            stacked_map = stacked_maps(rows.slots, scale_S2[:, 0], loras[0])
+            stacked_map = stacked_maps(rows.slots, scale_S2[:, 0], loras[0], interpret=kernels.interpret)
         state = rows.resume(previous)
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
@@ -258,13 +251,12 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, drawn = carry
-            paged = on(mesh, paged_attention)
-            attend = partial(decode_attend, paged, tables_BN)
-            in_window = partial(window_ring.decode_attend, paged, model.window)
+            attend = partial(decode_attend, kernels, tables_BN)
+            in_window = partial(window_ring.decode_attend, kernels, model.window)
             forced = None if rows.forced is None else rows.forced[:, step]
             where = (model, base, adapters, loras, cache, state, rows)
             cache, state, one = _step(
-                *where, forced, (attend, in_window), stacked_map, product_of(mesh), top, any_filters
+                *where, forced, (attend, in_window), stacked_map, kernels, top, any_filters
             )
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
@@ -307,7 +299,7 @@ def _step(
     forced_B: Array | None,
     attends: tuple[Callable[..., Attend], Callable[..., Attend]],
     stacked_map: StackedMap | None,
-    product: str,
+    kernels: Kernels,
     top: int,
     any_filters: Array | None,
 ) -> tuple[KvCache | Keep, RowState, Drawn]:
@@ -331,7 +323,7 @@ def _step(
         sequence_parallel=False,
         stationary=True,
         stacked_map=stacked_map,
-        product=product,
+        kernels=kernels,
         segments=segments_B1,
         slots=slots,
         attend_window=attend_window,
@@ -349,7 +341,7 @@ def _step(
             top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
     else:
         logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-        token_B, logprob_B = draw(logits_BV, *how_B, 1 if product == "reference" else TOGETHER)
+        token_B, logprob_B = draw(logits_BV, *how_B, 1 if kernels.platform == "cpu" else TOGETHER)
         # Devices that round differently could draw differently: then their keys and values would no longer be
         # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
         token_B = from_first(token_B, TP)

@@ -25,8 +25,8 @@ from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
-from spmd_tx.models.experts.product import implementation
 from spmd_tx.models.forward_pass import Pass
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
@@ -58,11 +58,6 @@ def both_loras(
     return apply(slots_B, scale_S2[:, 0]), expert_adapters(apply, slots_B, slots_R, scale_S2[:, 1])
 
 
-def product_of(mesh: Mesh) -> str:
-    """Return the name of the experts' product on a mesh."""
-    return implementation(mesh.devices.flat[0].platform)
-
-
 def own_adapters(model: Model, adapters: Adapters[Array]) -> Adapters[Array]:
     """Let every device have its own gradient. Layers gather what ZeRO stores split; the head is gathered."""
     tp = lax.axis_size(TP)
@@ -74,9 +69,9 @@ def own_adapters(model: Model, adapters: Adapters[Array]) -> Adapters[Array]:
     return Adapters({**layers}, whole(pair("head", adapters.head)))
 
 
-def segment_attend(implementation: str, segments_BT: Array) -> Callable[..., tuple[Array, None]]:
-    """Return attention for packed rows without a cache, by a name of attention.IMPLEMENTATIONS."""
-    attention = segment_attention(implementation, segments_BT)
+def segment_attend(kernels: Kernels, segments_BT: Array) -> Callable[..., tuple[Array, None]]:
+    """Return attention for packed rows without a cache."""
+    attention = segment_attention(kernels, segments_BT)
 
     def attend(_: Array, q: Array, k: Array, v: Array, cache: None, **sight: Any) -> tuple[Array, None]:
         return attention(q, k, v, **sight), cache
@@ -182,7 +177,7 @@ def make_forward(
     base: Weights[Weight],
     state: TrainState,
     *,
-    attention: str = "reference",
+    kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
     """Make (weights, w, scale, rows, loss) -> (logprobs, losses), float32, on every process."""
 
@@ -193,15 +188,15 @@ def make_forward(
     def forward(
         base: Weights[Array], w: Adapters[Array], scale: Array, rows: Rows, loss: TokenLossInputs
     ) -> Any:
-        apply = partial(row_lora, sums=product_of(mesh))
+        apply = partial(row_lora, kernels=kernels)
         adapters, loras = own_adapters(model, w), both_loras(apply, rows.slots, scale)
         how = Pass(
-            segment_attend(attention, rows.segments),
+            segment_attend(kernels, rows.segments),
             *loras,
             sequence_parallel=True,
             experts=rows.experts,
-            take_factors=take_rows(rows.slots, base.embed.dtype),
-            product=product_of(mesh),
+            take_factors=take_rows(rows.slots, base.embed.dtype, kernels),
+            kernels=kernels,
             segments=rows.segments,
         )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
@@ -225,7 +220,7 @@ def make_forward_backward(
     state: TrainState,
     remat: str = "full",
     *,
-    attention: str = "reference",
+    kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
     """Make (weights, w, grad_sum, scale, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
@@ -244,16 +239,16 @@ def make_forward_backward(
         loss: TokenLossInputs,
     ) -> Any:
         slots_A, index_B = active_slots(rows.slots, scale.shape[0])
-        loras = both_loras(partial(row_lora, sums=product_of(mesh)), index_B, scale[slots_A])
-        attend = segment_attend(attention, rows.segments)
+        loras = both_loras(partial(row_lora, kernels=kernels), index_B, scale[slots_A])
+        attend = segment_attend(kernels, rows.segments)
         how = Pass(
             attend,
             *loras,
             sequence_parallel=True,
             remat=remat,
             experts=rows.experts,
-            take_factors=take_rows(index_B, base.embed.dtype, product_of(mesh)),
-            product=product_of(mesh),
+            take_factors=take_rows(index_B, base.embed.dtype, kernels),
+            kernels=kernels,
             segments=rows.segments,
         )
 

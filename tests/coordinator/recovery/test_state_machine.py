@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from sqlalchemy import insert
 
 from spmd_tx.coordinator.requests.records import Failed, Outcome
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery.bench import Coordinator, lost
 from tests.coordinator.recovery.oracle import RANK, Asked, Client
@@ -307,7 +307,7 @@ def _content(outcome: Outcome) -> object:
 
 
 def _row(asked: Asked):
-    return insert(Model).values(
+    return insert(ModelRow).values(
         id=asked.line,
         session_id=asked.session_id,
         base_model="tiny",

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
-from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
+from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
 from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
@@ -279,7 +279,7 @@ class Told:
 
 async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue, database, caplog):
     async with database.transaction() as db:
-        db.add(Session(id="alice", created_at=1.0, tags=[], owner="alice"))
+        db.add(SessionRow(id="alice", created_at=1.0, tags=[], owner="alice"))
     in_time, late = await add(queue, 1), await add(queue, 2)
     scheduler = Told({late})
     watcher = GivenUpWatcher(database, queue, scheduler)

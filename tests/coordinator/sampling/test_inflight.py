@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.versions import FROM_DISK, InflightVersions
@@ -201,6 +202,6 @@ async def test_what_was_published_before_the_snapshot_is_found_on_disk(bench):
 
 
 async def test_without_anything_published_there_is_nothing_to_sample(bench):
-    sampler = await bench.catalog.add_sampler("alice", 0, "tiny", of=A, inflight=True)
+    sampler = await bench.catalog.add_sampler("alice", 0, "tiny", SamplerWeights(model_id=A, inflight=True))
     with pytest.raises(InvalidRequest, match="are not there"):
         await bench.version_of(sampler.id)

@@ -3,6 +3,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling import versions
@@ -25,7 +26,7 @@ async def bench(tmp_path):
 
 
 async def sampler(bench, seq_id=0, path=PATH, session="bob"):
-    return (await bench.catalog.add_sampler(session, seq_id, "tiny", path=path)).id
+    return (await bench.catalog.add_sampler(session, seq_id, "tiny", SamplerWeights(path))).id
 
 
 def folder_of(bench, version):

@@ -13,6 +13,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed, Finished
@@ -22,6 +23,7 @@ from spmd_tx.coordinator.sampling.versions import open_versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
@@ -238,7 +240,9 @@ async def running(directory: Path, slots: int = 2, sampling=None, workers=None, 
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
+    checkpoints = await open_checkpoints(
+        database, LocalStore(directory / "checkpoints"), BASE_MODEL, DiskGuard(directory / "checkpoints")
+    )
     bench = TrainingBench(
         directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, shapes
     )

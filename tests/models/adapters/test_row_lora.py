@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.adapters.lora import Lora
 from spmd_tx.models.adapters.row_lora import RowsLora, StoredLora, row_lora, take_rows
 from spmd_tx.models.named import Named
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import DATA, FSDP, make_mesh
 
@@ -48,7 +49,7 @@ def test_rows_have_their_own_factors_and_slots_the_sums_of_their_rows(slots, row
         out_specs=(P(DATA), stored, stored),
     )
     def found(a, b, x, slope, scale, slots_B):
-        take, apply = take_rows(slots_B, x.dtype), row_lora(slots_B, scale)
+        take, apply = take_rows(slots_B, x.dtype, Kernels()), row_lora(slots_B, scale, Kernels())
 
         def run(a, b):
             pair: Lora = StoredLora(varying(a), varying(b), WIDTH_IN, WIDTH_OUT)

@@ -6,33 +6,32 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models.adapters import row_sums
-from spmd_tx.models.adapters.row_sums import IMPLEMENTATIONS
+from spmd_tx.models.adapters.row_sums import IMPLEMENTATIONS, row_sums
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from tests.models.absent_gpu import ABSENT_GPU
+from tests.support.kernels import kernels_of
 
 ROWS, RANK, WIDTH, SLOTS = 12, 4, 256, 5
 SLOT_OF_ROW = [3, 0, 0, 3, 1, 3, 0, 4, 3, 1, 0, 3]  # none has slot 2
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)
-def add(request, monkeypatch):
-    monkeypatch.setattr(row_sums, "INTERPRET", True)
-    return lambda grads, slots: on_one_device(request.param, SLOTS)(
+def add(request):
+    return lambda grads, slots: on_one_device(kernels_of(request.param), SLOTS)(
         jnp.asarray(grads), jnp.asarray(slots, jnp.int32)
     )
 
 
-def on_one_device(name, slots, mesh=None):
+def on_one_device(kernels, slots, mesh=None):
     """The sums as steps use them: inside shard_map, of arrays that differ between all devices."""
     everywhere = P(AXES)
     return jax.jit(
         jax.shard_map(
-            lambda grads, slots_B: IMPLEMENTATIONS[name](grads, slots_B, slots),
+            lambda grads, slots_B: row_sums(kernels, grads, slots_B, slots),
             mesh=mesh or make_mesh(1, 1, 1),
             in_specs=(everywhere, everywhere),
             out_specs=everywhere,
-            check_vma=not row_sums.INTERPRET,
+            check_vma=not kernels.interpret,
         )
     )
 
@@ -64,7 +63,7 @@ def test_neither_the_place_nor_the_company_of_rows_changes_a_bit(add):
 
 @pytest.mark.parametrize("platform, call", [("tpu", "tpu_custom_call"), ("cuda", "xla.gpu.triton")])
 def test_an_accelerator_would_run_one_kernel(platform, call):
-    name = {"tpu": "mosaic", "cuda": "triton"}[platform]
+    kernels = kernels_of({"tpu": "mosaic", "cuda": "triton"}[platform], interpret=False)
     shapes = jax.ShapeDtypeStruct((128, 32, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((128,), jnp.int32)
-    traced = on_one_device(name, 8, ABSENT_GPU if platform == "cuda" else None).trace(*shapes)
+    traced = on_one_device(kernels, 8, ABSENT_GPU if platform == "cuda" else None).trace(*shapes)
     assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 1

@@ -14,6 +14,7 @@ from spmd_tx.models.attention import flash as flash_attention
 from spmd_tx.models.attention import packed_rows as attention
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
+from tests.support.kernels import kernels_of
 
 HEADS, KV_HEADS, LENGTH, BLOCK = 4, 2, 384, 128
 ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
@@ -21,7 +22,6 @@ ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(flash_attention, "INTERPRET", True)
     monkeypatch.setattr(flash_attention, "LONGEST_BLOCK", BLOCK)
 
 
@@ -43,7 +43,7 @@ def arrays(rows, width, seed=0):
 def results(name, segments, q, k, v, slope, window=None):
     """With a window, there are sinks, too."""
     sight = {"window": window, "sinks_N": jnp.array([-1.0, 0.5, 2.0, 7.0])} if window else {}
-    y, pull_back = jax.vjp(partial(segment_attention(name, segments), **sight), q, k, v)
+    y, pull_back = jax.vjp(partial(segment_attention(kernels_of(name), segments), **sight), q, k, v)
     return y, *pull_back(slope)
 
 
@@ -97,16 +97,17 @@ def test_blocks_fill_rows(length, block, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
-def test_a_tpu_would_run_one_kernel_forth_and_two_back(monkeypatch, shape):
+def test_a_tpu_would_run_one_kernel_forth_and_two_back(shape):
     """Lowered for TPUs, on any machine: inside shard_map, in a loop over layers that keeps what is named."""
-    monkeypatch.setattr(flash_attention, "INTERPRET", False)
     heads = P(DATA, None, TP)
     keep = jax.checkpoint_policies.save_only_these_names("attended")
 
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(*shape), in_specs=(*[heads] * 4, P(DATA)), out_specs=(heads,) * 3)
     def gradients(q, k, v, cotangent, segments):
-        attend = jax.checkpoint(segment_attention("mosaic", segments), policy=keep, prevent_cse=False)
+        attend = jax.checkpoint(
+            segment_attention(kernels_of("mosaic", interpret=False), segments), policy=keep, prevent_cse=False
+        )
 
         def loop(q, k, v):
             return jax.lax.scan(lambda x, _: (attend(x, k, v), None), q, None, length=2)[0]

@@ -16,14 +16,10 @@ from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.remat import rematerialised
 from spmd_tx.sharding.mesh import DATA, TP
 from tests.models.absent_gpu import ABSENT_GPU
+from tests.support.kernels import kernels_of
 
 HEADS, KV_HEADS = 4, 2
 ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
-
-
-@pytest.fixture(autouse=True)
-def interpreted(monkeypatch):
-    monkeypatch.setattr(flash_triton, "INTERPRET", True)
 
 
 def segments_of(rows, length):
@@ -44,7 +40,7 @@ def arrays(rows, length, width=16, seed=0):
 def results(name, segments, q, k, v, slope, window=None):
     """With a window, there are sinks, too."""
     sight = {"window": window, "sinks_N": jnp.array([-1.0, 0.5, 2.0, 7.0])} if window else {}
-    y, pull_back = jax.vjp(partial(segment_attention(name, segments), **sight), q, k, v)
+    y, pull_back = jax.vjp(partial(segment_attention(kernels_of(name), segments), **sight), q, k, v)
     return y, *pull_back(slope)
 
 
@@ -82,16 +78,15 @@ def test_only_blocks_that_see_each_other_are_read():
     assert place.end_BJ.tolist() == [[6] * 6, [2, 2, 6, 6, 6, 6]], "blocks of 64 queries"
 
 
-def test_what_a_gpu_would_run_is_one_kernel_forth_and_two_back(monkeypatch):
+def test_what_a_gpu_would_run_is_one_kernel_forth_and_two_back():
     """Lowered for CUDA, on any machine: inside shard_map, in a loop over layers that keeps what is named."""
-    monkeypatch.setattr(flash_triton, "INTERPRET", False)
     heads = P(DATA, None, TP)
 
     @jax.jit
     @partial(jax.shard_map, mesh=ABSENT_GPU, in_specs=(*[heads] * 4, P(DATA)), out_specs=(heads,) * 3)
     def gradients(q, k, v, slope, segments):
         def loop(q, k, v):
-            attend = rematerialised(segment_attention("triton", segments), "mlp")
+            attend = rematerialised(segment_attention(kernels_of("triton", interpret=False), segments), "mlp")
             return jax.lax.scan(lambda x, _: (attend(x, k, v), None), q, None, length=2)[0]
 
         return jax.vjp(loop, q, k, v)[1](slope)

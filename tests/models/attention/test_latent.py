@@ -10,13 +10,14 @@ from spmd_tx.models.attention.kv_cache import KvCache, cache_weights, copy_pages
 from spmd_tx.models.attention.latent import absorb, compress, expand, expand_result, place_queries
 from spmd_tx.models.attention.paged.attention import paged_attention
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.registry import declare
 from spmd_tx.models.families.rope import read_rope
 from spmd_tx.models.layers import rms_norm
 from spmd_tx.sharding.mesh import abstract_mesh, make_mesh
 from tests.golden.families import CONFIGS
 from tests.golden.parts import LATENT, PARTS, TOKENS
+from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -36,7 +37,7 @@ def declared(name: str) -> Latent:
         nope=config["qk_nope_head_dim"],
         rope_width=width,
         value=config["v_head_dim"],
-        rope=read_rope(Keys(config), width, rotated=width, is_interleaved=True),
+        rope=read_rope(ConfigKeys(config), width, rotated=width, is_interleaved=True),
     )
 
 
@@ -78,9 +79,13 @@ def test_pages_alone_give_what_transformers_does(name):
     @jax.jit
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def attend(queries, pool):
-        at_once = paged_attention("reference", queries, (pool, None), jnp.int32(0), table, positions)
+        at_once = paged_attention(
+            kernels_of("reference"), queries, (pool, None), jnp.int32(0), table, positions
+        )
         tables, rows = jnp.tile(table, (TOKENS, 1)), queries.swapaxes(0, 1)
-        each = paged_attention("row_by_row", rows, (pool, None), jnp.int32(0), tables, positions.T)
+        each = paged_attention(
+            kernels_of("row_by_row"), rows, (pool, None), jnp.int32(0), tables, positions.T
+        )
         return at_once, each.swapaxes(0, 1)
 
     for y in attend(queries, pool):

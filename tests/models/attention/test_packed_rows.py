@@ -13,6 +13,7 @@ from spmd_tx.models.attention.packed_rows import (
     saves_attention,
     segment_attention,
 )
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 
 HEADS, KV_HEADS, WIDTH = 8, 4, 16
@@ -48,7 +49,9 @@ def test_what_a_gpu_would_run_with_a_mask_is_one_kernel_forth_and_one_back(monke
         out_specs=(heads,) * 3,
     )
     def gradients(q, k, v, cotangent, segments):
-        attend = jax.checkpoint(segment_attention("cudnn_masked", segments), policy=saves_attention)
+        attend = jax.checkpoint(
+            segment_attention(Kernels(rows="cudnn_masked"), segments), policy=saves_attention
+        )
 
         def loop(q, k, v):
             return jax.lax.scan(lambda x, _: (attend(x, k, v), None), q, None, length=2)[0]
@@ -85,5 +88,5 @@ def test_kernels_are_tried_where_there_are_some(platform, head_dim, is_bfloat16,
 def test_rows_of_odd_length_are_left_to_the_reference():
     segments = rows_of([20], length=20)
     arrays = qkv(1, 20)
-    want = segment_attention("reference", segments)(*arrays)
-    np.testing.assert_array_equal(segment_attention("cudnn_masked", segments)(*arrays), want)
+    want = segment_attention(Kernels(), segments)(*arrays)
+    np.testing.assert_array_equal(segment_attention(Kernels(rows="cudnn_masked"), segments)(*arrays), want)

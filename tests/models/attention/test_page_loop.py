@@ -13,6 +13,7 @@ from spmd_tx.models.attention.kv_cache import KvCache, continue_attend, decode_a
 from spmd_tx.models.attention.packed_rows import attend_keys
 from spmd_tx.models.attention.page_loop import attend_pages
 from spmd_tx.sharding.mesh import AXES, make_mesh
+from tests.support.kernels import kernels_of
 
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
 LAYER = 1
@@ -44,7 +45,7 @@ def attend(positions, name, *, table=11, stale=0.0, dtype=jnp.float32):
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(q, k, v, keys, values, tables, positions):
-        step = decode_attend(name, tables, positions, positions >= 0)
+        step = decode_attend(kernels_of(name), tables, positions, positions >= 0)
         return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][:, 0]
 
     arrays = (jnp.asarray(x, dtype) for x in (q, k, v))
@@ -104,7 +105,7 @@ def attend_several(first, *, table=40, count=LENGTH, stale=0.0):
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(q, k, v, keys, values, tables, pages, positions):
-        step = continue_attend("reference", tables, pages, positions)
+        step = continue_attend(kernels_of("reference"), tables, pages, positions)
         return step(jnp.int32(LAYER), q, k, v, KvCache(keys, values))[0][0]
 
     return np.asarray(run(*map(jnp.asarray, (q, k, v)), *pools, tables, pages, positions))

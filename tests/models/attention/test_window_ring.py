@@ -10,12 +10,13 @@ import pytest
 
 from spmd_tx.models.attention.blockwise import attend_segments
 from spmd_tx.models.attention.kv_cache import KvCache
-from spmd_tx.models.attention.paged import triton
 from spmd_tx.models.attention.window_ring import continue_attend, decode_attend, prefill_attend, ring_weights
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.forward_pass import StateSlots
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.weight import specs
+from tests.support.kernels import kernels_of
 
 KV_HEADS, GROUP, WIDTH = 2, 3, 16
 LAYERS, LAYER, SLOTS = 2, 1, 5  # slots per data shard
@@ -44,9 +45,8 @@ def random(*shape, seed):
         pytest.param(7, "reference", (6, 7, 14, 22), marks=pytest.mark.slow),
     ],
 )
-def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends, monkeypatch):
-    monkeypatch.setattr(triton, "INTERPRET", True)
-    mesh = make_mesh(2, 1, 2)
+def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends):
+    kernels, mesh = kernels_of(name), make_mesh(2, 1, 2)
     mixer = Softmax(KV_HEADS * GROUP, KV_HEADS, WIDTH, None, 1e-6, window=window, sinks=True)
     declared = ring_weights(mixer, mesh, (LAYERS, 2 * SLOTS), jnp.float32)
     stale = jax.tree.map(lambda w: jnp.full(w.shape, jnp.nan), declared)
@@ -73,7 +73,7 @@ def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends, monkeyp
             segments = (positions < lengths).astype(jnp.int32)
             where = StateSlots(slots if start else jnp.zeros_like(slots), slots, decodes=False)
             given = window, segments, positions * segments, where
-            attend = continue_attend(name, *given) if start else prefill_attend("reference", *given)
+            attend = continue_attend(kernels, *given) if start else prefill_attend(Kernels(), *given)
             piece = (x[:, start:end] for x in (q, k, v))
             result, rings = attend(index, *piece, rings, **sight)
             results.append(result)
@@ -81,7 +81,7 @@ def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends, monkeyp
         def decode(rings, position):
             is_alive = lengths[:, 0] > position
             where = StateSlots(slots, jnp.where(is_alive, slots, 0), decodes=True)
-            attend = decode_attend(name, window, where, position[None], is_alive)
+            attend = decode_attend(kernels, window, where, position[None], is_alive)
             token = (jax.lax.dynamic_slice_in_dim(x, position, 1, axis=1) for x in (q, k, v))
             result, rings = attend(index, *token, rings, **sight)
             return rings, result[:, 0]

@@ -10,13 +10,14 @@ import pytest
 from spmd_tx.models.adapters.lora import Lora
 from spmd_tx.models.checkpoint.packed import decoded
 from spmd_tx.models.declared.encoding import Mxfp4
-from spmd_tx.models.experts import grouped, kernels, layout
+from spmd_tx.models.experts import grouped, layout
 from spmd_tx.models.experts.factor_sums import reads_in_place
 from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.self_tests.products import random_packed
+from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -27,7 +28,6 @@ SCALES = jnp.array([0.5, 2.0, 1.0])
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(layout, "LEAST_CHUNK", 64)
 
 
@@ -66,7 +66,7 @@ def run(product: str, rows, slots, lora=None, matrices=None):
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def both(matrices, lora, h, chosen, weights, slope, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
-        how = Grouping(tiling, product, product == "reference", WIDTH, WIDTH)
+        how = Grouping(tiling, kernels_of(product), WIDTH, WIDTH)
         y, pull_back = jax.vjp(
             lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, SCALES, place),
             lora,
@@ -128,7 +128,7 @@ def decode(rows, slots, lora=None, *, in_place: bool, put_in: int = 0):
     h, chosen, weights, _ = rows
     tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False)
     assert tiling.block == 1
-    how = Grouping(tiling, "mosaic", False, WIDTH, WIDTH + put_in, in_place=in_place)
+    how = Grouping(tiling, kernels_of("mosaic"), WIDTH, WIDTH + put_in, in_place=in_place)
 
     @jax.jit
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
@@ -258,7 +258,7 @@ def test_shared_outer_factors_are_as_if_every_expert_had_them(product):
     h, chosen, weights, slope = rows
     tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
     put_in = 0 if product == "reference" else 12  # columns behind the others
-    how = Grouping(tiling, product, product == "reference", WIDTH, WIDTH + RANK + put_in)
+    how = Grouping(tiling, kernels_of(product), WIDTH, WIDTH + RANK + put_in)
 
     def low(x, a):
         return jnp.einsum("rti,rqi->rtq", x, a[slots]) * SCALES[slots][:, None, None]

@@ -10,6 +10,7 @@ from spmd_tx.models.adapters.lora import Lora, bank_lora, expert_adapters
 from spmd_tx.models.experts import moe
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.sharding.mesh import make_mesh
+from tests.support.kernels import kernels_of
 
 
 def paged_attend(*arguments, **sight):
@@ -27,20 +28,20 @@ def way(monkeypatch, experts, width, inner, shape, product) -> str:
     monkeypatch.setattr(moe, "_dense", partial(note, "all experts"))
     monkeypatch.setattr(moe, "_grouped", lambda *arguments: note("chosen experts"))
     array = partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
-    kernels = {"up": array((experts, width, inner))}
+    matrices = {"up": array((experts, width, inner))}
     lora = {"gate": Lora(array((experts, 1, 2, width)), array((experts, 1, 2, inner)))}
     routed = jax.ShapeDtypeStruct((*shape, 2), jnp.int32), array((*shape, experts))
     slots = jnp.zeros(shape[0], jnp.int32)
     adapters = expert_adapters(bank_lora, slots, slots, jnp.ones(1))
-    how = Pass(paged_attend, adapters.apply, adapters, sequence_parallel=False, product=product)
+    how = Pass(paged_attend, adapters.apply, adapters, kernels=kernels_of(product), sequence_parallel=False)
     run = jax.shard_map(
-        lambda kernels, lora, h, routed: moe.mixture(kernels, lora, h, routed, how),
+        lambda matrices, lora, h, routed: moe.mixture(matrices, lora, h, routed, how),
         mesh=make_mesh(1, 1, 1),
         in_specs=jax.P(),
         out_specs=jax.P(),
         check_vma=False,
     )
-    jax.eval_shape(run, kernels, lora, array((*shape, width)), routed)
+    jax.eval_shape(run, matrices, lora, array((*shape, width)), routed)
     (found,) = taken
     return found
 

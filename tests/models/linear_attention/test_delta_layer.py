@@ -18,6 +18,7 @@ from spmd_tx.sharding.mesh import DATA, TP, abstract_mesh, make_mesh
 from spmd_tx.sharding.weight import specs
 from tests.golden import delta_cases as cases
 from tests.golden.delta_cases import EPS, HEAD_DIM, LENGTH, NUMBERS, ROTATED, SIZES, THETA
+from tests.support.kernels import kernels_of
 
 READ = 147  # tokens read in pieces; the others are decoded
 COLUMNS, BY_HEAD = jax.P(None, TP), jax.P(TP)
@@ -67,7 +68,6 @@ def test_results_and_gradients_equal_those_of_transformers(shape):
 
 @pytest.mark.parametrize("product", ["reference", pytest.param("triton", marks=pytest.mark.slow)])
 def test_a_row_is_read_in_pieces_and_decoded_from_its_slot(product, monkeypatch):
-    monkeypatch.setattr(delta_memory, "INTERPRET", True)
     monkeypatch.setattr(delta_memory, "LEAST_COLUMNS", 2)
     mesh, golden = make_mesh(2, 1, 2), np.load(NUMBERS)
     pool = jax.tree.map(
@@ -81,7 +81,7 @@ def test_a_row_is_read_in_pieces_and_decoded_from_its_slot(product, monkeypatch)
         ends = [0, 64, READ, *range(READ + 1, LENGTH + 1)]
         for start, end in itertools.pairwise(ends):
             where = StateSlots(slots if start else jnp.zeros_like(slots), slots, decodes=start >= READ)
-            before = state_pool.read(pool, number, where, product)
+            before = state_pool.read(pool, number, where, kernels_of(product))
             assert isinstance(before.memory, delta_memory.InPool) == (product == "triton" and start >= READ)
             segments = jnp.ones((1, end - start), jnp.int32)
             positions = jnp.arange(start, end)[None]

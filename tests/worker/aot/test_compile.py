@@ -23,7 +23,7 @@ SPEEDS = Speeds(flops=1e12, bandwidth=1e11, links=1e10, network=1e9)
 
 def planned(model=MODEL, mesh=(2, 1, 2), **different) -> Plan:
     fsdp, ep, tp = mesh
-    setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, dtype="float32", attention="reference", **different)
+    setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, dtype="float32", **different)
     sizes = Sizes(setup, model, make_mesh(*mesh), jnp.float32)
     return make_plan(sizes, UsableMemory(2**28))
 

@@ -7,9 +7,9 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from spmd_tx.errors import StartError
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.accelerator import wanted_flags
 from spmd_tx.worker.aot.target import UNTRIED, answering_for, compiler_options, hosts_of, open_mesh
 from spmd_tx.worker.memory.accelerators import ACCELERATORS, parse_devices
+from spmd_tx.worker.xla_flags import wanted_flags
 from tests.support.tiny_setup import tiny_setup
 
 

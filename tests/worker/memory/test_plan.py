@@ -12,6 +12,7 @@ import pytest
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.families.registry import declare
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import UsableMemory, best_plan, report
 from spmd_tx.worker.memory.refusal import _remedies, make_plan
@@ -100,7 +101,7 @@ def costs(model, mesh, attention, some: slice) -> np.ndarray:
     """The cost of a token by memory and context; infinite where nothing fits."""
     found = np.full((len(MEMORIES[some]), len(CONTEXTS[some])), np.inf)
     for column, context in enumerate(CONTEXTS[some]):
-        server = sizes(model, mesh, max_context=context, attention=attention)
+        server = sizes(model, mesh, max_context=context, kernels=Kernels(rows=attention))
         for row, memory in enumerate(MEMORIES[some]):
             plan = best_plan(server, gib(memory))
             if plan is not None:
@@ -137,7 +138,7 @@ def test_more_memory_and_less_context_are_never_slower(model, mesh, attention, s
 
 
 def test_a_little_cache_is_given_away_for_computing_less_twice():
-    server = sizes(mesh=(8, 1, 1), decode_rows=128, attention="triton")
+    server = sizes(mesh=(8, 1, 1), decode_rows=128, kernels=Kernels(rows="triton"))
     plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 32768))
     assert plan is not None
     assert longer is not None

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.models.families import qwen3_5
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import UsableMemory, report
 from spmd_tx.worker.memory.refusal import make_plan, splits_evenly
@@ -26,7 +26,7 @@ LARGE = {  # as Qwen3.5-9B
     "intermediate_size": 12288,
     "vocab_size": 248_320,
 }
-MODEL = qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **LARGE}}))
+MODEL = qwen3_5.dense(ConfigKeys({**CONFIG, "text_config": {**TEXT, **LARGE}}))
 STATE = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)  # bytes: of 24 layers, heads in fp32 and inputs in bf16
 GIB = 2**30
 

@@ -9,6 +9,7 @@ import pytest
 from spmd_tx.demo import tiny_model
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.rope import Rope
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
@@ -31,7 +32,7 @@ def mesh():
 @pytest.fixture(scope="module")
 def plan(mesh, tmp_path_factory):
     folder = tiny_model.write(tmp_path_factory.mktemp("surroundings") / "model", tiny_model.Spec(n_layers=1))
-    setup = tiny_setup(model_dir=str(folder), attention="reference", dtype="float32")
+    setup = tiny_setup(model_dir=str(folder), dtype="float32")
     return make_plan(Sizes(setup, read_model_config(folder), mesh, "float32"), MEMORY)
 
 
@@ -46,7 +47,9 @@ def test_the_same_start_has_the_same_surroundings(plan, mesh):
 
 
 @pytest.mark.parametrize(
-    "different", [{"decode_steps": 5}, {"max_rank": 2}, {"attention": "other"}, {"bank_slots": 9}], ids=str
+    "different",
+    [{"decode_steps": 5}, {"max_rank": 2}, {"kernels": Kernels("gpu")}, {"bank_slots": 9}],
+    ids=str,
 )
 def test_settings_of_the_server_are_part_of_them(plan, mesh, different):
     assert surroundings(with_setup(plan, **different), mesh) != surroundings(plan, mesh)

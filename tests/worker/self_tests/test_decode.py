@@ -4,8 +4,8 @@ import pytest
 
 from spmd_tx.worker.decode_ways import ONE_SHOT, WAYS, options_of, ways_for
 from spmd_tx.worker.self_tests import decode as decode_self_test
-from spmd_tx.worker.self_tests.attention import Verdict
 from spmd_tx.worker.self_tests.decode import DecodeSizes, problem_of
+from spmd_tx.worker.self_tests.verdict import Verdict
 
 SIZES = DecodeSizes(
     [*WAYS], devices=[0, 1], tp=2, d_model=32, d_ff=32, heads=4, kv_heads=2, head_dim=8, page_size=16
@@ -101,6 +101,6 @@ def test_ways_are_tried_where_one_process_has_all_devices(tp, processes, expecte
     assert ways_for(tp, processes) == expected
 
 
-def test_a_name_that_is_no_way_has_no_options():
-    assert options_of("auto") == options_of("reference") == options_of("plain") == {}
+def test_the_plain_way_has_no_options():
+    assert options_of("plain") == {}
     assert options_of("one-shot") == ONE_SHOT

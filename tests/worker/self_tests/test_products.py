@@ -6,12 +6,12 @@ import pytest
 
 from spmd_tx.models.adapters import row_sums
 from spmd_tx.models.adapters.lora import Lora
-from spmd_tx.models.experts import kernels, product
+from spmd_tx.models.experts import product
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.linear_attention import delta_memory
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.worker.self_tests import products as expert_self_test
-from spmd_tx.worker.self_tests.attention import Verdict
 from spmd_tx.worker.self_tests.products import (
     ExpertSizes,
     checks_of,
@@ -22,22 +22,24 @@ from spmd_tx.worker.self_tests.products import (
     problem_of_stack,
     problem_of_sums,
 )
+from spmd_tx.worker.self_tests.verdict import Verdict
+from tests.support.kernels import kernels_of
 
-SIZES = ExpertSizes(experts=3, width=16, inner=8)
+SIZES = ExpertSizes(["reference"], experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
 
 
-def takes_the_first_expert(x, w, experts, transposed, of_layer):
-    return right(x, w, jnp.zeros_like(experts), transposed, of_layer)
+def takes_the_first_expert(x, w, experts, transposed, *rest):
+    return right(x, w, jnp.zeros_like(experts), transposed, *rest)
 
 
-def forgets_to_transpose(x, w, experts, transposed, of_layer):
-    return right(x, w.swapaxes(1, 2).reshape(w.shape) if transposed else w, experts, transposed, of_layer)
+def forgets_to_transpose(x, w, experts, transposed, *rest):
+    return right(x, w.swapaxes(1, 2).reshape(w.shape) if transposed else w, experts, transposed, *rest)
 
 
-def adds_what_stands_beside(x, w, experts, transposed, of_layer):
+def adds_what_stands_beside(x, w, experts, transposed, *rest):
     beside = 1 + 0.01 * jnp.sign(jnp.roll(x, 1, 0)[:, :1]).astype(x.dtype)
-    return right(x, w, experts, transposed, of_layer) * beside
+    return right(x, w, experts, transposed, *rest) * beside
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +48,13 @@ def small_tiles(monkeypatch):
 
 
 def test_the_reference_passes():
-    assert problem_of_product("reference", SIZES) is None
+    assert problem_of_product(Kernels(), SIZES) is None
 
 
 @pytest.mark.parametrize("encoding", expert_self_test.ENCODINGS)
 def test_it_passes_with_packed_experts(encoding):
-    packed = ExpertSizes(experts=3, width=64, inner=8, encoding=encoding, group=32)
-    assert problem_of_product("reference", packed) is None
+    packed = ExpertSizes(["reference"], experts=3, width=64, inner=8, encoding=encoding, group=32)
+    assert problem_of_product(Kernels(), packed) is None
 
 
 @pytest.mark.parametrize(
@@ -66,10 +68,10 @@ def test_it_passes_with_packed_experts(encoding):
 )
 def test_what_is_wrong_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setitem(product.IMPLEMENTATIONS, "reference", wrong)
-    assert str(problem_of_product("reference", SIZES)).startswith(problem)
+    assert str(problem_of_product(Kernels(), SIZES)).startswith(problem)
 
 
-def right_map(slots, scales, apply_lora, layer_of=lambda layer: layer, mixed=0.0):
+def right_map(slots, scales, apply_lora, *, interpret, layer_of=lambda layer: layer, mixed=0.0):
     def apply(x, w, lora, layer):
         layer = layer_of(layer)
         low = apply_lora(x[:, None], Lora(lora.a[layer], lora.b[layer]))[:, 0]
@@ -89,19 +91,21 @@ def right_map(slots, scales, apply_lora, layer_of=lambda layer: layer, mixed=0.0
 )
 def test_what_is_wrong_with_a_stack_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setattr(expert_self_test, "stacked_maps", partial(right_map, **wrong))
-    assert str(problem_of_stack(ExpertSizes(experts=3, width=16, inner=32))).startswith(problem)
+    assert str(
+        problem_of_stack(Kernels(), ExpertSizes(["reference"], experts=3, width=16, inner=32))
+    ).startswith(problem)
 
 
-def forgets_what_was_added_before(product, sums, *blocks):
-    return add_by_group(product, jnp.zeros_like(sums), *blocks)
+def forgets_what_was_added_before(kernels, sums, *blocks):
+    return add_by_group(kernels, jnp.zeros_like(sums), *blocks)
 
 
-def adds_one_block_more(product, sums, low, wide, spans):
-    return add_by_group(product, sums, low, wide, (spans[0], spans[1] + 1))
+def adds_one_block_more(kernels, sums, low, wide, spans):
+    return add_by_group(kernels, sums, low, wide, (spans[0], spans[1] + 1))
 
 
-def adds_what_stands_first(product, sums, low, wide, spans):
-    return add_by_group(product, sums, low, wide, spans) * (1 + 0.001 * wide[:1, :1, :1])
+def adds_what_stands_first(kernels, sums, low, wide, spans):
+    return add_by_group(kernels, sums, low, wide, spans) * (1 + 0.001 * wide[:1, :1, :1])
 
 
 @pytest.mark.parametrize(
@@ -115,18 +119,17 @@ def adds_what_stands_first(product, sums, low, wide, spans):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_what_is_wrong_with_sums_is_noticed(wrong, problem, monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(expert_self_test, "add_by_group", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
-    assert str(problem_of_sums("triton", sizes)).startswith(problem)
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, dtype="float32")
+    assert str(problem_of_sums(kernels_of("triton"), sizes)).startswith(problem)
 
 
-def adds_all_places(y, place, pairs):
-    return triton_sum(y, jnp.maximum(place, 0), pairs)
+def adds_all_places(y, place, *rest):
+    return triton_sum(y, jnp.maximum(place, 0), *rest)
 
 
-def adds_from_the_last_on(y, place, pairs):
-    return triton_sum(y, place[:, ::-1], pairs)
+def adds_from_the_last_on(y, place, *rest):
+    return triton_sum(y, place[:, ::-1], *rest)
 
 
 @pytest.mark.parametrize(
@@ -139,10 +142,9 @@ def adds_from_the_last_on(y, place, pairs):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_what_is_wrong_with_sums_of_choices_is_noticed(wrong, problem, monkeypatch):
-    monkeypatch.setattr(kernels, "INTERPRET", True)
     monkeypatch.setattr(expert_self_test, "triton_sum", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, dtype="float32")
-    assert str(problem_of_choices(sizes)).startswith(problem)
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, dtype="float32")
+    assert str(problem_of_choices(kernels_of("triton"), sizes)).startswith(problem)
 
 
 read_token = delta_memory.read_token
@@ -172,25 +174,24 @@ def adds_the_first_row(q, k, v, decay, strength, where):
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_what_is_wrong_with_memories_is_noticed(wrong, problem, monkeypatch):
-    monkeypatch.setattr(delta_memory, "INTERPRET", True)
     monkeypatch.setattr(delta_memory, "read_token", wrong)
-    sizes = ExpertSizes(experts=3, width=16, inner=32, memory=(16, 32))
-    assert str(problem_of_memories(sizes)).startswith(problem)
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=32, memory=(16, 32))
+    assert str(problem_of_memories(kernels_of("triton"), sizes)).startswith(problem)
 
 
-def adds_the_last_row_twice(grad, slots, count):
-    return right_sums(grad, slots, count).at[slots[-1]].add(grad[-1].astype(jnp.float32))
+def adds_the_last_row_twice(grad, slots, *rest):
+    return right_sums(grad, slots, *rest).at[slots[-1]].add(grad[-1].astype(jnp.float32))
 
 
-def adds_what_others_have(grad, slots, count):
-    return right_sums(grad, slots, count) + 1e-3 * jnp.max(grad.astype(jnp.float32))
+def adds_what_others_have(grad, slots, *rest):
+    return right_sums(grad, slots, *rest) + 1e-3 * jnp.max(grad.astype(jnp.float32))
 
 
 right_sums = row_sums.IMPLEMENTATIONS["reference"]
 
 
 def test_the_reference_adds_rows_right():
-    assert problem_of_row_sums("reference", SIZES) is None
+    assert problem_of_row_sums(Kernels(), SIZES) is None
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_the_reference_adds_rows_right():
 )
 def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch):
     monkeypatch.setitem(row_sums.IMPLEMENTATIONS, "mosaic", wrong)
-    assert str(problem_of_row_sums("mosaic", SIZES)).startswith(problem)
+    assert str(problem_of_row_sums(kernels_of("mosaic"), SIZES)).startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +233,8 @@ def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch)
     ],
 )
 def test_a_platforms_kernels_are_checked_as_far_as_a_model_uses_them(name, is_mixture, expected):
-    sizes = ExpertSizes(experts=3, width=16, inner=8, is_mixture=is_mixture)
-    assert checks_of(name, sizes).keys() == expected
+    sizes = ExpertSizes(["reference"], experts=3, width=16, inner=8, is_mixture=is_mixture)
+    assert checks_of(kernels_of(name), sizes).keys() == expected
 
 
 def test_the_kernels_of_this_platform_get_one_verdict(capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.models.adapters import row_sums
 from spmd_tx.models.experts import factor_sums, moe, product
-from spmd_tx.worker.steps import train
+from spmd_tx.protocol.kernels import Kernels
 from tests.models import reference
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -124,14 +124,14 @@ def test_what_company_replays_changes_no_bit():
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 4, 2), (2, 2, 1)], ids=mesh_name)
 def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
     """Gradients are those of experts that run over all rows."""
+    kernels = Kernels("gpu", products="triton")
     # Pallas cannot interpret kernels in this place.
     for table in (product.IMPLEMENTATIONS, product.UNSET, row_sums.IMPLEMENTATIONS):
         monkeypatch.setitem(table, "triton", table["reference"])
-    monkeypatch.setattr(factor_sums, "_triton", factor_sums._xla)
+    monkeypatch.setattr(factor_sums, "_triton", lambda _, *arrays: factor_sums._xla(*arrays))
     monkeypatch.setattr(moe, "LEAST_GROUPED", 0)
-    monkeypatch.setattr(train, "product_of", lambda mesh: "triton")
     w, rows = sampler_weights(MIXTURE), [(random_datum(1, 1),), (random_datum(2, 2),)]
-    engine = TinyEngine(mesh, np.float32, "mixture", split_base=False, remat="full")
+    engine = TinyEngine(mesh, np.float32, "mixture", split_base=False, remat="full", kernels=kernels)
     with_stacks = engine.forward_backward(w, rows)
     expected = tiny_engine(kind="mixture").forward_backward(w, rows)
     np.testing.assert_allclose(with_stacks.logprobs, expected.logprobs, rtol=0, atol=TOLERANCE)

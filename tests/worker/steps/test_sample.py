@@ -10,7 +10,7 @@ import pytest
 
 from spmd_tx.models import backbone, stack_product
 from spmd_tx.models.sampling import draw
-from spmd_tx.worker.steps import sample as sampling_steps
+from spmd_tx.protocol.kernels import Kernels
 from tests.models import reference
 from tests.support.tiny_engine import (
     BOTH_SCALES,
@@ -88,7 +88,7 @@ def test_a_decode_may_read_matrices_and_factors_where_all_layers_stack_them(shap
     """As on GPUs, but for the kernel."""
     found = list[tuple[int, ...]]()
 
-    def product_of_stack(x, w, layer, plus=None, *, transposed=False):
+    def product_of_stack(x, w, layer, plus=None, *, transposed=False, interpret=False):
         found.append(w.shape)
         y = x @ (w[layer].T if transposed else w[layer])
         return y if plus is None else y + plus[0] @ plus[1][layer]
@@ -96,9 +96,7 @@ def test_a_decode_may_read_matrices_and_factors_where_all_layers_stack_them(shap
     monkeypatch.setattr(stack_product, "stack_product", product_of_stack)
     monkeypatch.setattr(stack_product, "LEAST_ROWS", 1)
     monkeypatch.setattr(backbone, "reads_stack", lambda shape, rows: True)
-    monkeypatch.setattr(sampling_steps, "product_of", lambda mesh: "triton")
-    monkeypatch.setattr(sampling_steps, "platform", lambda mesh: "gpu")
-    sampler = TinySampler(tiny_engine(shape), np.float32)
+    sampler = TinySampler(tiny_engine(shape), np.float32, Kernels("gpu", products="triton"))
     drawn = run(sampler, stand(SAMPLES, shards=sampler.data_shards))
     assert len(found) == 2 * 7, "each map's matrix and factors"
     for one, expected in zip(drawn, on_one_device(), strict=True):

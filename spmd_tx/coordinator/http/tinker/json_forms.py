@@ -34,7 +34,7 @@ class JsonDatum(msgspec.Struct, frozen=True):
 _datums = msgspec.json.Decoder(JsonDatum)
 
 
-class LossInput(msgspec.Struct, frozen=True):
+class JsonLossInput(msgspec.Struct, frozen=True):
     data: list[msgspec.Raw]  # JsonDatum, decoded one by one: many at once would keep other threads waiting
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
@@ -45,14 +45,14 @@ class LossRequest(msgspec.Struct, frozen=True):
 
     model_id: str
     seq_id: TrainingNumber
-    forward_input: LossInput | None = None
-    forward_backward_input: LossInput | None = None
+    forward_input: JsonLossInput | None = None
+    forward_backward_input: JsonLossInput | None = None
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
     """Convert a request. Invalid numbers stay invalid and fail its future. Raises DecodeError, too."""
     name = "forward_input" if forward_only else "forward_backward_input"
-    loss: LossInput | None = getattr(request, name)
+    loss: JsonLossInput | None = getattr(request, name)
     if loss is None:
         raise InvalidRequest(f"the body has no {name}; send data and loss_fn in it")
     if request.seq_id > MAX_SEQ_ID:

@@ -11,9 +11,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from spmd_tx.coordinator.requests.runs.recent import Timed
-
-Stage = Literal["queued", "batched", "compiling", "device", "encoded"]
-Cause = Literal["device", "queue", "compile", "client", "restart", "server"]
+from spmd_tx.coordinator.wire.console.run_timing import Cause, Stage, TimeSlice
 
 CAUSES: tuple[Cause, ...] = ("device", "queue", "compile", "client", "restart", "server")
 OUTAGE = "outage"  # no workers run commands
@@ -29,13 +27,6 @@ class Segment(NamedTuple):
     stage: Stage
     begin: float
     end: float
-
-
-class TimeSlice(NamedTuple):
-    """Holds the seconds of each cause in one part of a window."""
-
-    at: float  # where it begins
-    seconds: dict[Cause, float]
 
 
 def segments(timed: Timed, now: float) -> list[Segment]:

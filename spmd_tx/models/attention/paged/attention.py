@@ -1,4 +1,4 @@
-"""Attention to the pages of rows, by the name of an implementation.
+"""Attention to the pages of rows, by the implementation that is chosen.
 
 Each reads as many keys and values as a row has, whatever the width of its table, in an order that follows
 from the row alone: neither other rows nor what stands behind its last token change a bit of it. Kernels are
@@ -8,6 +8,7 @@ Dimension key as in kv_cache.py.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from jax import Array
@@ -15,6 +16,7 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.attention.page_loop import Pools, attend_pages, attend_row_by_row
 from spmd_tx.models.attention.paged import mosaic, triton
+from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 
 # (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
 PagedAttention = Callable[..., Array]
@@ -31,17 +33,16 @@ def _row_by_row(
     return attend_row_by_row(q_BTNE[:, 0], pools, index, tables_BN, positions_BT[:, 0], **sight)[:, None]
 
 
-IMPLEMENTATIONS: dict[str, PagedAttention] = {  # the fastest first
-    "mosaic": mosaic.attend,
-    "triton": triton.attend,
-    "reference": attend_pages,
-    "row_by_row": _row_by_row,
+IMPLEMENTATIONS: dict[str, Callable[[bool], PagedAttention]] = {  # the fastest first; of Kernels.interpret
+    "mosaic": lambda interpret: partial(mosaic.attend, interpret=interpret),
+    "triton": lambda interpret: partial(triton.attend, interpret=interpret),
+    "reference": lambda _: attend_pages,
+    "row_by_row": lambda _: _row_by_row,
 }
-KERNELS = {"tpu": "mosaic", "gpu": "triton"}  # by platform
 
 
 def paged_attention(
-    implementation: str,
+    kernels: Kernels,
     q_BTNE: Float[Array, "B T N E"],
     pools: Pools,
     index: Array,
@@ -54,18 +55,17 @@ def paged_attention(
     ``sight`` are the window and sinks of page_loop.attend_pages. The kernel for TPUs reads no pool as keys
     and values alike.
     """
-    if pools[1] is None and implementation == "mosaic":
-        implementation = "reference"
-    return IMPLEMENTATIONS[implementation](q_BTNE, pools, index, tables_BN, positions_BT, **sight)
+    name = "reference" if pools[1] is None and kernels.pages == "mosaic" else kernels.pages
+    return IMPLEMENTATIONS[name](kernels.interpret)(q_BTNE, pools, index, tables_BN, positions_BT, **sight)
 
 
-def candidates(platform: str, head_dim: int, page_size: int, is_bfloat16: bool) -> list[str]:
+def candidates(platform: Platform, head_dim: int, page_size: int, is_bfloat16: bool) -> list[str]:
     """List the implementations that a platform and these sizes allow, the fastest first."""
     if platform == "cpu":
         return ["row_by_row"]
     is_possible = is_bfloat16 and head_dim <= WIDEST_HEAD.get(platform, 0)
-    is_possible = is_possible and takes(KERNELS[platform], head_dim, page_size)
-    return [KERNELS[platform], "reference"] if is_possible else ["reference"]
+    is_possible = is_possible and takes(PALLAS[platform], head_dim, page_size)
+    return [PALLAS[platform], "reference"] if is_possible else ["reference"]
 
 
 def takes(implementation: str, head_dim: int, page_size: int) -> bool:

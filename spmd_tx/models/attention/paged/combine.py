@@ -5,15 +5,14 @@ Dimension key as in queries.py; U part, H columns of a head.
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
-from spmd_tx.models.attention.paged.queries import LOWEST, result
+from spmd_tx.models.attention.paged.queries import LOWEST
+from spmd_tx.models.pallas import output, run_triton
 
 Found = tuple[
     Array, Array, Array
@@ -73,19 +72,17 @@ def combined(
                 sum_QH += load(sum_ref, part, columns) * share_Q[:, None]
             y_ref[row, head, its, columns] = (sum_QH / total_Q[:, None]).astype(y_ref.dtype)
 
-    whole = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in arrays]
-    shape = (rows, heads, count, sum_UBKRE.shape[4])
-    call = pl.pallas_call(
-        kernel,
-        out_shape=result(shape, dtype, sum_UBKRE),
-        grid=(count // queries, heads, rows),
-        in_specs=whole,
-        out_specs=pl.BlockSpec(shape, lambda *_: (0,) * 4),
-        compiler_params=None if interpret else plgpu.CompilerParams(num_warps=4, num_stages=1),
-        interpret=interpret,
-        name="combine_parts",
-    )
     numbers = sum_UBKRE[0].size
     moved = usual_parts * sum(x[0].nbytes for x in found) + numbers * jnp.dtype(dtype).itemsize
-    with jax.named_scope(costs(2 * usual_parts * numbers, moved)):
-        return call(*arrays)
+    return run_triton(
+        kernel,
+        arrays,
+        2 * usual_parts * numbers,
+        moved,
+        interpret=interpret,
+        warps=4,
+        stages=1,
+        out_shape=output((rows, heads, count, sum_UBKRE.shape[4]), dtype, sum_UBKRE),
+        grid=(count // queries, heads, rows),
+        name="combine_parts",
+    )

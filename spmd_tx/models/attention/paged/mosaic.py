@@ -21,11 +21,10 @@ from spmd_tx.models.attention.paged.queries import (
     by_token,
     estimate,
     positions_by_head,
-    result,
     sinks_by_head,
 )
+from spmd_tx.models.pallas import dot, output
 
-INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LANES, SUBLANES = 128, 16  # of a tile of bfloat16
 SEVERAL_QUERIES = 256  # of a step and a head, where a row has several tokens
 BLOCK_BYTES = 1 << 20  # of keys that are read at once, at most; there are two such blocks, and two of values
@@ -39,6 +38,7 @@ def attend(
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
     *,
+    interpret: bool = False,
     sinks_N: Float[Array, " N"] | None = None,
     window: int = 0,
 ) -> Float[Array, "B T N E"]:
@@ -100,11 +100,11 @@ def attend(
     )
     call = pl.pallas_call(
         partial(_kernel, window, bool(sinks)),
-        out_shape=result(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
+        out_shape=output(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
         grid_spec=grid,
-        compiler_params=None if INTERPRET else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+        compiler_params=None if interpret else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         cost_estimate=estimate(q_BTNE, pools, tables_BN.shape[1] * page_size, window),
-        interpret=INTERPRET,
+        interpret=interpret,
         name="paged_attention",
     )
     tables = tables_BN[:, None]
@@ -221,21 +221,14 @@ def _attend_to_block(
         is_seen_QW &= order_QW > positions_ref[0] - window
     for head in range(q_ref.shape[1]):
         mine = slice(head * e, (head + 1) * e)
-        scores_QW = _dot(q_ref[0, head], keys_WX[:, mine], transposed=True) * e**-0.5
+        scores_QW = dot(q_ref[0, head], keys_WX[:, mine], 1, 1) * e**-0.5
         scores_QW = jnp.where(is_seen_QW, scores_QW, LOWEST)
         before_Q1 = highest[head, :, :1]
         now_Q1 = jnp.maximum(before_Q1, jnp.max(scores_QW, axis=1, keepdims=True))
         scale_Q1 = jnp.exp(before_Q1 - now_Q1)
         shares_QW = jnp.where(is_seen_QW, jnp.exp(scores_QW - now_Q1), 0.0)
-        added_QE = _dot(shares_QW.astype(values_WX.dtype), values_WX[:, mine], transposed=False)
+        added_QE = dot(shares_QW.astype(values_WX.dtype), values_WX[:, mine])
         total_Q1 = total[head, :, :1] * scale_Q1 + jnp.sum(shares_QW, axis=1, keepdims=True)
         highest[head] = jnp.broadcast_to(now_Q1, highest.shape[1:])
         total[head] = jnp.broadcast_to(total_Q1, total.shape[1:])
         summed[head] = summed[head] * scale_Q1 + added_QE
-
-
-def _dot(x: Array, w: Array, *, transposed: bool) -> Array:
-    """Multiply with sums in fp32; fp32 is multiplied as such."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    contract = (((1,), (1 if transposed else 0,)), ((), ()))
-    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)

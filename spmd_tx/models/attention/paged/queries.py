@@ -5,11 +5,9 @@ Dimension key as in kv_cache.py; G query heads per key-value head, R queries of 
 
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
-from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.attention.page_loop import USUAL_TOKENS
@@ -42,11 +40,6 @@ def by_token(y_BKRE: Float[Array, "B K R E"], tokens: int, group: int) -> Float[
     b, heads, _, e = y_BKRE.shape
     y_BKTGE = y_BKRE[:, :, : tokens * group].reshape(b, heads, tokens, group, e)
     return y_BKTGE.swapaxes(1, 2).reshape(b, tokens, heads * group, e)
-
-
-def result(shape: tuple[int, ...], dtype: DTypeLike, like: Array) -> jax.ShapeDtypeStruct:
-    """Declare a result that differs between the same devices as ``like`` does."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).manual_axis_type)
 
 
 def estimate(q_BTNE: Array, pools: Sequence[Array], most_tokens: int, window: int) -> pl.CostEstimate:

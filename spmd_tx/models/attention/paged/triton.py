@@ -13,13 +13,11 @@ import math
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
-from spmd_tx.hlo.hints import costs
 from spmd_tx.models.attention.page_loop import USUAL_TOKENS, Pools
 from spmd_tx.models.attention.paged.combine import Found, combined
 from spmd_tx.models.attention.paged.queries import (
@@ -28,11 +26,10 @@ from spmd_tx.models.attention.paged.queries import (
     by_token,
     estimate,
     positions_by_head,
-    result,
     sinks_by_head,
 )
+from spmd_tx.models.pallas import dot, output, powers_of_two, run_triton
 
-INTERPRET = False  # whether the kernel runs as a plain XLA program, in tests
 LEAST = 16  # rows and columns of a product on tensor cores
 WIDE = 256  # heads beyond this many columns leave room for half the queries and tokens
 SEVERAL_QUERIES = 64  # of a program, where a row has several tokens
@@ -48,6 +45,7 @@ def attend(
     tables_BN: Int[Array, "B _"],
     positions_BT: Int[Array, "B T"],
     *,
+    interpret: bool = False,
     sinks_N: Float[Array, " N"] | None = None,
     window: int = 0,
 ) -> Float[Array, "B T N E"]:
@@ -70,23 +68,23 @@ def attend(
     split = partial(_split, parts, pages * page_size, least, window)
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
-    call = pl.pallas_call(
-        _kernel(pages, parts, queries, kept, window, split),
-        out_shape=[result(shape, dtype, q_BKRE) for shape, dtype in shapes],
-        grid=(programs * parts, heads, b),
-        in_specs=[_all_of(array.shape) for array in whole],
-        out_specs=[_all_of(shape) for shape, _ in shapes],
-        compiler_params=_options(queries * share),
-        interpret=INTERPRET,
-        name="paged_attention",
-    )
     usual_tokens = min(USUAL_TOKENS, tables_BN.shape[1] * page_size, window or USUAL_TOKENS)
     usual_parts = max(1, min(parts, -(-usual_tokens // least)))
     # XLA keeps no estimate of Triton's calls. Queries are read; of the results it tells, not what is written.
     written = usual_parts * sum(math.prod(shape[1:]) * 4 for shape, _ in shapes)
     moved = cost.bytes_accessed - q_BTNE.size * q_BTNE.dtype.itemsize + written
-    with jax.named_scope(costs(cost.flops, moved)):
-        found = call(*whole)
+    found = run_triton(
+        _kernel(pages, parts, queries, kept, window, split),
+        whole,
+        cost.flops,
+        moved,
+        interpret=interpret,
+        warps=4 if queries * share < SEVERAL_QUERIES else 8,
+        stages=2,
+        out_shape=[output(shape, dtype, q_BKRE) for shape, dtype in shapes],
+        grid=(programs * parts, heads, b),
+        name="paged_attention",
+    )
     sinks_KR = None if sinks_N is None else sinks_by_head(sinks_N, heads, programs * kept)
     if parts == 1:
         return by_token(_normalised(found, sinks_KR).astype(q_BTNE.dtype), t, group)
@@ -96,10 +94,10 @@ def attend(
         used_B,
         sinks_KR,
         queries=kept,
-        ranges=columns(e),
+        ranges=powers_of_two(e),
         dtype=q_BTNE.dtype,
         usual_parts=usual_parts,
-        interpret=INTERPRET,
+        interpret=interpret,
     )
     return by_token(y_BKRE, t, group)
 
@@ -132,34 +130,13 @@ def _normalised(found: Found, sinks_KR: Array | None) -> Array:
 def fits(head_dim: int, page_size: int) -> bool:
     """Return whether the kernel can have heads of this width and pages of so many tokens."""
     tokens = MOST_TOKENS if head_dim <= WIDE else MOST_TOKENS // 2
-    narrowest = columns(head_dim)[-1][1]
+    narrowest = powers_of_two(head_dim)[-1][1]
     return narrowest >= LEAST and page_size <= tokens and page_size & (page_size - 1) == 0
-
-
-def columns(width: int) -> list[tuple[int, int]]:
-    """Return where the parts of a head's columns begin and how wide they are: powers of two, falling."""
-    found, begin = [], 0
-    while begin < width:
-        found.append((begin, 1 << (width - begin).bit_length() - 1))
-        begin += found[-1][1]
-    return found
 
 
 def _power_of_two(count: int, least: int) -> int:
     """Return the first power of two from ``least``, which is one, that is not below ``count``."""
     return max(least, 1 << (count - 1).bit_length())
-
-
-def _all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
-
-
-def _options(queries: int) -> Any:
-    if INTERPRET:
-        return None
-    from jax.experimental.pallas import triton as plgpu
-
-    return plgpu.CompilerParams(num_warps=4 if queries < SEVERAL_QUERIES else 8, num_stages=2)
 
 
 def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int, split: Any) -> Any:
@@ -170,7 +147,7 @@ def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int, 
         number, head, row = pl.program_id(0), pl.program_id(1), pl.program_id(2)
         part, mine = number % parts, pl.ds(number // parts * queries, queries)
         e, page_size = q_ref.shape[3], keys_ref.shape[2]
-        width, ranges = block_pages * page_size, columns(e)
+        width, ranges = block_pages * page_size, powers_of_two(e)
         index, positions_Q = index_ref[0], positions_ref[row, mine]
         qs_QH = [q_ref[row, head, mine, pl.ds(begin, size)] for begin, size in ranges]
         last = jnp.max(positions_Q)
@@ -199,14 +176,14 @@ def _kernel(block_pages: int, parts: int, queries: int, kept: int, window: int, 
                 jnp.where(is_there_W[:, None], values, jnp.zeros_like(values))
                 for values in (read(values_ref[0], pages) if values_ref else keys_WH)
             ]
-            scores_QW = sum(_dot(q, keys, transposed=True) for q, keys in zip(qs_QH, keys_WH, strict=True))
+            scores_QW = sum(dot(q, keys, 1, 1) for q, keys in zip(qs_QH, keys_WH, strict=True))
             scores_QW = jnp.where(is_seen_QW, scores_QW * e**-0.5, LOWEST)
             new_Q = jnp.maximum(highest_Q, jnp.max(scores_QW, axis=1))
             scale_Q = jnp.exp(highest_Q - new_Q)
             shares_QW = jnp.where(is_seen_QW, jnp.exp(scores_QW - new_Q[:, None]), 0.0)
             total_Q = total_Q * scale_Q + jnp.sum(shares_QW, axis=1)
             sums_QH = [
-                so_far * scale_Q[:, None] + _dot(shares_QW.astype(values.dtype), values, transposed=False)
+                so_far * scale_Q[:, None] + dot(shares_QW.astype(values.dtype), values)
                 for so_far, values in zip(sums_QH, values_WH, strict=True)
             ]
             return new_Q, total_Q, sums_QH
@@ -235,10 +212,3 @@ def _first(x_Q: Array, count: int) -> Array:
     parts = x_Q.reshape(-1, count, *x_Q.shape[1:])
     is_first = jnp.arange(parts.shape[0]).reshape(-1, *[1] * x_Q.ndim) == 0
     return jnp.sum(jnp.where(is_first, parts, jnp.zeros((), x_Q.dtype)), axis=0)
-
-
-def _dot(x: Array, w: Array, *, transposed: bool) -> Array:
-    """Multiply with sums in fp32; fp32 is multiplied as such."""
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    contract = (((1,), (1 if transposed else 0,)), ((), ()))
-    return lax.dot_general(x, w, contract, precision=precision, preferred_element_type=jnp.float32)

@@ -13,6 +13,7 @@ from spmd_tx.models.attention.paged import mosaic, triton
 from spmd_tx.models.attention.paged.attention import candidates, paged_attention
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests.attention import Sizes
+from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -22,7 +23,6 @@ SIZES = Sizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
 
 @pytest.fixture(params=KERNELS)
 def kernel(request, monkeypatch):
-    monkeypatch.setattr(KERNELS[request.param], "INTERPRET", True)
     monkeypatch.setattr(KERNELS[request.param], "MOST_TOKENS", 32)
     monkeypatch.setattr(triton, "LEAST_PART", 32)
     monkeypatch.setattr(paged_self_test, "PAGES", 5)  # three blocks
@@ -31,21 +31,21 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(
         paged_self_test,
         "implementation",
-        lambda name, device, **how: (
-            before(name, device, **how) if name == "reference" else alone(name, **how)
+        lambda kernels, device, **how: (
+            before(kernels, device, **how) if kernels.pages == "reference" else alone(kernels, **how)
         ),
     )
-    return request.param
+    return kernels_of(request.param)
 
 
-def alone(name, *, keeps_values, **sight):
+def alone(kernels, *, keeps_values, **sight):
     """A kernel outside shard_map, in which kernels cannot be interpreted."""
 
     @jax.jit
     def attend(q, keys, values, tables, positions):
         index = jnp.int32(paged_self_test.LAYER)
         pools = keys, values if keeps_values else None
-        return paged_attention(name, q, pools, index, tables, positions, **sight)
+        return paged_attention(kernels, q, pools, index, tables, positions, **sight)
 
     return attend
 

@@ -1,0 +1,29 @@
+"""Which of several implementations the programs of all workers use."""
+
+from typing import Literal
+
+import msgspec
+
+Platform = Literal["cpu", "gpu", "tpu"]  # of JAX; "gpu": NVIDIA's
+
+# In which language a platform's own kernels are written, which is their name among implementations.
+PALLAS = {"tpu": "mosaic", "gpu": "triton"}
+
+
+class Kernels(msgspec.Struct, frozen=True):
+    """Holds a choice for each task that has several implementations; the defaults are those of CPUs.
+
+    Workers choose when they start, by self-tests (worker/accelerator.py).
+    """
+
+    platform: Platform = "cpu"
+    rows: str = "reference"  # attention to packed rows: of models/attention/packed_rows.py's IMPLEMENTATIONS
+    pages: str = "row_by_row"  # attention to pages: of models/attention/paged/attention.py's
+    products: str = "reference"  # of experts, with the sums of training: of models/experts/product.py's
+    decode: str = "plain"  # of worker/decode_ways.py's WAYS
+    interpret: bool = False  # whether Pallas kernels run as plain XLA programs, in tests
+
+
+def references(platform: Platform) -> Kernels:
+    """Return the choices that need no kernel."""
+    return Kernels(platform, pages="row_by_row" if platform == "cpu" else "reference")

@@ -1,0 +1,19 @@
+"""Choices of kernels for tests and measurements."""
+
+import jax
+from msgspec.structs import replace
+
+from spmd_tx.protocol.kernels import PALLAS, Kernels, references
+from spmd_tx.sharding.mesh import make_mesh, platform
+
+
+def kernels_of(name: str, *, interpret: bool = True) -> Kernels:
+    """Choose an implementation for every task, on the platform that has it; kernels run as plain programs."""
+    where = next((platform for platform, language in PALLAS.items() if language == name), "cpu")
+    return Kernels(where, rows=name, pages=name, products=name, interpret=interpret)
+
+
+def kernels_here(**others: str) -> Kernels:
+    """Choose this platform's own products, and references for all else but ``others``."""
+    here = platform(make_mesh(1, 1, 1, jax.devices()[:1]))
+    return replace(references(here), **{"products": PALLAS.get(here, "reference")} | others)
