@@ -120,6 +120,5 @@ def _weight(
         source.transposed,
         numbers,
         source.rows,
-        source.stacked,
         source.encoding,
     )
