@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -23,6 +24,7 @@ from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
 from spmd_tx.coordinator.sampling.progress import Progress
 from spmd_tx.coordinator.server.build import open_stores
+from spmd_tx.coordinator.server.telemetry import open_telemetry
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
@@ -161,7 +163,10 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
         base_model=BASE_MODEL, host="server", data_dir=data_dir, database_url=database_url, max_lora_rank=16
     )
     async with AsyncExitStack() as stack:
-        stores = await open_stores(config, TINY_MODEL, stack)
+        telemetry = open_telemetry(os.environ)
+        if telemetry is not None:
+            stack.push_async_callback(asyncio.to_thread, telemetry.close)
+        stores = await open_stores(config, TINY_MODEL, stack, telemetry)
         scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints)
         model = tiny_served_model(data_dir / "model")
         running = [
