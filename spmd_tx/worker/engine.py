@@ -34,7 +34,7 @@ from spmd_tx.worker.blocks import Joined, joined
 from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.kernel_choices import agreed, identity_of_choices
 from spmd_tx.worker.memory.decide import plan_memory
-from spmd_tx.worker.memory.plan import Plan, engine_setup, report
+from spmd_tx.worker.memory.plan import Plan, report
 from spmd_tx.worker.programs.adapters import AdapterPrograms
 from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
@@ -67,12 +67,12 @@ class Engine:
         programs: Programs,
         report_aside: ReportAside,
     ) -> None:
-        self.setup = setup = engine_setup(plan)
+        self.setup = setup = plan.sizes.setup
         self.model, self.mesh, self.state, self.programs = plan.sizes.model, mesh, state, programs
         self._plan, self.declared = plan, declared
         self._report_aside = report_aside
         self._calls = Calls(plan, mesh, declared)
-        self._menu = Menu(mesh, declared, self._calls)
+        self._menu = Menu(self._plan, mesh, declared, self._calls)
         trained = self._calls.trained
         if isinstance(trained, AdapterPrograms):
             self.store = AdapterStore(trained, state, self._run, self._written)

@@ -43,7 +43,7 @@ class Sampler:
             shards,
             setup.max_context,
             setup.page_size,
-            setup.decode_rows // shards,
+            engine.plan.decode_rows,
             on_cpu=engine.plan.on_cpu,
             batch_invariant=setup.batch_invariant,
             **shapes,

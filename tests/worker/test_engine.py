@@ -57,7 +57,7 @@ def start(model_dir: Path, mesh, shard_base_weights="auto", max_rank=4) -> Engin
         max_rank=max_rank,
         page_size=PAGE_SIZE,
         kv_cache_tokens=128,
-        decode_rows=4 * mesh[0] * mesh[1],
+        decode_rows=4,
         decode_steps=STEPS,
         compilation_cache="",
         idle_adapters=str(model_dir.parent / "idle"),

@@ -56,7 +56,7 @@ def engine(request, tmp_path_factory):
         max_rank=8,
         max_context=LENGTH,
         kv_cache_tokens=256,
-        decode_rows=4 * fsdp * ep,
+        decode_rows=4,
         compilation_cache="",
         idle_adapters=str(directory / "idle"),
     )

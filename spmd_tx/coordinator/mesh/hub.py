@@ -80,8 +80,12 @@ class Hub:
         send: Send,
         on_written: Callable[[Written], None],
         on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None],
+        contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: (),
     ) -> None:
-        """``on_written`` hears that a folder written aside is complete, or that it never will be."""
+        """``on_written`` hears that a folder written aside is complete, or that it never will be.
+
+        ``contexts_of`` returns the traceparents of requests, which workers' spans belong to.
+        """
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
@@ -91,7 +95,7 @@ class Hub:
         self._send = send
         self._on_written = on_written
         self._on_custom_loss = on_custom_loss
-        self.contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: ()
+        self._contexts_of = contexts_of
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
@@ -108,7 +112,7 @@ class Hub:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
             return answer
-        return self._generation.send(command, self.contexts_of(requests))
+        return self._generation.send(command, self._contexts_of(requests))
 
     def compile(
         self, program: ProgramShape, *, lane: int, is_last: bool = False, is_hurried: bool = False

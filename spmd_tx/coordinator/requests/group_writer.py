@@ -99,7 +99,7 @@ class GroupWriter:
 
     def __init__(self, database: Database, files: PayloadFiles, notes: NoteWriter, next_number: int) -> None:
         self._database = database
-        self._files = files
+        self.files = files
         self._notes = notes
         self._next_number = next_number
         self._placed: dict[str, BodyRef] = {}  # results that are in files, but in no row yet
@@ -119,7 +119,7 @@ class GroupWriter:
     def files_to_be(self) -> set[int]:
         """Numbers of files to which rows will refer once they can be written."""
         places = [place for place in self._placed.values() if isinstance(place, BodyPlace)]
-        return {place.file for place in places} | self._files.open_numbers
+        return {place.file for place in places} | self.files.open_numbers
 
     def _write(self, group: Group, db: Session, aside: Aside) -> WrittenGroup:
         known = rows.known(db, {each.key for each in group.submissions})
@@ -151,7 +151,7 @@ class GroupWriter:
                 results[request.id] = outcome.body
         self._notes.finish()
         bodies = [*(each.payload for each in submissions), *results.values()]
-        places = self._files.write(bodies) if bodies else []
+        places = self.files.write(bodies) if bodies else []
         self._placed |= zip(results, places[len(submissions) :], strict=True)
         return places[: len(submissions)]
 

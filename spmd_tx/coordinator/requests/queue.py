@@ -76,17 +76,17 @@ class RequestQueue:
     def __init__(
         self,
         database: Database,
-        files: PayloadFiles,
         storage: DiskGuard,
         groups: GroupWriter,
         completions: Completions,
-        unfinished: Iterable[Request] = (),
+        unfinished: Iterable[Request],
+        on_end: OnRequestEnd,
     ) -> None:
         self._on_arrival: Callable[[Request], None] = lambda request: None  # what ``run`` is given
-        self.on_end: OnRequestEnd = lambda ended, failed: None
+        self._on_end = on_end
         self.completions = completions
         self._database = database
-        self._files = files
+        self._files = groups.files
         self._storage = storage
         self._groups = groups
         self._submissions: list[Submission] = []
@@ -340,7 +340,7 @@ class RequestQueue:
             if isinstance(outcome, Finished) and outcome.metrics:
                 self.news.add(request.line)
             outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
-            self.on_end(timed, outcome if isinstance(outcome, Failed) else None)
+            self._on_end(timed, outcome if isinstance(outcome, Failed) else None)
             if _is_sample(waiting):
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
@@ -367,7 +367,12 @@ class RequestQueue:
             return Failed("the server has lost this result, its file is damaged or missing", "server")
 
 
-async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | None = None) -> RequestQueue:
+async def open_queue(
+    database: Database,
+    data_dir: Path,
+    storage: DiskGuard | None = None,
+    on_end: OnRequestEnd = lambda ended, failed: None,
+) -> RequestQueue:
     """Continue the log of earlier runs."""
     storage = storage or DiskGuard(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
@@ -382,7 +387,7 @@ async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | No
             return await rows.completions(db, target, span)
 
     completions = Completions(last_completion, read)
-    return RequestQueue(database, files, storage, groups, completions, unfinished)
+    return RequestQueue(database, storage, groups, completions, unfinished, on_end)
 
 
 async def _gather() -> None:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import active_sizes
 from spmd_tx.worker.blocks import blocks
-from spmd_tx.worker.memory.plan import Plan, engine_setup
+from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.adapters import AdapterPrograms
 from spmd_tx.worker.programs.call import Call, int32
 from spmd_tx.worker.programs.tables import table_changes
@@ -27,7 +27,7 @@ class Calls:
     """Makes the calls of an engine's steps. ``state`` is the worker's, or has ShapeDtypeStructs."""
 
     def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState) -> None:
-        model, setup = plan.sizes.model, engine_setup(plan)
+        model, setup = plan.sizes.model, plan.sizes.setup
         kernels = setup.kernels
         self._plan, self.setup, self._model = plan, setup, model
         self._shards = plan.sizes.data_shards

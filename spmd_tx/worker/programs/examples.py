@@ -19,14 +19,14 @@ from spmd_tx.worker.state import WorkerState, declare
 def menu_of(plan: Plan, mesh: Mesh) -> "Menu":
     """Return the menu of an engine with this plan."""
     declared = declare(plan)
-    return Menu(mesh, declared, Calls(plan, mesh, declared))
+    return Menu(plan, mesh, declared, Calls(plan, mesh, declared))
 
 
 class Menu:
     """Makes calls with abstract arrays, from an engine's declarations."""
 
-    def __init__(self, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
-        self._setup, self._calls = calls.setup, calls
+    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
+        self._setup, self._decode_rows, self._calls = plan.sizes.setup, plan.rows_of_decode, calls
         self._has_states = isinstance(declared.cache, Keep)
         self._state = abstract(mesh, declared)
 
@@ -55,7 +55,7 @@ class Menu:
 
     def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
-        copies, by_row = np.zeros((self._setup.decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
+        copies, by_row = np.zeros((self._decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
         states = None
         if self._has_states:
             of_states = np.concatenate([copies] * STATE_COPIES)

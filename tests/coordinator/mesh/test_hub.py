@@ -58,7 +58,12 @@ class Mail(dict):
 @pytest.fixture
 async def hub():
     mail, written, losses = Mail(), [], []
-    hub = Hub(mail.send, on_written=written.append, on_custom_loss=losses.append)
+    hub = Hub(
+        mail.send,
+        on_written=written.append,
+        on_custom_loss=losses.append,
+        contexts_of=lambda requests: tuple(f"of {each}" for each in requests),
+    )
     hub.mail, hub.written = mail, written
     hub.begin(setup(1))
     return hub
@@ -122,7 +127,6 @@ async def test_workers_are_told_the_traces_of_the_requests_that_a_command_is_for
     worker = FakeWorker(pair, 0)
     worker.join()
     worker.received()
-    pair.contexts_of = lambda requests: tuple(f"of {each}" for each in requests)
     pair.send(COMMANDS[0], ["one", "two"])
     pair.send(COMMANDS[1])
     assert [envelope.contexts for envelope in worker.received()] == [("of one", "of two"), ()]
