@@ -15,11 +15,13 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import msgspec
 
+from spmd_tx.protocol.commands import MAX_TARGETS, active_sizes
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.sizes import TRAIN_TOKENS, USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
-from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, OF_SEQUENCES, OF_SEVERAL_TARGETS, Shape, Step, StepMemory
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
 MIDDLE_BLOCK = 2048  # tokens: on accelerators a small block takes as long as its operations take to start
@@ -120,6 +122,24 @@ class Plan:
             return False
         return self.steps.train(level, shape) <= self.room
 
+    def program(self, step: Step, shape: Shape) -> ProgramShape:
+        """Return the program of a step for a shape of each data shard, the largest of those that it has."""
+        setup, rows = self.sizes.setup, shape.rows * self.sizes.data_shards
+        if step == "decode":
+            return ProgramShape(step="decode", rows=rows, active=_most_copied(setup))
+        if step.endswith("prefill"):
+            table = self.sizes.widest_table // setup.page_size if step.startswith("continued") else 0
+            return ProgramShape(
+                step="prefill", rows=rows, row_length=shape.length, logprobs=True, table=table
+            )
+        return ProgramShape(
+            step="forward_backward",
+            rows=rows,
+            row_length=shape.length,
+            targets=MAX_TARGETS if step.endswith(OF_SEVERAL_TARGETS) else 0,
+            sequences=step.endswith(OF_SEQUENCES),
+        )
+
     def worst(self) -> dict[Step, tuple[Shape, int]]:
         """Return for each step its largest batch and the bytes that it needs."""
         found: dict[Step, tuple[Shape, int]] = {}
@@ -138,6 +158,14 @@ class Plan:
         rows = Shape(self.decode_rows, self.sizes.widest_table)
         found["decode"] = (rows, self.steps.decode(*rows))
         return found
+
+
+def _most_copied(setup: Setup) -> int:
+    """Return for how many adapters the Decode is that copies most: one for all reads them where they are."""
+    if setup.batch_invariant:
+        return setup.bank_slots
+    sizes = active_sizes(setup.bank_slots + 1, setup.bank_slots)
+    return max((size for size in sizes if size < setup.bank_slots), default=1)
 
 
 def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape, size: int) -> None:

@@ -9,7 +9,7 @@ from spmd_tx.worker.memory.measure import measure
 from spmd_tx.worker.memory.plan import Memory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.memory.steps import LEVELS, Shape
 from tests.golden.families import CONFIGS
 from tests.support.tiny_setup import tiny_setup
 
@@ -29,7 +29,17 @@ LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker
 @pytest.mark.parametrize("family", MODELS)
 def test_an_estimate_is_near_what_the_program_needs(family, step):
     model = declare(CONFIGS[family] | LARGER | MODELS[family])
-    setup = tiny_setup(dtype="float32", page_size=16, max_context=256, decode_rows=DECODED.rows)
+    level = step.removeprefix("train ")
+    remat = level if level in LEVELS else "auto"
+    setup = tiny_setup(
+        dtype="float32",
+        page_size=16,
+        max_context=256,
+        decode_rows=DECODED.rows,
+        remat=remat,
+        attention="reference",
+        paged_attention="reference",
+    )
     plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), Memory(2**30))
     shape = DECODED if step == "decode" else SHAPE
     if "prefill" in step:
@@ -37,5 +47,5 @@ def test_an_estimate_is_near_what_the_program_needs(family, step):
     elif step == "decode":
         estimate = plan.steps.decode(*shape)
     else:
-        estimate = plan.steps.train_with("", step.removeprefix("train "), shape)
+        estimate = plan.steps.train_with("", level, shape)
     assert LEAST < estimate / measure(plan, step, shape) < MOST
