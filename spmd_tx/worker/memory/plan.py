@@ -14,10 +14,21 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from spmd_tx.protocol.commands import MAX_TARGETS, active_sizes
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.sizes import TRAIN_TOKENS, USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
-from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, BatchShape, StepMemory, StepName
+from spmd_tx.worker.memory.steps import (
+    LEVELS,
+    LOSS_KINDS,
+    OF_SEQUENCES,
+    OF_SEVERAL_TARGETS,
+    BatchShape,
+    StepMemory,
+    StepName,
+)
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
 MIDDLE_BLOCK = 2048  # tokens: on accelerators a small block takes as long as its operations take to start
@@ -123,6 +134,24 @@ class Plan:
             return False
         return self.steps.train(level, shape) <= self.room
 
+    def program(self, step: StepName, shape: BatchShape) -> ProgramShape:
+        """Return the program of a step for a shape of each data shard, the largest of those that it has."""
+        setup, rows = self.sizes.setup, shape.rows * self.sizes.data_shards
+        if step == "decode":
+            return ProgramShape(step="decode", rows=rows, active=_most_copied(setup))
+        if step.endswith("prefill"):
+            table = self.sizes.widest_table // setup.page_size if step.startswith("continued") else 0
+            return ProgramShape(
+                step="prefill", rows=rows, row_length=shape.length, logprobs=True, table=table
+            )
+        return ProgramShape(
+            step="forward_backward",
+            rows=rows,
+            row_length=shape.length,
+            targets=MAX_TARGETS if step.endswith(OF_SEVERAL_TARGETS) else 0,
+            sequences=step.endswith(OF_SEQUENCES),
+        )
+
     def worst(self) -> dict[StepName, tuple[BatchShape, int]]:
         """Return for each step its largest batch and the bytes that it needs."""
         largest_of: dict[StepName, tuple[BatchShape, int]] = {}
@@ -141,6 +170,14 @@ class Plan:
         rows = BatchShape(self.decode_rows, self.sizes.widest_table)
         largest_of["decode"] = (rows, self.steps.decode(*rows))
         return largest_of
+
+
+def _most_copied(setup: Setup) -> int:
+    """Return for how many adapters the Decode is that copies most: one for all reads them where they are."""
+    if setup.batch_invariant:
+        return setup.bank_slots
+    sizes = active_sizes(setup.bank_slots + 1, setup.bank_slots)
+    return max((size for size in sizes if size < setup.bank_slots), default=1)
 
 
 def _keep_largest(

@@ -37,7 +37,8 @@ LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes
 Amount = int | float  # of bytes, or of numbers
 StepName = str  # "prefill", "continued prefill", "decode", or "train", a level, and one of LOSS_KINDS
 # Kinds of programs of one level: with a loss per token, with one per sequence, and with several targets.
-LOSS_KINDS = ("", " of sequences", " of several targets")
+OF_SEQUENCES, OF_SEVERAL_TARGETS = " of sequences", " of several targets"
+LOSS_KINDS = ("", OF_SEQUENCES, OF_SEVERAL_TARGETS)
 
 
 class BatchShape(NamedTuple):
@@ -82,7 +83,7 @@ class StepMemory:
             whole = self._all_trained
         else:
             whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
-        per_token = {"": 0, " of sequences": 4, " of several targets": 4 * MAX_TARGETS}[kind]
+        per_token = {"": 0, OF_SEQUENCES: 4, OF_SEVERAL_TARGETS: 4 * MAX_TARGETS}[kind]
         estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
         return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
 

@@ -4,12 +4,13 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.models.families.registry import declare
+from spmd_tx.protocol.kernels import references
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.measure import measure
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import BatchShape
+from spmd_tx.worker.memory.steps import LEVELS, BatchShape
 from tests.golden.families import CONFIGS
 from tests.support.tiny_setup import tiny_setup
 
@@ -29,7 +30,16 @@ LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker
 @pytest.mark.parametrize("family", MODELS)
 def test_an_estimate_is_near_what_the_program_needs(family, step):
     model = declare(CONFIGS[family] | LARGER | MODELS[family])
-    setup = tiny_setup(dtype="float32", page_size=16, max_context=256, decode_rows=DECODED.rows)
+    level = step.removeprefix("train ")
+    remat = level if level in LEVELS else "auto"
+    setup = tiny_setup(
+        dtype="float32",
+        page_size=16,
+        max_context=256,
+        decode_rows=DECODED.rows,
+        remat=remat,
+        kernels=references("gpu"),  # those that are measured
+    )
     plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), UsableMemory(2**30))
     shape = DECODED if step == "decode" else SHAPE
     if "prefill" in step:
@@ -37,5 +47,5 @@ def test_an_estimate_is_near_what_the_program_needs(family, step):
     elif step == "decode":
         estimate = plan.steps.decode(*shape)
     else:
-        estimate = plan.steps.train_with("", step.removeprefix("train "), shape)
+        estimate = plan.steps.train_with("", level, shape)
     assert LEAST < estimate / measure(plan, step, shape) < MOST
