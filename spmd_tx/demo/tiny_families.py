@@ -113,14 +113,14 @@ def family_named(name: str) -> str:
     """Return the family that a user means: "Qwen/Qwen3.5-35B-A3B" is "qwen3_5_moe". Raises StartError."""
     known = {_letters(family): family for family in FAMILIES}
     known |= {_letters(alias): family for family, aliases in ALIASES.items() for alias in aliases.split()}
-    found = known.get(_letters(VARIANT.sub("", name.rpartition("/")[2])))
-    if found is None:
+    family = known.get(_letters(VARIANT.sub("", name.rpartition("/")[2])))
+    if family is None:
         raise StartError(
             f"--family is {name!r}; families: {', '.join(FAMILIES)}, or a model of one of them, such as "
             "Llama-3.1-8B"
         )
-    mixture = f"{found}_moe"
-    return mixture if ACTIVE.search(name) and mixture in FAMILIES else found
+    mixture = f"{family}_moe"
+    return mixture if ACTIVE.search(name) and mixture in FAMILIES else family
 
 
 def _letters(name: str) -> str:

@@ -23,7 +23,7 @@ OF_SERVERS = "checkpoint.json"  # which describes a checkpoint to its server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 BUFFER_BYTES = 1 << 20
 
-Progress = Callable[[int, int], None]  # bytes written, bytes of all
+OnWrittenBytes = Callable[[int, int], None]  # bytes written, bytes of all
 
 
 class Content(Protocol):
@@ -40,7 +40,7 @@ class Content(Protocol):
     def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]: ...
 
 
-def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: Progress) -> None:
+def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: OnWrittenBytes) -> None:
     """Write all files into ``folder``, except those that are there already."""
     plan = _plan(files, tensors)
     total, done = sum(each.size for of_file in plan.values() for each in of_file), 0

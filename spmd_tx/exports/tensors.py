@@ -37,7 +37,7 @@ class ResultTensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-class Tensors:
+class ResultTensors:
     """Holds the base model's files, and an adapter that is added to them; None: they stay as they are."""
 
     def __init__(self, files: Files, model: Model, merge: Merge | None, dtype: str | None) -> None:
@@ -60,9 +60,9 @@ class Tensors:
     def made_of(self, names: Iterable[str]) -> list[ResultTensor]:
         """Return what becomes of some tensors of the base model."""
         untied = {c.copied_from: n for n, c in self._changes.items() if c.copied_from is not None}
-        own = (name for name in names if not (untied and is_head(name)))  # tied heads may be stored, too
-        found = [tensor for name in own for tensor in self._of(name)]
-        return found + [replace(each, name=untied[each.base]) for each in found if each.base in untied]
+        stored = (name for name in names if not (untied and is_head(name)))  # tied heads may be stored, too
+        tensors = [tensor for name in stored for tensor in self._of(name)]
+        return tensors + [replace(each, name=untied[each.base]) for each in tensors if each.base in untied]
 
     def _of(self, name: str) -> list[ResultTensor]:
         stored = self._files.tensor(name)
@@ -140,16 +140,16 @@ def _encoded_parts(files: Files, model: Model) -> dict[str, tuple[str, Encoding,
     """Return (name of the matrix, its encoding, which part it is) for stored tensors in fewer bits."""
     arrays = (array for place in model.places for array in model.arrays(place))
     kinds = {array.source.encoding for array in arrays} - {None}
-    found: dict[str, tuple[str, Encoding, str]] = {}
+    roles: dict[str, tuple[str, Encoding, str]] = {}
     for encoding in kinds:
         suffix = _names(encoding, "")[1]
         for base in (name.removesuffix(suffix) for name in files.names if name.endswith(suffix)):
             numbers, scales = _names(encoding, base)
             if numbers in files.names:
-                found |= {numbers: (base, encoding, "numbers"), scales: (base, encoding, "scales")}
+                roles |= {numbers: (base, encoding, "numbers"), scales: (base, encoding, "scales")}
                 if f"{base}_shape" in files.names:
-                    found[f"{base}_shape"] = (base, encoding, "shape")
-    return found
+                    roles[f"{base}_shape"] = (base, encoding, "shape")
+    return roles
 
 
 def _names(encoding: Encoding, base: str) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ from spmd_tx.protocol.commands import (
     ASIDE,
     AdapterSpec,
     Compile,
-    CreateAdapter,
     ForwardBackward,
 )
 from spmd_tx.protocol.programs import ProgramShape
@@ -29,6 +28,7 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from spmd_tx.worker.programs.examples import _loss, _rows
+from tests.support import moves
 
 WAYS = {"nothing else": None, "a thread compiles": AHEAD, "compiled aside": ASIDE}
 
@@ -77,10 +77,10 @@ def measure(options: argparse.Namespace, folder: str) -> None:
     settled: list[int] = []
     programs = Programs(lambda _: None, lambda number, seconds, error: settled.append(number))
     engine = Engine.start(setup(options.model, folder), programs, lambda _: None)
-    engine.create_adapter(CreateAdapter(slot=0, seed=1, adapter=AdapterSpec(rank=32)))
+    engine.execute(moves.create_adapter(seed=1, adapter=AdapterSpec(rank=32)))
     shape = ProgramShape(step="forward_backward", rows=1, row_length=256)
     command = ForwardBackward(rows=_rows(shape), loss=_loss(shape))
-    jax.block_until_ready(engine.forward_backward(command))
+    jax.block_until_ready(engine.execute(command))
     menu, numbers = others(), itertools.count(1)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
     longest = dict.fromkeys(WAYS, 0.0)
@@ -92,8 +92,8 @@ def measure(options: argparse.Namespace, folder: str) -> None:
             while (then := time.monotonic()) - began < options.seconds:
                 if lane is not None and ordered == len(settled) - before:
                     ordered += 1
-                    engine.compile(Compile(number=next(numbers), program=next(menu), lane=lane))
-                jax.block_until_ready(engine.forward_backward(command))
+                    engine.execute(Compile(number=next(numbers), program=next(menu), lane=lane))
+                jax.block_until_ready(engine.execute(command))
                 longest[way] = max(longest[way], time.monotonic() - then)
                 steps += 1
             rates[way].append(steps / (time.monotonic() - began))

@@ -20,12 +20,13 @@ from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, SaveSampler
+from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
+from tests.support.ready_programs import EverythingReady
 from tests.support.tiny_setup import tiny_setup
 
 CONTEXT, BANK_SLOTS, STEPS, PAGE_SIZE, RANK = 2048, 10, 16, 16, 32
@@ -51,6 +52,7 @@ class Sampler:
             SamplingModel(model, CONTEXT, None, batch_invariant=invariant),
             self.bank,
             SamplingLimits(shapes, plan.pages, STEPS),
+            EverythingReady(),
         )
         self.random = np.random.default_rng(0)
         self.in_flight = deque()
@@ -59,9 +61,9 @@ class Sampler:
     def version(self, slot: int) -> str:
         """Put a new adapter into the bank."""
         adapter, name = AdapterSpec(rank=RANK), f"version {slot}"
-        self.engine.create_adapter(CreateAdapter(slot=slot, seed=slot, adapter=adapter))
+        self.engine.execute(moves.create_adapter(slot, slot, adapter))
         bank = self.bank.reserve(name, adapter).bank
-        self.engine.save_sampler(SaveSampler(slot=slot, bank=bank, adapter=adapter))
+        self.engine.execute(moves.save_sampler(slot, bank, adapter))
         return name
 
     def ask(self, name: str, length: int, tokens: int, samples: int = 1, version: str = BASE_MODEL) -> int:
@@ -76,7 +78,7 @@ class Sampler:
         """Run until nothing is left, or so many replies are there."""
         while turns and (self.batch.waiting() or self.in_flight):
             while len(self.in_flight) < DEPTH and (dispatch := self.batch.next_dispatch()) is not None:
-                arrays, _ = execute(self.engine, dispatch.command)
+                arrays, _ = self.engine.execute(dispatch.command)
                 self.in_flight.append((dispatch, arrays))
             dispatch, arrays = self.in_flight.popleft()
             fetched = {name: np.asarray(array) for name, array in arrays.items()}

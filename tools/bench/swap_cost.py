@@ -17,11 +17,11 @@ import numpy as np
 
 import tests.support.engine_setup  # noqa: F401
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec, Move
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.idle_adapters import IdleAdapters
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 ROUNDS = 15
@@ -42,13 +42,15 @@ def main() -> None:
             max_rank=32,
             idle_adapters=str(folder / "idle"),
         )
-        engine = Engine.start(setup, Programs(lambda _: None), lambda _: None)
-        engine.create_adapter(commands.CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
-        measure(engine, folder)
+        complete = threading.Semaphore(0)
+        programs = Programs(lambda _: None)
+        engine = Engine.start(setup, programs, lambda _: None, lambda kind, **fields: complete.release())
+        engine.execute(moves.create_adapter(seed=1, adapter=ADAPTER))
+        measure(engine, folder, complete)
 
 
-def measure(engine: Engine, folder: Path) -> None:
-    in_memory, on_disk = engine._idle, IdleAdapters(folder / "on-disk", 0)
+def measure(engine: Engine, folder: Path, complete: threading.Semaphore) -> None:
+    in_memory, on_disk = engine.store._idle, IdleAdapters(folder / "on-disk", 0)
     taken: dict[str, list[tuple[float, float]]] = {}  # clock, CPU
     size = 0
 
@@ -59,28 +61,26 @@ def measure(engine: Engine, folder: Path) -> None:
         each = time.perf_counter() - began_at, time.process_time() - spent
         taken.setdefault(what, []).append(each)
 
-    out, back = commands.SwapOut(slot=0, model="m"), commands.SwapIn(slot=0, model="m")
+    def timed_move(what: str, move: Move) -> None:
+        timed(what, lambda: engine.execute(move))
+
+    out, back = moves.swap_out(0, "m"), moves.swap_in(0, "m")
     for number in range(ROUNDS + 1):
-        peft = str(folder / f"version-{number}")
-        engine._idle = in_memory
-        timed("swap out", lambda: engine.swap_out(out))
+        peft = folder / f"version-{number}"
+        engine.store._idle = in_memory
+        timed_move("swap out", out)
         size = in_memory.host_bytes
-        timed("swap in from host memory", lambda: engine.swap_in(back))
-        engine._idle = on_disk
-        engine.swap_out(out)
+        timed_move("swap in from host memory", back)
+        engine.store._idle = on_disk
+        engine.execute(out)
         timed("write to disk, in the background", on_disk.settle)
-        timed("swap in from disk", lambda: engine.swap_in(back))
-        save = commands.SaveSampler(slot=0, bank=1, adapter=ADAPTER)
-        timed("copy to the bank", lambda save=save: engine.save_sampler(save))
-        timed("bank to host memory", lambda: engine.page_out(commands.PageOut(bank=1, version="v")))
-        page_in = commands.PageIn(bank=1, version="v", adapter=ADAPTER)
-        timed("host memory to bank", lambda command=page_in: engine.page_in(command))
-        write, complete = commands.WriteSampler(bank=1, adapter=ADAPTER, path=peft), threading.Event()
-        engine.on_written = lambda path, problem, complete=complete: complete.set()
-        timed("bank to PEFT folder, the command", lambda command=write: engine.write_sampler(command))
-        timed("bank to PEFT folder, the rest", complete.wait)
-        load = commands.LoadSampler(bank=2, adapter=ADAPTER, path=peft)
-        timed("PEFT folder to bank", lambda command=load: engine.load_sampler(command))
+        timed_move("swap in from disk", back)
+        timed_move("copy to the bank", moves.save_sampler(0, 1, ADAPTER))
+        timed_move("bank to host memory", moves.page_out(1, "v"))
+        timed_move("host memory to bank", moves.page_in(1, "v", ADAPTER))
+        timed_move("bank to PEFT folder, the command", moves.write_sampler(1, peft, ADAPTER))
+        timed("bank to PEFT folder, the rest", complete.acquire)
+        timed_move("PEFT folder to bank", moves.load_sampler(2, peft, ADAPTER))
     print(f"an adapter: {size / 2**20:.1f} MiB of training state, {size / 2**22:.1f} MiB of weights")
     for what, each in taken.items():
         clock, cpu = 1000 * np.median(each[1:], axis=0)

@@ -19,11 +19,10 @@ import numpy as np
 import tests.support.engine_setup  # noqa: F401
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS, AdapterSpec, AnyCommand
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.execute import execute
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 SLOTS, ADAPTER = 8, AdapterSpec(rank=32)
@@ -47,21 +46,21 @@ def main() -> None:
             max_rank=ADAPTER.rank,
             idle_adapters=str(folder / "idle"),
         )
-        engine = Engine.start(setup, Programs(lambda _: None), lambda _: None)
-        engine.create_adapter(commands.CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
-        one = jax.tree.leaves(engine._run(engine._calls.weights_of_slot(engine.state, 0)))
+        unwritten = threading.Semaphore(0)
+        programs = Programs(lambda _: None)
+        engine = Engine.start(setup, programs, lambda _: None, lambda kind, **fields: unwritten.release())
+        engine.execute(moves.create_adapter(seed=1, adapter=ADAPTER))
+        one = jax.tree.leaves(engine.store._read(moves.save_sampler(0, 1, ADAPTER)))
         print(f"an adapter: {sum(leaf.nbytes for leaf in one) / 1e6:.0f} MB in fp32")
-        VersionCost(engine, folder).measure(options.versions, options.rounds)
+        VersionCost(engine, folder, unwritten).measure(options.versions, options.rounds)
 
 
 class VersionCost:
     """Sends commands to an engine as the coordinator does, and notes how long they take."""
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self._engine, self._folder = engine, folder
+    def __init__(self, engine: Engine, folder: Path, unwritten: threading.Semaphore) -> None:
+        self._engine, self._folder, self._unwritten = engine, folder, unwritten
         self._bank = VersionBank(SLOTS + SPARE_BANK_SLOTS, folder / "versions")
-        self._unwritten = threading.Semaphore(0)
-        engine.on_written = lambda path, problem: self._unwritten.release()
 
     def measure(self, versions: int, rounds: int) -> None:
         names = [f"version {number}" for number in range(versions)]
@@ -90,18 +89,18 @@ class VersionCost:
 
     def _save(self, name: str) -> None:
         place = self._bank.reserve(name, ADAPTER)
-        self._run(*place.before, commands.SaveSampler(slot=0, bank=place.bank, adapter=ADAPTER))
+        self._run(*place.before, moves.save_sampler(0, place.bank, ADAPTER))
 
     def _place(self, name: str) -> None:
         self._run(*self._bank.place(name).before)
 
     def _save_named(self, name: str) -> None:
         path, place = str(self._folder / "named" / name), self._bank.reserve(f"{name}, named", ADAPTER)
-        self._run(*place.before, commands.SaveSampler(slot=0, bank=place.bank, adapter=ADAPTER, path=path))
+        self._run(*place.before, moves.save_sampler(0, place.bank, ADAPTER, path))
 
     def _run(self, *some: AnyCommand) -> None:
         for command in some:
-            execute(self._engine, command)
+            self._engine.execute(command)
 
 
 if __name__ == "__main__":

@@ -19,10 +19,12 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from spmd_tx.byte_sizes import parse_size
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import MANIFEST, Manifest
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
-from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
@@ -253,3 +255,12 @@ def server_id(data_dir: Path) -> str:
     if not file.exists():
         write_file(file, uuid.uuid4().hex.encode())
     return file.read_text()
+
+
+def open_store(config: ServerConfig) -> CheckpointStore:
+    """Open the place of named checkpoints. Blocks. Raises StartError."""
+    base = config.checkpoints_base
+    if base is None or "://" not in base:
+        return LocalStore(config.checkpoints_dir)
+    cache = CheckpointCache(config.checkpoints_dir, parse_size(config.max_checkpoint_cache, whole=0))
+    return open_remote_store(base, config.data_dir, cache)

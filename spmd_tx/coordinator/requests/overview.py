@@ -40,7 +40,7 @@ class Overview(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class RequestFilter:
     """Selects requests."""
 
     owner: str | None = None
@@ -49,7 +49,7 @@ class Choice:
     most: int = 100
 
 
-async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]:
+async def listed(db: AsyncSession, choice: RequestFilter) -> tuple[list[Overview], int]:
     """The oldest unfinished requests, or the newest of all; and how many there are without the bound."""
     where: list[ColumnElement[bool]] = [RequestRow.finished_at.is_(None)] if not choice.with_finished else []
     if choice.owner is not None:

@@ -66,10 +66,10 @@ class RoutingFiles:
         return experts
 
     def _of_span(self, session_id: str, span: TokenSpan) -> np.ndarray | None:
-        found = SEQUENCE_ID.fullmatch(span.sequence_id)
-        routing = self._files.read(session_id, found[1]) if found else None
-        if found is None or routing is None or int(found[2]) >= len(routing.samples):
+        match = SEQUENCE_ID.fullmatch(span.sequence_id)
+        routing = self._files.read(session_id, match[1]) if match else None
+        if match is None or routing is None or int(match[2]) >= len(routing.samples):
             return None
-        whole, prompt = routing.of_sample(int(found[2]))
+        whole, prompt = routing.of_sample(int(match[2]))
         start = span.offset + (prompt if span.is_sampled else 0)
         return whole[start : start + span.length]

@@ -99,15 +99,15 @@ class StabilityFiles:
     def _recorded(self, session_id: str, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a run's span and their log-probabilities."""
         span = run.span
-        found = SEQUENCE_ID.fullmatch(span.sequence_id)
-        is_there = found is not None and self._renew(session_id, found[1], is_again)
-        note = self._files.read(session_id, found[1]) if found and is_there else None
-        if found is None or note is None or int(found[2]) >= len(note.tokens):
+        match = SEQUENCE_ID.fullmatch(span.sequence_id)
+        is_there = match is not None and self._renew(session_id, match[1], is_again)
+        note = self._files.read(session_id, match[1]) if match and is_there else None
+        if match is None or note is None or int(match[2]) >= len(note.tokens):
             raise InvalidRequest(
                 f"nothing is recorded of sequence {span.sequence_id!r} in this session, or not any more; "
                 f"{REMEDY}"
             )
-        tokens, logprobs = note.of_sample(int(found[2]))
+        tokens, logprobs = note.of_sample(int(match[2]))
         if span.offset + span.length > len(tokens):
             raise InvalidRequest(
                 f"loss_fn_input_spans names tokens {span.offset} to {span.offset + span.length - 1} of "

@@ -101,6 +101,9 @@ class Versions:
         max_rank: int,
         writes: Writes,
     ) -> None:
+        """Open the versions in ``directory``, which is made if necessary. Blocks."""
+        assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
+        directory.mkdir(parents=True, exist_ok=True)
         self._writes = writes
         self._samplers = samplers
         self._checkpoints = checkpoints
@@ -317,20 +320,6 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
             f"checkpoint {path} has rank {adapter.rank} and this server takes at most {max_rank}; "
             "the operator raises the limit with --max-lora-rank"
         )
-
-
-def open_versions(
-    samplers: Catalog,
-    checkpoints: CheckpointCatalog,
-    bank: VersionBank,
-    directory: Path,
-    max_rank: int,
-    writes: Writes,
-) -> Versions:
-    """Open the versions in a directory, which is made if necessary. Blocks."""
-    assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
-    directory.mkdir(parents=True, exist_ok=True)
-    return Versions(samplers, checkpoints, bank, directory, max_rank, writes)
 
 
 class _PeftConfig(msgspec.Struct):

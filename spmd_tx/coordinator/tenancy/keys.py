@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.config import MANY, check_number
 from spmd_tx.coordinator.storage.database import Database, beside
 from spmd_tx.coordinator.storage.tables import ApiKeyRow, Role
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.errors import StartError
+from spmd_tx.options import MANY, check_number, flag
 
 Result = TypeVar("Result")
 
@@ -139,7 +139,7 @@ def _check(options: NewKeyOptions) -> None:
         )
     days = None if options.lifetime is None else options.lifetime / DAY
     amounts = {"--expires-days": (days, MOST_DAYS)} | {
-        f"--{name.replace('_', '-')}": (amount, MANY) for name, amount in asdict(options.limits).items()
+        flag(name): (amount, MANY) for name, amount in asdict(options.limits).items()
     }
     for option, (amount, most) in amounts.items():
         if amount is not None and not 0 < amount <= most:

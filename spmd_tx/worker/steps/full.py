@@ -31,16 +31,9 @@ from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.adapters import GROUPS
-from spmd_tx.worker.steps.losses import TokenLossInputs, sequence_losses, token_losses
+from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, adamw
-from spmd_tx.worker.steps.train import (
-    Rows,
-    both_loras,
-    chunked_logprobs,
-    head_loss_and_grad,
-    segment_attend,
-    sequence_loss_and_grad,
-)
+from spmd_tx.worker.steps.train import Rows, both_loras, logprobs_and_losses, loss_and_grad, segment_attend
 
 
 class FullState(PyTreeNode):
@@ -183,13 +176,7 @@ def make_full_forward(
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(state.w), P(DATA), P(DATA)), out_specs=P())
     def forward(w: Weights[Array], rows: Rows, loss: TokenLossInputs) -> Any:
         h_BTD, table_VD = steps.hidden(w, rows, None)
-        logprobs = chunked_logprobs(partial(steps.logits, table_VD), h_BTD, rows.targets)
-        losses = (
-            token_losses(logprobs, loss)
-            if loss.ratio_mask is None
-            else sequence_losses(logprobs, loss, rows.segments)
-        )
-        return replicate_rows(logprobs), replicate_rows(losses)
+        return logprobs_and_losses(partial(steps.logits, table_VD), h_BTD, rows, loss)
 
     return forward
 
@@ -216,14 +203,7 @@ def make_full_forward_backward(
     ) -> Any:
         # As in train.py, each device differentiates the loss of its own rows.
         (h_BTD, table_VD), pull_back = jax.vjp(lambda w: steps.hidden(w, rows, remat), w)
-        where = steps.logits, table_VD, h_BTD
-        if loss.ratio_mask is None:
-            losses, logprobs, grad_h, grad_table = head_loss_and_grad(
-                *where, rows.targets, token_losses, loss
-            )
-        else:
-            of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
-            losses, logprobs, grad_h, grad_table = sequence_loss_and_grad(*where, rows, of_sequences)
+        losses, logprobs, grad_h, grad_table = loss_and_grad(steps.logits, table_VD, h_BTD, rows, loss)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_table))
         return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)
 

@@ -22,14 +22,14 @@ from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.server.build import GenerationBuilder
+from spmd_tx.coordinator.server.generation_builder import GenerationBuilder
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
-from spmd_tx.coordinator.server.served_model import ServedModel
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
@@ -217,7 +217,7 @@ class Coordinator:
             snapshots=self._snapshots,
             custom_losses=CustomLossCatalog(self.database, self.queue),
             loss_runs=LossRuns(loss_limits(config.bounds)),
-            progress=Progress(),
+            progress=SampleProgress(),
             at_work=quarantine.at_work,
             uses=ProgramUses(),
         )

@@ -195,6 +195,7 @@ class Crashes(RuleBasedStateMachine):
     @invariant()
     def answers_are_right(self):
         self.coordinator.check()
+        self.coordinator.scheduler._table.check_integrity()
         self.wait_for(self.look_for_answers(again=False))
         for client in self.clients:
             client.check()

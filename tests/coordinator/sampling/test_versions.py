@@ -10,7 +10,6 @@ from spmd_tx.coordinator.sampling import versions
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol.commands import LoadSampler
 from tests.coordinator.training.bench import running
 
 A = "alice:train:0"
@@ -105,9 +104,9 @@ async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
     bench.versions._published.clear()  # as after a restart
     version = await bench.version_of(await sampler(bench))
     (load,) = bench.bank.place(version).before
-    assert isinstance(load, LoadSampler)
-    assert load.path != str(folder)
-    assert weights(Path(load.path)) == 7.0
+    assert load.name == "load_sampler"
+    assert load.source.path != str(folder)
+    assert weights(Path(load.source.path)) == 7.0
 
 
 async def test_a_training_checkpoint_cannot_be_sampled(bench):

@@ -19,7 +19,7 @@ from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import open_versions
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
@@ -107,7 +107,7 @@ class TrainingBench:
     def equip(self, workers, plan):
         workers.on_written, workers.on_custom_loss = self.snapshots.writes.take, self.loss_runs.take
         self.bank = VersionBank(slots=6, directory=self.directory / "versions")
-        versions = open_versions(
+        versions = Versions(
             self.catalog,
             self.checkpoints,
             self.bank,
@@ -200,6 +200,7 @@ class TrainingBench:
 
     async def outcome(self, request_id):
         """How a request ends, unless the scheduler does so first."""
+        self.scheduler._table.check_integrity()
         settled = asyncio.create_task(self.log.outcome(request_id))
         await asyncio.wait([settled, self.run], return_when=asyncio.FIRST_COMPLETED)
         if not settled.done():
@@ -211,6 +212,7 @@ class TrainingBench:
         """Return when something has become true; if it never does, the test runs into its time limit."""
         while not condition():
             assert not self.run.done(), "the scheduler has ended"
+            self.scheduler._table.check_integrity()
             await asyncio.sleep(0.001)
 
     async def settled(self):

@@ -18,7 +18,7 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
-from spmd_tx.coordinator.requests.runs.sample_bodies import Answer, Body, Part, Size
+from spmd_tx.coordinator.requests.runs.sample_bodies import Part, SampleAnswer, SampleBody, ShownSize
 from spmd_tx.coordinator.requests.runs.sample_log import Logged
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
@@ -36,8 +36,8 @@ MOST_LOOKED_AT = 200  # requests, in a search
 MOST_ERRORS = 32  # of a group
 DIGITS = 4  # of log-probabilities
 
-EXCERPT = Size(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
-WHOLE = Size(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # what a group shows, and a search sees
+EXCERPT = ShownSize(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
+WHOLE = ShownSize(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # shown of a group, and searched
 
 
 class SamplesController(Controller):
@@ -78,7 +78,7 @@ class _SampleOfRequest(NamedTuple):
 
     logged: Logged
     place: int
-    answer: Answer
+    answer: SampleAnswer
 
 
 class _Reader:
@@ -141,7 +141,9 @@ class _Reader:
             errors=errors[:MOST_ERRORS],
         )
 
-    async def _listed(self, shown: Sequence[Logged], bodies: Sequence[Body | None]) -> list[SampledRequest]:
+    async def _listed(
+        self, shown: Sequence[Logged], bodies: Sequence[SampleBody | None]
+    ) -> list[SampledRequest]:
         tokens = list[list[int]]()
         for body in bodies:
             if body is not None:
@@ -149,7 +151,7 @@ class _Reader:
         texts = iter(await self._services.prompt_texts.decode(tokens))
         return [await self._shown(*each, texts) for each in zip(shown, bodies, strict=True)]
 
-    async def _shown(self, logged: Logged, body: Body | None, texts: Iterator[str]) -> SampledRequest:
+    async def _shown(self, logged: Logged, body: SampleBody | None, texts: Iterator[str]) -> SampledRequest:
         """Describe a request, whose texts are the next ones: the prompt's, then those of the answers."""
         row = logged.row
         return SampledRequest(

@@ -15,8 +15,8 @@ from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.runs import time_shares
-from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
-from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, Segment, Span
+from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
+from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, TimedRequest, TimeSlice
@@ -54,7 +54,7 @@ class TimelineController(Controller):
         return await services.shared_answers.get_costly(("timing", model.id, length), answer)
 
 
-async def _requests(services: Services, model: ModelRow, window: Span) -> list[Timed]:
+async def _requests(services: Services, model: ModelRow, window: TimeSpan) -> list[Timed]:
     """Find the requests of a run that were unfinished at some time in a window."""
     queue = services.queue
     in_window = [*queue.recent.ended_since(window[0]), *queue.at_work()]
@@ -86,11 +86,11 @@ async def _of_other_models(db: AsyncSession, model: ModelRow, lines: Collection[
 class _Shares(NamedTuple):
     """Holds what is computed of a window."""
 
-    staged: list[tuple[Timed, list[Segment]]]
+    staged: list[tuple[Timed, list[StageSegment]]]
     slices: list[TimeSlice]
 
 
-async def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
+async def _timing(services: Services, requests: Sequence[Timed], window: TimeSpan) -> RunTiming:
     until = window[1]
     lines = {(each.request.session_id, each.request.line) for each in requests}
     devices = _DeviceSeconds(services, lines, window)
@@ -116,7 +116,7 @@ async def _timing(services: Services, requests: Sequence[Timed], window: Span) -
 
 
 def _shares(
-    requests: Sequence[Timed], outages: Sequence[Span], window: Span, devices: DeviceSeconds
+    requests: Sequence[Timed], outages: Sequence[TimeSpan], window: TimeSpan, devices: DeviceSeconds
 ) -> _Shares:
     """Divide a window among causes. Takes a second where there are many requests; blocks."""
     staged = [(timed, time_shares.segments(timed, window[1])) for timed in requests]
@@ -127,7 +127,7 @@ def _shares(
 class _DeviceSeconds:
     """Says how long devices worked for some lines, and how long for others, in the slices of a window."""
 
-    def __init__(self, services: Services, lines: Collection[Line], window: Span) -> None:
+    def __init__(self, services: Services, lines: Collection[RunLine], window: TimeSpan) -> None:
         first, last = (int(moment // SLICE_SECONDS) for moment in window)
         self._by_slice = dict[int, tuple[float, float]]()
         for number in range(first, last + 1):
@@ -140,7 +140,7 @@ class _DeviceSeconds:
         return self._by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))
 
 
-def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> TimedRequest:
+def _shown(timed: Timed, stages: Sequence[StageSegment], reason: str | None) -> TimedRequest:
     request, is_open = timed.request, timed.finished_at is None
     state = "unfinished" if is_open else "failed" if timed.tokens is None else "finished"
     return TimedRequest(

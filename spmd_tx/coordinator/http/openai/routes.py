@@ -112,9 +112,9 @@ async def _begin(
     request: CompletionRequest | ChatRequest, prompts: list[list[int]], services: Services, access: Access
 ) -> CompletionCall:
     sampler = await services.implicit_samplers.of(request.model, access)
-    text = await services.text.get()
+    text = await services.model.text.get()
     samples = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
-    tokens = sum(most_tokens(each, services.max_context) for each in samples)
+    tokens = sum(most_tokens(each, services.model.max_context) for each in samples)
     echoes = prompts if _echoes(request) else None
     async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
         stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)

@@ -10,11 +10,12 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, SessionFilter
+from spmd_tx.coordinator.catalog.served_names import tokenizer_id
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
-from spmd_tx.coordinator.requests.records import Kind
+from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits
@@ -50,7 +51,11 @@ class ModelsController(Controller):
         model = await access.model(data.model_id)
         return GetInfoResponse(
             model_id=model.id,
-            model_data=ModelData(services.model.architecture, model.base_model, services.tokenizer_id),
+            model_data=ModelData(
+                services.model.config.architecture,
+                model.base_model,
+                tokenizer_id(services.config.base_model, services.model.directory),
+            ),
             model_name=model.base_model,
             is_lora=model.rank > 0,
             lora_rank=model.rank,
@@ -80,7 +85,7 @@ class ModelsController(Controller):
 async def queue_model(
     services: Services,
     access: Access,
-    kind: Kind,
+    kind: RequestKind,
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
 ) -> FutureResponse:

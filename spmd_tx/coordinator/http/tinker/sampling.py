@@ -84,7 +84,7 @@ class SamplingController(Controller):
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
         payload = await compute(size, msgspec.json.encode, sample)
-        tokens = most_tokens(sample, services.max_context)
+        tokens = most_tokens(sample, services.model.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
                 "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens

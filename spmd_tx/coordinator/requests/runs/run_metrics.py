@@ -29,7 +29,7 @@ from sqlalchemy import cast as cast_in_sql
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator.requests.records import Finished, Settled
+from spmd_tx.coordinator.requests.records import Finished, NewOutcome
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage import bulk_rows
@@ -55,7 +55,7 @@ class Summary(NamedTuple):
     last: Values
 
 
-def add(db: orm.Session, settled: Iterable[Settled]) -> None:
+def add(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
     """Add the metrics of results, in a transaction of the caller's."""
     rows = [
         _row(each.request.line, each.request.seq_id, each.request.kind, each.outcome.metrics)

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import run_metrics
-from spmd_tx.coordinator.requests.runs.sample_bodies import Stored
+from spmd_tx.coordinator.requests.runs.sample_bodies import StoredSample
 from spmd_tx.coordinator.storage.tables import ModelRow, RequestRow, RunMetrics, SamplerRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 
@@ -83,7 +83,7 @@ def _of_run(model: ModelRow, caller: Caller) -> "Select[RequestRow, SamplerRow]"
     )
 
 
-def stored(logged: Logged) -> Stored:
+def stored(logged: Logged) -> StoredSample:
     """Say where the bodies of a request are."""
     row = logged.row
-    return Stored(row.line, rows.payload_of(row), rows.result_of(row))
+    return StoredSample(row.line, rows.payload_of(row), rows.result_of(row))

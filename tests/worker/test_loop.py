@@ -1,5 +1,4 @@
 import typing
-from functools import partial
 
 import jax.numpy as jnp
 import msgspec
@@ -8,38 +7,26 @@ import pytest
 
 from spmd_tx.protocol import agents, commands, encoding
 from spmd_tx.protocol.commands import (
-    AdapterSpec,
     Compile,
-    CreateAdapter,
     CustomLoss,
     Decode,
-    DropPaged,
-    DropSwapped,
+    Drop,
     Forward,
     ForwardBackward,
-    LoadSampler,
-    LoadState,
     LossInputs,
+    Move,
     OptimStep,
     PackedRows,
-    PageIn,
-    PageOut,
     Prefill,
-    SaveSampler,
-    SaveState,
     Shutdown,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-    WriteSampler,
 )
 from spmd_tx.protocol.envelope import Envelope
+from spmd_tx.protocol.places import PAIRS, Idle
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
-from spmd_tx.worker.execute import execute
-from spmd_tx.worker.loop import Loop
+from spmd_tx.worker.loop import Loop, is_dispatched
+from tests.support import moves
 
-ADAPTER = AdapterSpec(rank=4)
 ROWS = PackedRows(**dict.fromkeys(PackedRows.__struct_fields__, np.zeros((1, 1), np.int32)))
 LOSS = LossInputs(**dict.fromkeys(LossInputs.__struct_fields__, np.zeros((1, 1), np.float32)))
 OPTIM_STEP = OptimStep(
@@ -56,44 +43,47 @@ DECODE = Decode(
         np.zeros((1, 1), np.int32),
     ),
 )
+MOVES = [
+    moves.create_adapter(),
+    moves.save_sampler(slot=0, bank=1, path="/x"),
+    moves.save_sampler(slot=0, bank=None, path="/x"),
+    moves.swap_out(0, "x"),
+    moves.swap_in(0, "x"),
+    moves.page_out(1, "x"),
+    moves.page_in(1, "x"),
+    moves.save_state(0, "/x"),
+    moves.load_state(0, "/x", optimizer=True),
+    moves.write_sampler(1, "/x"),
+    moves.load_sampler(1, "/x"),
+]
 EXAMPLES = {
-    "create_adapter": CreateAdapter(slot=0, seed=0, adapter=ADAPTER),
+    **{move.name: move for move in MOVES},
+    "snapshot": moves.snapshot(0, "/x"),
+    "drop": Drop(places=[Idle("x")]),
     "forward_backward": ForwardBackward(rows=ROWS, loss=LOSS),
     "forward": Forward(rows=ROWS, loss=LOSS),
     "custom_loss": CustomLoss(
         number=1, tenant="a", definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]
     ),
     "optim_step": OPTIM_STEP,
-    "save_state": SaveState(slot=0, path="/x", adapter=ADAPTER),
-    "load_state": LoadState(slot=0, path="/x", optimizer=True, adapter=ADAPTER),
-    "snapshot": Snapshot(slot=0, path="/x", adapter=ADAPTER),
-    "swap_out": SwapOut(slot=0, model="x"),
-    "swap_in": SwapIn(slot=0, model="x"),
-    "drop_swapped": DropSwapped(models=["x"]),
-    "save_sampler": SaveSampler(slot=0, bank=1, adapter=ADAPTER),
-    "write_sampler": WriteSampler(bank=1, adapter=ADAPTER, path="/x"),
-    "page_out": PageOut(bank=1, version="x"),
-    "page_in": PageIn(bank=1, version="x", adapter=ADAPTER),
-    "drop_paged": DropPaged(versions=["x"]),
-    "load_sampler": LoadSampler(bank=1, adapter=ADAPTER, path="/x"),
     "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, active=1), lane=0),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
     "decode": DECODE,
 }
 
 
-class RecordingSteps:
-    """An engine whose every step is written down, and answers with the step's number."""
+class RecordingEngine:
+    """Writes down every command, and answers with its number."""
 
     def __init__(self, log):
         self.log = log
         self.count = 0
-        for name in EXAMPLES:
-            setattr(self, name, partial(self.step, name))
 
-    def step(self, name, command):
+    def execute(self, command):
+        if isinstance(command, Shutdown):
+            return {}, {}
         self.count += 1
-        self.log.append(f"run {name}")
+        self.log.append(f"run {command.name}")
         return {"number": jnp.full(3, self.count, jnp.int32)}, {"grad_norm": jnp.float32(0.5)}
 
 
@@ -131,7 +121,7 @@ class ScriptedInbox:
 def run(*batches, is_leader=True, at_work=lambda is_at_work: None):
     log = []
     inbox = ScriptedInbox([*batches, [Shutdown()]], log)
-    Loop(RecordingSteps(log), inbox, is_leader, at_work).run()
+    Loop(RecordingEngine(log).execute, inbox, is_leader, at_work).run()
     return inbox.replies, log
 
 
@@ -141,12 +131,25 @@ def test_every_command_has_an_example():
     )
 
 
-@pytest.mark.parametrize("step", EXAMPLES)
-def test_a_command_runs_the_step_of_its_name_and_gets_its_result(step):
-    log = []
-    arrays, _ = execute(RecordingSteps(log), EXAMPLES[step])
-    assert log == [f"run {step}"]
-    np.testing.assert_array_equal(arrays["number"], [1, 1, 1])
+def test_every_pair_of_places_has_an_example():
+    assert [(type(move.source), type(move.target)) for move in MOVES] == list(PAIRS)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_command_has_its_name_and_is_the_same_after_a_message(name):
+    command = EXAMPLES[name]
+    assert command.name == name
+    envelope = Envelope(generation=1, sequence=0, command=command)
+    read = encoding.decode_to_worker(encoding.encode(envelope)).command
+    assert type(read) is type(command)
+    assert read == command or not isinstance(command, Move | Drop)
+
+
+def test_these_commands_wait_for_disks_or_other_processes_and_no_others_do():
+    waiting = {name for name, command in EXAMPLES.items() if not is_dispatched(command)}
+    assert waiting == {
+        *("create_adapter", "save_state", "snapshot", "load_state", "load_sampler", "drop", "custom_loss")
+    }
 
 
 def test_replies_are_plain_arrays_and_numbers_in_the_order_of_the_commands():

@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import delete
 
-from spmd_tx.coordinator.server.build import next_generation
+from spmd_tx.coordinator.server.generation_builder import next_generation
 from spmd_tx.coordinator.storage.tables import ServerState
 from spmd_tx.errors import DatabaseDamaged
 
