@@ -52,7 +52,7 @@ from spmd_tx.errors import Unavailable
 OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
 
 
-class RequestStatus(Protocol):
+class QueuedStatus(Protocol):
     """Describes an unfinished request to its client."""
 
     @property
@@ -71,7 +71,7 @@ class RequestScheduler(Protocol):
 
     def session_ended(self, session_id: str) -> None: ...
 
-    def status(self, request_id: str) -> RequestStatus: ...
+    def status(self, request_id: str) -> QueuedStatus: ...
 
     def cancel(self, request_id: str) -> None: ...
 

@@ -50,6 +50,7 @@ class ChildProcess:
     """Starts and ends a process that runs process.py."""
 
     def __init__(self, memory_bytes: int, compilation_cache: str) -> None:
+        self.pipe: Any
         self.pipe, theirs = Pipe()
         command = [sys.executable, "-m", "spmd_tx.worker.custom_loss.process"]
         with theirs:

@@ -27,7 +27,7 @@ from spmd_tx.worker.custom_loss.values import (
     rounds,
 )
 
-Pair = tuple[Tensor, Tensor]
+TensorPair = tuple[Tensor, Tensor]
 
 
 def _reduced_shape(shape: Sequence[Dim], axes: tuple[int, ...], keepdim: bool | None) -> tuple[Dim, ...]:
@@ -214,7 +214,7 @@ def _cumulative(function: Function, neutral: float | int) -> Function:
     return run
 
 
-def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable: Any = None) -> Pair:
+def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable: Any = None) -> TensorPair:
     axis = axis_of(dim, x.ndim)
     trace.spend(0, COMPARISON * rounds(x, axis) * x.array.size)
     filled = trace.filled(x, _least(x) if descending else _most(x))
@@ -222,7 +222,9 @@ def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable
     return trace.tensor(jnp.take_along_axis(x.array, places, axis), x.shape), trace.tensor(places, x.shape)
 
 
-def _topk(trace: Trace, x: Tensor, k: Any, dim: Any = -1, largest: Any = True, sorted: Any = None) -> Pair:
+def _topk(
+    trace: Trace, x: Tensor, k: Any, dim: Any = -1, largest: Any = True, sorted: Any = None
+) -> TensorPair:
     axis = axis_of(dim, x.ndim)
     if not isinstance(k, int) or k < 1:
         raise LossProblem("k must be a plain integer, at least 1")

@@ -247,7 +247,7 @@ def test_a_request_is_compiled_into_so_many_programs_and_no_more(custom_losses):
 
 
 def test_the_widths_of_a_request_are_counted_before_any_is_traced(custom_losses, monkeypatch):
-    monkeypatch.setattr(loss_runs, "Program", None)
+    monkeypatch.setattr(loss_runs, "LossProgram", None)
     data = [[np.zeros((3, width), np.float32)] for width in range(1, 101)]
     assert "compiled 100 times" in refusal(custom_losses, WIDE, data)
 
