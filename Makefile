@@ -7,7 +7,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs docs-version test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-test sdk-matrix fuzz clean
+.PHONY: help demo docs docs-version test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-check console-test sdk-matrix fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,7 +22,7 @@ slow: .venv/installed ## run the tests marked slow: meshes over many processes, 
 	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
 
 bench: .venv/installed .venv-peer/installed ## compare speed and memory with SkyRL's JAX backend (installs it); ARGS="--help"
-	.venv/bin/python -m tests.bench.compare $(ARGS)
+	.venv/bin/python -m tools.bench.compare $(ARGS)
 
 chaos: .venv/installed ## kill servers hundreds of times, in up to 20 minutes, and compare with runs that nobody killed
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
@@ -69,8 +69,13 @@ docs-version: docs ## add the site to the branch gh-pages, beside those of other
 	PATH="$(CURDIR)/.venv-docs/bin:$$PATH" mike set-default latest
 	@echo "git push origin gh-pages publishes it"
 
-console: console/node_modules/installed ## check the types of the console's source, and build it into the package (needs Node 20)
+console: .venv/installed console/node_modules/installed ## generate the console's types, check them, and build it into the package (needs Node 20)
+	.venv/bin/python -m tests.console.api_schema .cache/console/openapi.json
+	cd console && npm run --silent generate ../.cache/console/openapi.json
 	cd console && npm run --silent types && npm run --silent build
+
+console-check: console/node_modules/installed ## formatting, lint, types and unit tests of the console's source (needs Node 20)
+	cd console && npm run --silent style && npm run --silent types && npm run --silent unit
 
 console-test: .venv/installed console ## drive every page of the console in Chromium, and look for faults of access
 	.venv/bin/pytest -rs -m console tests/console $(ARGS)

@@ -16,7 +16,11 @@ function sourceDigest() {
     .filter((path) => !path.startsWith("node_modules/"))
     .sort();
   const digest = createHash("sha256");
-  for (const path of files) digest.update(`${path}\0`).update(readFileSync(join(here, path))).update("\0");
+  for (const path of files)
+    digest
+      .update(`${path}\0`)
+      .update(readFileSync(join(here, path)))
+      .update("\0");
   return digest.digest("hex");
 }
 

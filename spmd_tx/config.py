@@ -2,137 +2,255 @@
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.byte_sizes import parse_size
-from spmd_tx.errors import StartError
-from spmd_tx.protocol.addresses import HIGHEST_PORT
+from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, ParallelSize, Port, TakenBy, declared, flag
 
-MANY = 2**31 - 1  # the most that a number can be; of seconds these are 68 years
-MOST = {"port": HIGHEST_PORT, "worker_port": HIGHEST_PORT, "jax_port": HIGHEST_PORT}  # of others, MANY
-MAY_BE_ZERO = (
-    "kv_cache_tokens",
-    "train_tokens",
-    "port",
-    "worker_port",
-    "jax_port",
-    "local_processes",
-    "drain_seconds",
-    "snapshot_seconds",
-    "keep_results_hours",
-    "keep_versions_hours",
-)
-PARALLEL_SIZES = (
-    "fully_sharded_data_parallel_size",
-    "expert_parallel_size",
-    "tensor_parallel_size",
-)
-PLAN_OPTIONS = (  # beside the model: what the memory plan depends on
-    "dtype",
-    "expert_weights",
-    "base_dtype",
-    "max_context_length",
-    *PARALLEL_SIZES,
-    "shard_base_weights",
-    "num_processes",
-    "full_parameters",
-    "max_lora_adapters",
-    "max_lora_rank",
-    "expert_lora",
-    "train_tokens",
-    "sampler_slots",
-    "decode_rows",
-    "decode_steps",
-    "page_size",
-    "kv_cache_tokens",
-    "state_cache",
-)
-AUTO = "auto"
+PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
 LogFormat = Literal["text", "json"]
-Size = int | Literal["auto"]  # auto: chosen when it is known which devices there are
-SIZES = ("min_free_disk", "max_compilation_cache", "max_checkpoint_cache", "state_cache")
+PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError."""
+    """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError.
 
-    base_model: str  # Hugging Face id or directory
-    revision: str | None = None  # of a Hugging Face id; None: main
-    served_model_name: str | None = None  # what clients call it, by commas; None: as in base_model
-    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    # Whether devices keep a mixture's experts as an MXFP4, FP8 or INT4 checkpoint has them.
-    expert_weights: Literal["unpacked", "packed"] = "unpacked"
-    # In what devices keep the matrices that adapters are added to; auto: as the checkpoint has them.
-    base_dtype: Literal["auto", "int8", "fp8", "int4"] = "auto"
-    max_context_length: int | None = None  # tokens; None: the model's own limit
+    Each has its help, in the order of ``--help``. Numbers are at least 1 unless a mark says otherwise.
+    """
 
-    fully_sharded_data_parallel_size: Size = AUTO
-    expert_parallel_size: Size = AUTO
-    tensor_parallel_size: Size = AUTO
-    shard_base_weights: Literal["auto", "yes", "no"] = "auto"  # over fsdp; auto: if they are too large
-    num_processes: int = 1
+    base_model: Annotated[
+        str, Heading("Model"), "Hugging Face ID or directory of the frozen base model.", PLAN
+    ]
+    revision: Annotated[
+        str | None,
+        "Branch, tag or commit of a model of the Hugging Face Hub; a full commit hash never changes. "
+        "Default: main, as it was when the model was downloaded.",
+        PLAN,
+    ] = None
+    served_model_name: Annotated[
+        str | None,
+        "Name of the model for clients, or several names separated by commas; answers use the first one. "
+        "Default: the value of --base-model.",
+    ] = None
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float32"],
+        "Type of the base weights and of the arithmetic; auto is float32 on CPUs, else bfloat16.",
+        PLAN,
+    ] = "auto"
+    expert_weights: Annotated[
+        Literal["unpacked", "packed"],
+        "packed keeps a mixture's experts on the devices as the checkpoint stores them, in MXFP4, FP8 or "
+        "INT4. They take a half to a quarter of the memory, and are decoded in every step, which makes steps "
+        "somewhat slower. unpacked decodes them once, while they are loaded.",
+        PLAN,
+    ] = "unpacked"
+    base_dtype: Annotated[
+        Literal["auto", "int8", "fp8", "int4"],
+        "Type of the frozen matrices that adapters are added to, on the devices: int8, fp8 or int4, with a "
+        "scale for every 32 or 64 numbers. They are rounded while they are loaded, for training and sampling "
+        "alike. They take a half to a quarter of the memory, and are decoded in every step, which makes "
+        "steps somewhat slower. Adapters stay in full precision.",
+        PLAN,
+    ] = "auto"
+    max_context_length: Annotated[
+        int | None, "Maximum tokens of a prompt and its answer. Default: the model's own limit.", PLAN
+    ] = None
 
-    full_parameters: bool = False  # whether all weights are trained, of one model at a time, and no adapters
-    max_lora_adapters: int = 8
-    max_lora_rank: int = 32
-    # Whether all experts of a mixture share the factor that touches the model width; auto: as in data_dir, or
-    # else that they do.
-    expert_lora: Literal["auto", "shared-outer", "per-expert"] = "auto"
+    fully_sharded_data_parallel_size: Annotated[
+        ParallelSize,
+        Heading("Mesh"),
+        "Number of ways to split rows, adapters and optimizer state. The product of this and the next two "
+        "sizes is the number of devices; sizes that are auto are chosen so that all devices are used, as "
+        "spmd-tx plan does.",
+        PLAN,
+    ] = AUTO
+    expert_parallel_size: Annotated[
+        ParallelSize, "Further ways to split rows; the experts of a mixture are split over them.", PLAN
+    ] = AUTO
+    tensor_parallel_size: Annotated[
+        ParallelSize, "Number of ways to split the base weights and every matrix product.", PLAN
+    ] = AUTO
+    shard_base_weights: Annotated[
+        Literal["auto", "yes", "no"],
+        "Whether the first of these sizes splits the base weights, too; auto does so if they would take more "
+        "than half of a device's memory.",
+        PLAN,
+    ] = "auto"
+    num_processes: Annotated[
+        int, "Number of worker processes; each takes an equal part of the devices.", PLAN
+    ] = 1
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    trusted_proxies: str = "127.0.0.1,::1"  # addresses and networks whose X-Forwarded-* headers are believed
-    log_format: LogFormat = "text"
-    insecure_no_auth: bool = False  # whether a server without API keys may listen on more than loopback
-    data_dir: Path = Path("spmd-tx-data")
-    checkpoints_base: str | None = None  # directory or fsspec URL; None: in data_dir
-    database_url: str | None = None  # None: SQLite in data_dir
-    session_timeout: float = 1800.0  # seconds without a heartbeat until a session's adapters are freed
-    snapshot_seconds: float = 60.0  # between two snapshots of a model, at least
-    drain_seconds: float = 30.0  # for unfinished work, when the server is to end
+    full_parameters: Annotated[
+        bool,
+        Heading("Adapters"),
+        "Train all weights of the base model instead of LoRA adapters, one model at a time. Clients ask for "
+        "it with rank 0, and wait until the session of the model in training has ended. Other options of "
+        "adapters, and --sampler-slots, then have no effect.",
+        PLAN,
+    ] = False
+    max_lora_adapters: Annotated[
+        int,
+        "LoRA adapters that are on the device at once, for training. Any number of others wait in host "
+        "memory or on disk.",
+        PLAN,
+    ] = 8
+    max_lora_rank: Annotated[int, "Largest LoRA rank that a client may ask for.", PLAN] = 32
+    expert_lora: Annotated[
+        Literal["auto", "shared-outer", "per-expert"],
+        "Factors of a mixture's experts: shared-outer ones share the factor that touches the model width, as "
+        "with hosted Tinker; per-expert ones share nothing, at a rank divided by the experts per token. auto "
+        "is what the data directory has, otherwise shared-outer.",
+        PLAN,
+    ] = "auto"
 
-    worker_host: str = "127.0.0.1"
-    worker_port: int = 0
-    jax_port: int = 0
-    secret_file: Path | None = None  # None: SPMD_TX_SECRET, or a secret of this run
-    local_processes: int | None = None  # None: all
-    command_timeout: float = 600.0  # seconds
+    host: Annotated[
+        str,
+        Heading("Server"),
+        "Address to listen on; 0.0.0.0 is every IPv4 address of this machine, :: every IPv6 address.",
+    ] = "127.0.0.1"
+    port: Annotated[Port, "TCP port to listen on; 0 picks a free one."] = 8000
+    log_format: Annotated[
+        LogFormat,
+        "Format of the log on standard error: text, or json with one object per line for log collectors.",
+        WORKER,
+    ] = "text"
+    insecure_no_auth: Annotated[
+        bool,
+        "Listen on --host even though there are no API keys: everyone who can reach the port has access to "
+        "everything. Has no effect once there are keys.",
+    ] = False
+    trusted_proxies: Annotated[
+        str,
+        "Addresses and networks, such as 10.0.0.0/8, of reverse proxies whose X-Forwarded-Proto, -Host and "
+        "-Prefix give the server's address as clients see it.",
+    ] = "127.0.0.1,::1"
+    data_dir: Annotated[Path, "Directory where requests, results and checkpoints are kept."] = Path(
+        "spmd-tx-data"
+    )
+    checkpoints_base: Annotated[
+        str | None,
+        "Where named checkpoints are kept: a directory that all hosts see, or an fsspec URL such as "
+        "s3://bucket/path or gs://bucket/path. Default: in --data-dir.",
+    ] = None
+    database_url: Annotated[
+        str | None,
+        "SQLAlchemy URL, such as postgresql+asyncpg://user@host/name. Default: an SQLite file in --data-dir.",
+    ] = None
+    session_timeout: Annotated[
+        float, "Seconds without a heartbeat until a client's adapters are freed.", GC
+    ] = 1800.0
+    snapshot_seconds: Annotated[
+        float,
+        FROM_ZERO,
+        "Minimum seconds between two snapshots of an adapter; 0 takes one after every step. Steps since the "
+        "last snapshot are run again after a crash.",
+    ] = 60.0
+    drain_seconds: Annotated[
+        float, FROM_ZERO, "Seconds to finish work after SIGTERM; the rest continues at the next start."
+    ] = 30.0
 
-    min_free_disk: str = "1GiB"  # bytes or a share; below it no new work is taken
-    keep_results_hours: float = 2.0  # after a request is finished
-    keep_versions_hours: float = 2.0  # after the last use of a superseded sampler version
-    keep_audit_days: float = 90.0
-    keep_metrics_days: float = 180.0
-    max_compilation_cache: str = "10GiB"
-    max_checkpoint_cache: str = "50GiB"  # of checkpoints that are elsewhere
+    worker_host: Annotated[
+        str,
+        Heading("Hosts"),
+        "Address to listen on for workers; other hosts need one that they reach, or :: for all of IPv4 and "
+        "IPv6, or 0.0.0.0 for all of IPv4.",
+    ] = "127.0.0.1"
+    worker_port: Annotated[Port, "TCP port to listen on for workers; 0 picks a free one."] = 0
+    jax_port: Annotated[
+        Port,
+        "TCP port on the host of worker 0 for JAX's coordination service, which has no authentication; 0 "
+        "picks a free one.",
+    ] = 0
+    secret_file: Annotated[
+        Path | None,
+        "File with the secret that all hosts share. Default: SPMD_TX_SECRET, or a new secret if all "
+        "processes are on this host.",
+    ] = None
+    local_processes: Annotated[
+        int | None,
+        FROM_ZERO,
+        "Worker processes to start on this host, from number 0; the others join with spmd-tx worker. "
+        "Default: all.",
+    ] = None
+    command_timeout: Annotated[
+        float,
+        "Seconds that one step, or the compilation of one program, may take before the workers are "
+        "restarted.",
+    ] = 600.0
 
-    warm_up: Literal["background", "off"] = "background"  # whether programs are compiled ahead of need
-    train_tokens: int = 0  # most of a training micro-batch, per data shard; 0: as many as fit and are useful
-    sampler_slots: int = 8  # saved versions on the device at once
-    decode_rows: int = 128  # sequences drawn at once, per data shard; fewer if memory does not allow them
-    decode_steps: int = 16  # tokens drawn per row and dispatch
-    page_size: int = 16  # tokens
-    batch_invariant: bool = False  # whether samples are the same to the last bit in any company
-    kv_cache_tokens: int = 0  # per data shard; 0: as many as fit
-    state_cache: str = AUTO  # of each device, for the states of prompts; auto: one for each row of a Decode
+    min_free_disk: Annotated[
+        ByteSize,
+        Heading("Storage"),
+        "Space that must be free on the disk of --data-dir for new work to be accepted, such as 1GiB or 5%.",
+    ] = "1GiB"
+    keep_results_hours: Annotated[
+        float, FROM_ZERO, "Hours until a result can no longer be fetched; at least --session-timeout.", GC
+    ] = 2.0
+    keep_versions_hours: Annotated[
+        float,
+        FROM_ZERO,
+        "Hours until an unnamed sampler version that nobody uses is deleted, if there is a newer one.",
+        GC,
+    ] = 2.0
+    keep_audit_days: Annotated[float, "Days until an entry of the audit log is deleted.", GC] = 90.0
+    keep_metrics_days: Annotated[
+        float,
+        "Days after its last step until the metrics of a run are deleted. After a week about a thousand of "
+        "its steps are left.",
+        GC,
+    ] = 180.0
+    max_compilation_cache: Annotated[
+        ByteSize, "Maximum size of the compiled programs in --data-dir, such as 10GiB.", GC
+    ] = "10GiB"
+    max_checkpoint_cache: Annotated[
+        ByteSize, "Maximum size of local copies of checkpoints that are kept at a URL, such as 50GiB."
+    ] = "50GiB"
+
+    warm_up: Annotated[
+        Literal["background", "off"],
+        Heading("Advanced"),
+        "Whether workers compile the programs for requests of all sizes ahead of time, while they serve; off "
+        "compiles each program when it is first needed.",
+    ] = "background"
+    train_tokens: Annotated[
+        int,
+        FROM_ZERO,
+        "Maximum tokens of a training micro-batch, per data shard; 0 takes as many as fit and are useful. A "
+        "single sequence may be longer.",
+        PLAN,
+    ] = 0
+    sampler_slots: Annotated[
+        int, "Saved versions of adapters that are on the device at once, for sampling.", PLAN
+    ] = 8
+    decode_rows: Annotated[
+        int, "Sequences that are sampled at once, per data shard; fewer if memory is short.", PLAN
+    ] = 128
+    decode_steps: Annotated[int, "Tokens sampled per sequence before new sequences can join.", PLAN] = 16
+    page_size: Annotated[int, "Tokens per page of the key-value cache.", PLAN] = 16
+    batch_invariant: Annotated[
+        bool,
+        "Make samples and their log-probabilities independent, to the last bit, of other requests, cached "
+        "prompts and restarts; sampling is slower.",
+    ] = False
+    kv_cache_tokens: Annotated[
+        int, FROM_ZERO, "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.", PLAN
+    ] = 0
+    state_cache: Annotated[
+        ByteSize,
+        "Memory of each device for states of cached prompts, such as 4GiB, of models whose layers keep "
+        "states (Qwen3.5, gpt-oss); auto keeps as many as --decode-rows.",
+        PLAN,
+    ] = AUTO
 
     bounds: Bounds = Bounds()  # on what clients may ask for
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            least, most = 0 if name in MAY_BE_ZERO else 1, MOST.get(name, MANY)
-            if name in PARALLEL_SIZES and isinstance(value, str) and value != AUTO:
-                option = "--" + name.replace("_", "-")
-                raise StartError(f"{option} is {value!r}; it must be a number, or {AUTO}")
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                option = "--" + name.replace("_", "-")
-                check_number(option, value, least, most)
-            if name in SIZES and isinstance(value, str) and (name, value) != ("state_cache", AUTO):
-                _check_size(name, value)
+        for field in msgspec.structs.fields(ServerConfig):
+            value = getattr(self, field.name)
+            if field.name in OPTIONS and value != field.default:
+                OPTIONS[field.name].accepts.check(flag(field.name), value)
 
     @property
     def model_names(self) -> tuple[str, ...]:
@@ -145,7 +263,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.model_names[0]
 
     @property
-    def parallel_sizes(self) -> tuple[Size, Size, Size]:
+    def parallel_sizes(self) -> tuple[ParallelSize, ParallelSize, ParallelSize]:
         """The sizes of the mesh: fsdp, ep and tp."""
         return (
             self.fully_sharded_data_parallel_size,
@@ -173,7 +291,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def sizes_as_options(self) -> str:
         """The sizes of the mesh that are given, as options of the command line."""
         sizes = zip(PARALLEL_SIZES, self.parallel_sizes, strict=True)
-        return ", ".join(f"--{name.replace('_', '-')} {size}" for name, size in sizes if size != AUTO)
+        return ", ".join(f"{flag(name)} {size}" for name, size in sizes if size != AUTO)
 
     @property
     def given_devices(self) -> int:
@@ -220,16 +338,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return Path(self.checkpoints_base).absolute()
 
 
-def check_number(option: str, value: float, least: float, most: float = MANY) -> None:
-    """Raise StartError unless an option's value is a number in this range."""
-    if value < least:
-        raise StartError(f"{option} is {value}; it must be at least {least}")
-    if not value <= most:  # true of what is no number, too
-        raise StartError(f"{option} is {value}; it must be from {least} to {most}")
+OPTIONS = dict(declared(ServerConfig))
 
 
-def _check_size(name: str, text: str) -> None:
-    try:
-        parse_size(text, whole=0)
-    except ValueError as error:
-        raise StartError(f"--{name.replace('_', '-')} is wrong: {error}") from None
+def options_of(command: str) -> list[str]:
+    """Return the names of the options that a command takes."""
+    return [name for name, option in OPTIONS.items() if command in option.commands]

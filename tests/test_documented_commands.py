@@ -212,7 +212,8 @@ def options_in(script: Path) -> set[str]:
 @cache
 def all_options() -> set[str]:
     """Options of all commands that the documentation speaks of."""
-    scripts = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "docs" / "examples").glob("*.py")]
+    folders = ROOT / "tests", ROOT / "tools", ROOT / "docs" / "examples"
+    scripts = [script for folder in folders for script in folder.rglob("*.py")]
     return {"--help"}.union(click_options(SPMD_TX), click_options(tinker_cli), *map(options_in, scripts))
 
 
@@ -233,7 +234,7 @@ def click_options(program: Any) -> set[str]:
         "spmd-tx serve --base-model m --port many",
         "tinker checkpoint lists",
         "make deem",
-        "python -m tests.bench.nothing",
+        "python -m tools.bench.nothing",
         "python docs/examples/train.py --ranks 3",
         "pip install '.[cuda99]'",
         "curl http://HOST:8000/api/v1/nothing",

@@ -90,7 +90,12 @@ def test_the_map_of_the_architecture_has_every_other_folder():
     """Tests of a package are in the folder of its name, which needs no line of its own."""
     others = {name for name in map_of(DOCS / "architecture.md") if name.split("/")[0] != PACKAGE.name}
     tests = {f"tests/{folder.name}" for folder in folders(ROOT / "tests") if not is_package(folder.name)}
-    assert others == {"launch", "console", "docs", "docs/engineering_notes", "docs/examples", "tests"} | tests
+    tools = {f"tools/{folder.name}" for folder in folders(ROOT / "tools")}
+    assert others == {
+        *("launch", "console", "docs", "docs/engineering_notes", "docs/examples", "tests", "tools"),
+        *(tests - {"tests/tools"}),
+        *tools,
+    }
 
 
 def test_our_own_words_are_those_of_the_code():

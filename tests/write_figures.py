@@ -6,7 +6,7 @@ Usage: python -m tests.write_figures
 import re
 from pathlib import Path
 
-from tests.bench import charts
+from tools.bench import charts
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMAND = "python -m tests.write_figures"

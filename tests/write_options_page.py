@@ -7,7 +7,8 @@ import inspect
 import re
 from pathlib import Path
 
-from spmd_tx.cli.options import server_options
+from spmd_tx.cli.main import serve
+from spmd_tx.options import flag
 
 PAGE = Path(__file__).parents[1] / "docs" / "options.md"
 COMMAND = "python -m tests.write_options_page"
@@ -33,19 +34,15 @@ HEADER = ("| option | default | meaning |", "|---|---|---|")
 
 def page() -> str:
     panels: dict[str, list[str]] = {}
-    for name, parameter in server_options().parameters.items():
+    for name, parameter in inspect.signature(serve).parameters.items():
         (option,) = parameter.annotation.__metadata__
         default = "" if option.show_default is False else _shown(parameter.default)
-        row = f"| `{_flag(name)}` | {default} | {_marked_up(option.help)} |"
+        row = f"| `{flag(name)}` | {default} | {_marked_up(option.help)} |"
         panels.setdefault(option.rich_help_panel or "General", []).append(row)
     lines = ["# Options of `spmd-tx serve`", "", f"<!-- Written by: {COMMAND} -->", INTRODUCTION.rstrip()]
     for panel, rows in panels.items():
         lines += ["", f"## {panel}", "", *HEADER, *rows]
     return "\n".join([*lines, ""])
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _shown(default: object) -> str:

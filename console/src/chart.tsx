@@ -1,49 +1,49 @@
 // One metric of several runs as curves, with the values under the pointer.
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { duration, mark, number } from "./format";
-import { curve, smooth, type Axis, type Shown as Point } from "./series";
+import { decimals, duration, mark, number } from "./logic/format";
+import { curve, smooth, valueAt, type Axis, type ChartPoint } from "./logic/series";
 import { theme } from "./theme";
 
 const HEIGHT = 150; // CSS pixels
 
-export interface Shown {
+export interface ChartedRun {
   id: string;
   label: string;
   color: string;
-  points: Point[];
+  points: ChartPoint[];
 }
 
 interface Props {
   name: string;
-  runs: Shown[];
+  runs: ChartedRun[];
   axis: Axis;
   smoothing: number; // weight of the past, 0 to 1
 }
 
 export function Chart({ name, runs, axis, smoothing }: Props) {
-  const place = useRef<HTMLDivElement>(null);
+  const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [index, setIndex] = useState<number | null>(null);
-  const having = runs.filter((run) => run.points.some((point) => Object.hasOwn(point.metrics, name)));
-  const layout = JSON.stringify([having.map((run) => [run.id, run.color]), axis, smoothing > 0, theme.value]);
-  const data = aligned(having, name, axis, smoothing);
+  const measured = runs.filter((run) => run.points.some((point) => Object.hasOwn(point.metrics, name)));
+  const layout = JSON.stringify([measured.map((run) => [run.id, run.color]), axis, smoothing > 0, theme.value]);
+  const data = aligned(measured, name, axis, smoothing);
 
   useEffect(() => {
-    const parent = place.current!;
-    const made = new uPlot(options(having, axis, smoothing > 0, parent.clientWidth, setIndex), data, parent);
-    plot.current = made;
-    const size = new ResizeObserver(() => made.setSize({ width: parent.clientWidth, height: HEIGHT }));
+    const parent = container.current!;
+    const created = new uPlot(options(measured, axis, smoothing > 0, parent.clientWidth, setIndex), data, parent);
+    plot.current = created;
+    const size = new ResizeObserver(() => created.setSize({ width: parent.clientWidth, height: HEIGHT }));
     size.observe(parent);
     return () => {
       size.disconnect();
-      made.destroy();
+      created.destroy();
     };
   }, [layout]);
   useEffect(() => plot.current?.setData(data), [runs, axis, smoothing]);
 
-  const smoothed = data.slice(1 + (smoothing > 0 ? having.length : 0)) as (number | null | undefined)[][];
-  const values = having.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index) }));
+  const smoothed = data.slice(1 + (smoothing > 0 ? measured.length : 0)) as (number | null | undefined)[][];
+  const values = measured.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
   const x = index === null ? null : data[0][index];
   return (
     <figure class="chart">
@@ -59,7 +59,11 @@ export function Chart({ name, runs, axis, smoothing }: Props) {
           </li>
         ))}
       </ul>
-      <div ref={place} role="img" aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${number(value)}`).join(", ")}`} />
+      <div
+        ref={container}
+        role="img"
+        aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${number(value)}`).join(", ")}`}
+      />
     </figure>
   );
 }
@@ -67,28 +71,24 @@ export function Chart({ name, runs, axis, smoothing }: Props) {
 export function Swatch({ color }: { color: string | null }) {
   return (
     <svg class="swatch" viewBox="0 0 8 8" aria-hidden="true">
-      <circle cx="4" cy="4" r="3.5" fill={color ?? "none"} stroke={color ?? "currentColor"} stroke-opacity={color ? 1 : 0.3} />
+      <circle
+        cx="4"
+        cy="4"
+        r="3.5"
+        fill={color ?? "none"}
+        stroke={color ?? "currentColor"}
+        stroke-opacity={color ? 1 : 0.3}
+      />
     </svg>
   );
 }
 
-/** The value there, or the newest one before it: runs need not have the same steps. */
-function valueAt(values: (number | null | undefined)[], index: number | null): number | null {
-  for (let i = index ?? values.length - 1; i >= 0; i--) if (values[i] != null) return values[i]!;
-  return null;
-}
-
-function aligned(runs: Shown[], name: string, axis: Axis, smoothing: number): uPlot.AlignedData {
+function aligned(runs: ChartedRun[], name: string, axis: Axis, smoothing: number): uPlot.AlignedData {
   const curves = runs.map((run) => curve(run.points, name, axis));
   if (!curves.length) return [[]];
   const raw = curves.map(({ x, y }) => [x, y] as uPlot.AlignedData);
   const smoothed = curves.map(({ x, y }) => [x, smooth(y, smoothing)] as uPlot.AlignedData);
   return uPlot.join(smoothing > 0 ? [...raw, ...smoothed] : raw);
-}
-
-/** How many decimals the longest of some marks needs: two for 0, 0.25 and 0.5. */
-function decimals(marks: number[]): number {
-  return Math.max(...marks.map((value) => (String(Number(value.toPrecision(8))).split(".")[1] ?? "").length));
 }
 
 /** As uPlot does by itself, but to 1 instead of 100 where all values are 0. */
@@ -98,17 +98,28 @@ function heights(_: uPlot, least: number | null, most: number | null): uPlot.Ran
 }
 
 function options(
-  runs: Shown[], axis: Axis, isSmoothed: boolean, width: number, pointed: (index: number | null) => void,
+  runs: ChartedRun[],
+  axis: Axis,
+  isSmoothed: boolean,
+  width: number,
+  onPoint: (index: number | null) => void,
 ): uPlot.Options {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--muted");
   const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
   const font = "11px system-ui, sans-serif";
-  const line = (run: Shown): uPlot.Series => ({ stroke: run.color, width: 1.5, spanGaps: true, points: { show: false } });
-  const faint = (run: Shown): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
-  const ticks = (axis === "time"
-    ? (_: uPlot, values: number[]) => values.map(duration)
-    : (_: uPlot, values: number[]) => values.map((value) => (Number.isInteger(value) ? number(value) : ""))) as uPlot.Axis.Values;
+  const line = (run: ChartedRun): uPlot.Series => ({
+    stroke: run.color,
+    width: 1.5,
+    spanGaps: true,
+    points: { show: false },
+  });
+  const faint = (run: ChartedRun): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
+  const ticks = (
+    axis === "time"
+      ? (_: uPlot, values: number[]) => values.map(duration)
+      : (_: uPlot, values: number[]) => values.map((value) => (Number.isInteger(value) ? number(value) : ""))
+  ) as uPlot.Axis.Values;
   return {
     width,
     height: HEIGHT,
@@ -119,11 +130,16 @@ function options(
     axes: [
       { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
       {
-        stroke: ink, grid, ticks: { show: false }, font, size: 54, gap: 4,
+        stroke: ink,
+        grid,
+        ticks: { show: false },
+        font,
+        size: 54,
+        gap: 4,
         values: (_, values) => values.map((value) => mark(value, decimals(values))),
       },
     ],
     series: [{}, ...(isSmoothed ? runs.map(faint) : []), ...runs.map(line)],
-    hooks: { setCursor: [(plot) => pointed(plot.cursor.idx ?? null)] },
+    hooks: { setCursor: [(plot) => onPoint(plot.cursor.idx ?? null)] },
   };
 }

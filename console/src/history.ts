@@ -1,18 +1,19 @@
 // The points of runs that are shown, kept up to date.
 import { signal } from "@preact/signals";
-import { metricPages, type Logged, type Point } from "./api";
-import type { Changed } from "./live";
-import { withDerived, type Shown } from "./series";
+import { metricPages } from "./api";
+import type { LoggedPoint, MetricsPoint } from "./api_types";
+import type { Changed } from "./logic/runs";
+import { addLogged, chartPoints, withDerived, type ChartPoint } from "./logic/series";
 
 /** What is known of one run. */
 interface History {
-  points: Point[]; // of the server's steps
-  logged: Map<number, Logged>; // by the client's step
-  loggedAfter: number | null; // number of the last one that has come
+  points: MetricsPoint[]; // of the server's steps
+  logged: Map<number, LoggedPoint>; // by the client's step
+  loggedAfter: number | undefined; // number of the last one that has come
 }
 
 export class Histories {
-  readonly points = signal<ReadonlyMap<string, Shown[]>>(new Map());
+  readonly points = signal<ReadonlyMap<string, ChartPoint[]>>(new Map());
   readonly error = signal<string | null>(null);
   #known = new Map<string, History>();
   #loading = new Map<string, Promise<void>>();
@@ -25,30 +26,27 @@ export class Histories {
 
   #start(id: string): Promise<void> {
     const loading = this.#load(id)
-      .then(() => void (this.error.value = null))
-      .catch((error: Error) => void (this.error.value = error.message))
+      .then(
+        () => this.#report(null),
+        (refused: Error) => this.#report(refused.message),
+      )
       .finally(() => this.#loading.delete(id));
     this.#loading.set(id, loading);
     return loading;
   }
 
+  #report(error: string | null): void {
+    this.error.value = error;
+  }
+
   async #load(id: string): Promise<void> {
-    const known: History = this.#known.get(id) ?? { points: [], logged: new Map(), loggedAfter: null };
+    const known: History = this.#known.get(id) ?? { points: [], logged: new Map(), loggedAfter: undefined };
     this.#known.set(id, known);
-    for await (const { points, logged } of metricPages(id, known.points.at(-1)?.seq ?? null, known.loggedAfter)) {
+    for await (const { points, logged } of metricPages(id, known.points.at(-1)?.seq, known.loggedAfter)) {
       known.points.push(...withDerived(points, known.points.at(-1)));
-      for (const each of logged) {
-        const before = known.logged.get(each.step);
-        known.logged.set(each.step, before ? { ...before, metrics: { ...before.metrics, ...each.metrics } } : each);
-        known.loggedAfter = each.number;
-      }
-      this.points.value = new Map(this.points.value).set(id, shown(known));
+      addLogged(known.logged, logged);
+      known.loggedAfter = logged.at(-1)?.number ?? known.loggedAfter;
+      this.points.value = new Map(this.points.value).set(id, chartPoints(known.points, known.logged.values()));
     }
   }
-}
-
-/** The server's steps, then the client's, each in their order. */
-function shown({ points, logged }: History): Shown[] {
-  const ofClient = [...logged.values()].sort((a, b) => a.step - b.step);
-  return [...points.map((point) => ({ ...point, countedBy: "server" as const })), ...ofClient.map((each) => ({ ...each, countedBy: "client" as const }))];
 }

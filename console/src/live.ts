@@ -1,7 +1,5 @@
 // Tells pages when runs have new points: by the server's stream, or every two seconds while there is none.
-
-/** The runs that have changed. */
-export type Changed = ReadonlySet<string> | "all";
+import { together, type Changed } from "./logic/runs";
 
 /** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended. */
 export function poll(load: () => Promise<void>, seconds: number): () => void {
@@ -52,9 +50,4 @@ export function watch(tell: (runs: Changed) => void): () => void {
     stream.close();
     clearInterval(timer);
   };
-}
-
-/** The runs of both. */
-function together(one: Changed, other: Changed): Changed {
-  return one === "all" || other === "all" ? "all" : new Set([...one, ...other]);
 }

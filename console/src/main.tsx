@@ -15,7 +15,8 @@ import { Samples } from "./pages/samples";
 import { Server } from "./pages/server";
 import { SignIn } from "./pages/sign_in";
 import { Timing } from "./pages/timing";
-import { address, decoded, place } from "./router";
+import { decoded } from "./logic/addresses";
+import { address, place } from "./router";
 import { theme, toggleTheme } from "./theme";
 
 const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][] = [
@@ -23,7 +24,11 @@ const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][
   [/^\/runs\/([^/]+)$/, "Run", (id) => <Run key={`${id} ${signIns.value}`} id={id} />],
   [/^\/runs\/([^/]+)\/timing$/, "Timing", (id) => <Timing key={`${id} ${signIns.value}`} id={id} />],
   [/^\/runs\/([^/]+)\/samples$/, "Samples", (id) => <Samples key={`${id} ${signIns.value}`} id={id} />],
-  [/^\/runs\/([^/]+)\/samples\/([^/]+)$/, "Samples", (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />],
+  [
+    /^\/runs\/([^/]+)\/samples\/([^/]+)$/,
+    "Samples",
+    (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />,
+  ],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
   [/^\/playground$/, "Playground", () => <Playground key={signIns.value} />],
   [/^\/people$/, "People", () => <People key={signIns.value} />],
@@ -34,9 +39,19 @@ function Page() {
   const path = place.value.path;
   const page = PAGES.find(([pattern]) => pattern.test(path));
   const title = mustSignIn.value ? "Sign in" : (page?.[1] ?? "Not found");
-  useEffect(() => void (document.title = `${title} · spmd_tx`), [title]);
+  useEffect(() => {
+    document.title = `${title} · spmd_tx`;
+  }, [title]);
   if (mustSignIn.value) return <SignIn />;
-  if (!page) return <><h1>Not found</h1><p class="empty">There is no page {path}. <a href={address("/")}>See all runs.</a></p></>;
+  if (!page)
+    return (
+      <>
+        <h1>Not found</h1>
+        <p class="empty">
+          There is no page {path}. <a href={address("/")}>See all runs.</a>
+        </p>
+      </>
+    );
   const [, id = "", other = ""] = page[0].exec(path)!.map(decoded);
   return <>{page[2](id, other)}</>;
 }
@@ -48,22 +63,52 @@ function App() {
   useEffect(() => void identify(), [signedIn]);
   return (
     <>
-      <a class="skip" href="#main">Skip to content</a>
+      <a class="skip" href="#main">
+        Skip to content
+      </a>
       <header>
-        <a class="brand" href={address("/")}>spmd_tx</a>
+        <a class="brand" href={address("/")}>
+          spmd_tx
+        </a>
         <nav aria-label="Pages">
-          <a href={address("/")} aria-current={/^\/(runs|$)/.test(path) ? "page" : undefined}>Runs</a>
-          <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>Checkpoints</a>
-          <a href={address("/playground")} aria-current={path === "/playground" ? "page" : undefined}>Playground</a>
-          {caller.value?.role === "admin" && <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>Server</a>}
-          {caller.value?.role === "admin" && <a href={address("/people")} aria-current={path === "/people" ? "page" : undefined}>People</a>}
+          <a href={address("/")} aria-current={/^\/(runs|$)/.test(path) ? "page" : undefined}>
+            Runs
+          </a>
+          <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>
+            Checkpoints
+          </a>
+          <a href={address("/playground")} aria-current={path === "/playground" ? "page" : undefined}>
+            Playground
+          </a>
+          {caller.value?.role === "admin" && (
+            <a href={address("/server")} aria-current={path === "/server" ? "page" : undefined}>
+              Server
+            </a>
+          )}
+          {caller.value?.role === "admin" && (
+            <a href={address("/people")} aria-current={path === "/people" ? "page" : undefined}>
+              People
+            </a>
+          )}
         </nav>
         {caller.value?.needs_key && !mustSignIn.value && (
-          <span class="who"><span title={`role: ${caller.value.role}`}>{caller.value.owner}{caller.value.role !== "user" && <small> {caller.value.role}</small>}</span> <button type="button" onClick={signOut}>Sign out</button></span>
+          <span class="who">
+            <span title={`role: ${caller.value.role}`}>
+              {caller.value.owner}
+              {caller.value.role !== "user" && <small> {caller.value.role}</small>}
+            </span>{" "}
+            <button type="button" onClick={signOut}>
+              Sign out
+            </button>
+          </span>
         )}
-        <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>{theme.value === "dark" ? "☾" : "☀"}</button>
+        <button type="button" class="quiet" onClick={toggleTheme} aria-label={`Use ${other} colours`}>
+          {theme.value === "dark" ? "☾" : "☀"}
+        </button>
       </header>
-      <main id="main" tabIndex={-1}><Page /></main>
+      <main id="main" tabIndex={-1}>
+        <Page />
+      </main>
     </>
   );
 }

@@ -23,7 +23,20 @@ export interface Delta {
   finish: "stop" | "length" | null; // null: more follows
 }
 
-interface Event {
+/** One sample, as far as it has come. */
+export type Answer = Omit<Delta, "index">;
+
+/** An answer with what has come since. */
+export function extended(answer: Answer, delta: Delta): Answer {
+  return {
+    text: answer.text + delta.text,
+    tokens: [...answer.tokens, ...delta.tokens],
+    logprobs: [...answer.logprobs, ...delta.logprobs],
+    finish: delta.finish ?? answer.finish,
+  };
+}
+
+interface StreamEvent {
   error?: { message: string };
   choices: {
     index: number;
@@ -35,35 +48,48 @@ interface Event {
 }
 
 export async function listModels(): Promise<string[]> {
-  const { data }: { data: { id: string }[] } = await get("/oai/api/v1/models");
+  const { data } = await get("/oai/api/v1/models");
   return data.map(({ id }) => id);
 }
 
 /** Completes a text, or writes the next message of a conversation. Aborting ends the samples on the server, too. */
-export async function* stream(prompt: string | Message[], settings: Settings, signal: AbortSignal): AsyncGenerator<Delta> {
+export async function* stream(
+  prompt: string | Message[],
+  settings: Settings,
+  signal: AbortSignal,
+): AsyncGenerator<Delta> {
   const isChat = typeof prompt !== "string";
   const body = {
     ...settings,
     ...(isChat ? { messages: prompt, logprobs: true } : { prompt, logprobs: 0 }),
     stream: true,
   };
-  const response = await request("POST", isChat ? "/oai/api/v1/chat/completions" : "/oai/api/v1/completions", body, signal);
+  const response = await request(
+    "POST",
+    isChat ? "/oai/api/v1/chat/completions" : "/oai/api/v1/completions",
+    body,
+    signal,
+  );
   for await (const event of events(response)) {
     if (event.error) throw new Refused(0, event.error.message);
     for (const choice of event.choices) {
-      const known = choice.logprobs;
+      const logprobs = choice.logprobs;
       yield {
         index: choice.index,
         text: choice.text ?? choice.delta?.content ?? "",
-        tokens: !known ? [] : "content" in known ? known.content.map(({ token }) => token) : known.tokens,
-        logprobs: !known ? [] : "content" in known ? known.content.map(({ logprob }) => logprob) : known.token_logprobs,
+        tokens: !logprobs ? [] : "content" in logprobs ? logprobs.content.map(({ token }) => token) : logprobs.tokens,
+        logprobs: !logprobs
+          ? []
+          : "content" in logprobs
+            ? logprobs.content.map(({ logprob }) => logprob)
+            : logprobs.token_logprobs,
         finish: choice.finish_reason,
       };
     }
   }
 }
 
-async function* events(response: Response): AsyncGenerator<Event> {
+async function* events(response: Response): AsyncGenerator<StreamEvent> {
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = ""; ; ) {
     const { value, done } = await reader.read();
@@ -75,24 +101,4 @@ async function* events(response: Response): AsyncGenerator<Event> {
       if (data !== "[DONE]") yield JSON.parse(data);
     }
   }
-}
-
-const HALF = "\ufffd";
-
-/** Cuts a text into those of its tokens. Special tokens have none; a character of several tokens is the last one's. */
-export function align(text: string, tokens: string[]): string[] {
-  let at = 0;
-  return tokens.map((token, i) => {
-    if (!token.includes(HALF)) {
-      if (!text.startsWith(token, at)) return "";
-      at += token.length;
-      return token;
-    }
-    const next = tokens[i + 1];
-    if (next?.includes(HALF)) return "";
-    const end = next ? text.indexOf(next, at) : text.length;
-    const piece = text.slice(at, end < 0 ? text.length : end);
-    at += piece.length;
-    return piece;
-  });
 }

@@ -13,20 +13,6 @@ export function address(path: string): string {
   return ROOT + path;
 }
 
-/** Writes an address as in url`/runs/${id}`: what is filled in is encoded, as a name may hold anything. */
-export function url(fixed: TemplateStringsArray, ...names: (string | number)[]): string {
-  return String.raw({ raw: fixed }, ...names.map(encodeURIComponent));
-}
-
-/** A part of an address as text; one that the console did not make may not be encoded properly, and stays. */
-export function decoded(part: string): string {
-  try {
-    return decodeURIComponent(part);
-  } catch {
-    return part;
-  }
-}
-
 /** Puts choices of the open page into its address, so that it can be shared. Empty text removes one. */
 export function remember(choices: Record<string, string>): void {
   const query = new URLSearchParams(location.search);

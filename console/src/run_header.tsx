@@ -1,40 +1,35 @@
 // The head of all pages of one run: its name, and links to the pages.
 import { useEffect, useState } from "preact/hooks";
-import { getRun, type Run } from "./api";
-import { duration } from "./format";
-import { address, decoded, place, url } from "./router";
+import { getRun } from "./api";
+import type { Run } from "./api_types";
+import { decoded, url } from "./logic/addresses";
+import { runName } from "./logic/runs";
+import { address, place } from "./router";
 
-const PAGES = [["", "Curves"], ["/timing", "Timing"], ["/samples", "Samples"]] as const;
-
-/** The name that the client has given to the run or to its session, or else the ID. */
-export function runName(run: Run): string {
-  const name = run.metadata?.name ?? run.metadata?.display_name;
-  if (typeof name === "string" && name) return name;
-  const number = run.id.split(":")[2] ?? "0"; // of the run in its session
-  return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : run.id;
-}
-
-/** Whether the run's session is open, and its client there. */
-export function state(run: Run): string {
-  if (!run.is_open) return "ended";
-  return run.silent_seconds == null ? "open" : `open, no heartbeat for ${duration(run.silent_seconds)}`;
-}
-
-/** An ID that fits into a table: the beginning, and what tells the runs of a session apart. */
-export function shortId(run: string): string {
-  return `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`;
-}
+const PAGES = [
+  ["", "Curves"],
+  ["/timing", "Timing"],
+  ["/samples", "Samples"],
+] as const;
 
 export function RunHeader({ id, run }: { id: string; run: Run | null }) {
   const base = url`/runs/${id}`;
   const open = decoded(place.value.path).slice("/runs/".length + id.length);
   return (
     <>
-      <nav class="trail" aria-label="Path"><a href={address("/")}>Runs</a> <span aria-hidden="true">/</span></nav>
+      <nav class="trail" aria-label="Path">
+        <a href={address("/")}>Runs</a> <span aria-hidden="true">/</span>
+      </nav>
       <h1>{run ? runName(run) : id}</h1>
       <nav class="tabs" aria-label="Pages of the run">
         {PAGES.map(([path, name]) => (
-          <a key={path} href={address(base + path)} aria-current={open === path || (path && open.startsWith(`${path}/`)) ? "page" : undefined}>{name}</a>
+          <a
+            key={path}
+            href={address(base + path)}
+            aria-current={open === path || (path && open.startsWith(`${path}/`)) ? "page" : undefined}
+          >
+            {name}
+          </a>
         ))}
       </nav>
     </>

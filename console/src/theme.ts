@@ -18,4 +18,6 @@ export function toggleTheme(): void {
   localStorage.setItem("theme", choice.value);
 }
 
-effect(() => void (document.documentElement.dataset.theme = theme.value));
+effect(() => {
+  document.documentElement.dataset.theme = theme.value;
+});

@@ -1,4 +1,5 @@
-// Drives one page in Chromium: node test/drive.mjs STORY ADDRESS CHROMIUM [FACTS]. FACTS are what a story must know, as JSON.
+// Drives one page in Chromium: node test/drive.mjs STORY ADDRESS CHROMIUM [FACTS].
+// FACTS are what a story must know, as JSON.
 // A line on standard output says that something may happen to the server now. With SCREENSHOTS=DIR it keeps pictures.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -30,7 +31,9 @@ const STORIES = {
     assert.equal(await page.locator(".chart").first().locator(".values li").count(), 2);
     const saving = page.waitForEvent("download");
     await page.getByRole("button", { name: "Export CSV" }).click();
-    const rows = readFileSync(await (await saving).path(), "utf8").trim().split("\n");
+    const rows = readFileSync(await (await saving).path(), "utf8")
+      .trim()
+      .split("\n");
     assert.equal(rows.length, 1 + 2 * 400);
     assert.match(rows[0], /^run,step,at,reward,loss per token,/);
     assert.ok(rows[0].includes(`,"'=HYPERLINK(""http://other.site"")",`)); // no formula in a spreadsheet
@@ -94,7 +97,10 @@ const STORIES = {
     await page.getByText("120 tokens left out").waitFor();
     assert.equal(await page.locator(".side-by-side section").count(), 4);
     assert.ok((await page.locator(".side-by-side .lp-5").count()) > 0);
-    assert.match(await page.locator(".side-by-side .lp-5").first().getAttribute("title"), /^token \d+: −\d\.\d\d \([\d.]+ %\)$/);
+    assert.match(
+      await page.locator(".side-by-side .lp-5").first().getAttribute("title"),
+      /^token \d+: −\d\.\d\d \([\d.]+ %\)$/,
+    );
     await page.getByText("Least likely:").first().waitFor();
     await look(page, "sample_group");
     await page.getByRole("link", { name: "Samples" }).click();
@@ -131,7 +137,12 @@ const STORIES = {
       await page.getByLabel("Message", { exact: true }).press("Control+Enter");
       await page.getByText("ended by stop").waitFor();
     }
-    assert.deepEqual(await page.locator(".message h3").allTextContents(), ["user", "assistant", "user", "assistant: 19 tokens, ended by stop"]);
+    assert.deepEqual(await page.locator(".message h3").allTextContents(), [
+      "user",
+      "assistant",
+      "user",
+      "assistant: 19 tokens, ended by stop",
+    ]);
     await look(page, "playground_chat");
     await page.getByRole("button", { name: "New conversation" }).click();
     assert.equal(await page.locator(".message").count(), 0);
@@ -177,11 +188,19 @@ const STORIES = {
     await page.setViewportSize({ width: 390, height: 800 });
     await page.goto(`${address}/console`);
     await page.locator(".chart").first().waitFor();
-    const isNarrow = async () => assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, page.url());
+    const isNarrow = async () =>
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390, page.url());
     await isNarrow();
     await look(page, "phone");
     const run = "/runs/00000000-train-0";
-    const pages = { [`${run}/timing`]: ".lanes", [`${run}/samples`]: "article", [`${run}/samples/0`]: ".tokens", "/playground": "textarea", "/server": ".series", "/people": ".series" };
+    const pages = {
+      [`${run}/timing`]: ".lanes",
+      [`${run}/samples`]: "article",
+      [`${run}/samples/0`]: ".tokens",
+      "/playground": "textarea",
+      "/server": ".series",
+      "/people": ".series",
+    };
     for (const [path, part] of Object.entries(pages)) {
       await page.goto(`${address}/console${path}`);
       await page.locator(part).first().waitFor();
@@ -211,8 +230,15 @@ async function look(page, name) {
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => globalThis.axe.run());
     const faults = violations.filter(({ impact }) => impact === "serious" || impact === "critical");
-    assert.deepEqual(faults.map(({ id, nodes }) => [id, theme, nodes.map((node) => node.html)]), []);
-    if (process.env.SCREENSHOTS) await page.screenshot({ fullPage: name === "server", path: join(process.env.SCREENSHOTS, `console_${name}_${theme}.png`) });
+    assert.deepEqual(
+      faults.map(({ id, nodes }) => [id, theme, nodes.map((node) => node.html)]),
+      [],
+    );
+    if (process.env.SCREENSHOTS)
+      await page.screenshot({
+        fullPage: name === "server",
+        path: join(process.env.SCREENSHOTS, `console_${name}_${theme}.png`),
+      });
   }
 }
 
@@ -221,7 +247,10 @@ try {
   const page = await browser.newPage({ viewport: { width: 1360, height: 820 } });
   page.setDefaultTimeout(60_000);
   const errors = [];
-  page.on("console", (message) => message.type() === "error" && !isAllowed(message.text()) && errors.push(message.text()));
+  page.on(
+    "console",
+    (message) => message.type() === "error" && !isAllowed(message.text()) && errors.push(message.text()),
+  );
   page.on("pageerror", (error) => errors.push(error.stack));
   await STORIES[story](page).catch((error) => {
     throw new Error(`${error.stack}\nconsole: ${errors.join("\n")}`);

@@ -19,14 +19,15 @@ export function liveStories({ address, facts, look }) {
       await loss.waitFor();
       const steps = () => page.locator(".facts div", { hasText: "Steps" }).locator("dd").textContent().then(Number);
       const before = [await steps(), await loss.locator(".values").textContent()];
-      await page.waitForFunction(
-        ([count, value]) => {
-          const fact = [...document.querySelectorAll(".facts div")].find((each) => each.firstChild.textContent === "Steps");
-          const chart = [...document.querySelectorAll(".chart")].find((each) => each.textContent.includes("loss per token"));
-          return Number(fact.lastChild.textContent) >= count + 3 && chart.querySelector(".values").textContent !== value;
-        },
-        before,
-      );
+      await page.waitForFunction(([count, value]) => {
+        const fact = [...document.querySelectorAll(".facts div")].find(
+          (each) => each.firstChild.textContent === "Steps",
+        );
+        const chart = [...document.querySelectorAll(".chart")].find((each) =>
+          each.textContent.includes("loss per token"),
+        );
+        return Number(fact.lastChild.textContent) >= count + 3 && chart.querySelector(".values").textContent !== value;
+      }, before);
       console.log("late");
       await page.locator(".chart", { hasText: "judged later" }).waitFor();
       await page.goto(`${address}/console/runs/%ZZ`); // no proper escape
@@ -44,7 +45,13 @@ export function liveStories({ address, facts, look }) {
         if (now !== last) changes++;
         last = now;
       }
-      for (const name of ["loss per token", "entropy:mean", "unclipped_grad_l2:mean", "tokens per second", "sampler_lag:mean"])
+      for (const name of [
+        "loss per token",
+        "entropy:mean",
+        "unclipped_grad_l2:mean",
+        "tokens per second",
+        "sampler_lag:mean",
+      ])
         await page.locator(".chart", { hasText: name }).first().waitFor();
       await look(page, "live_rl_loop");
       console.log("seen");
@@ -63,7 +70,9 @@ export function liveStories({ address, facts, look }) {
       await page.getByText(facts.mine).first().waitFor();
       assert.equal(await page.getByText(facts.theirs).count(), 0);
       assert.equal(await page.getByRole("link", { name: "Server" }).count(), 0);
-      for (const path of ["", "/timing", "/samples", `/samples/${facts.request}`].map((page) => `/runs/${facts.run}${page}`)) {
+      for (const path of ["", "/timing", "/samples", `/samples/${facts.request}`].map(
+        (page) => `/runs/${facts.run}${page}`,
+      )) {
         await page.goto(`${address}/console${path}`);
         await page.locator(".problem", { hasText: "does not exist" }).waitFor();
         assert.equal(await page.getByText(facts.theirs).count(), 0);
@@ -124,7 +133,9 @@ export function liveStories({ address, facts, look }) {
     async live_playground(page) {
       await signIn(page);
       await page.getByRole("link", { name: "Checkpoints" }).click();
-      const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to play with", exact: true }) });
+      const row = page.locator("tr", {
+        has: page.getByRole("button", { name: "Details of to play with", exact: true }),
+      });
       await row.getByRole("link", { name: "Sample" }).click();
       if (facts.may_sample === "no") {
         await page.getByText("This API key may only read.").waitFor();
@@ -162,7 +173,10 @@ export function liveStories({ address, facts, look }) {
       await page.getByRole("link", { name: "People" }).click();
       await page.getByRole("row", { name: /^root [0-9a-f]{8} ?yours admin none/ }).waitFor();
       await page.locator(".chart", { hasText: "Tokens: trained" }).locator(".series rect").first().waitFor();
-      await page.getByRole("row", { name: /session created alice alice session_id/ }).first().waitFor();
+      await page
+        .getByRole("row", { name: /session created alice alice session_id/ })
+        .first()
+        .waitFor();
       page.once("dialog", (dialog) => dialog.accept());
       await page.getByRole("button", { name: /Revoke key [0-9a-f]{8} of erin/ }).click();
       await page.getByRole("button", { name: /of erin$/ }).waitFor({ state: "detached" });
@@ -190,7 +204,10 @@ export function liveStories({ address, facts, look }) {
       await page.goto(`${run}/samples`);
       await page.locator("article").nth(3).waitFor();
       await look(page, "samples");
-      await page.getByRole("link", { name: /side by side/ }).first().click();
+      await page
+        .getByRole("link", { name: /side by side/ })
+        .first()
+        .click();
       await page.locator(".side-by-side section").nth(3).waitFor();
       await look(page, "sample_group");
       await page.getByRole("link", { name: "Checkpoints" }).click();

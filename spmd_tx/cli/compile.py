@@ -21,9 +21,9 @@ from spmd_tx.worker.aot import environment
 from spmd_tx.worker.memory.accelerators import Devices
 
 if TYPE_CHECKING:  # they import JAX, for which the environment has to be set first
-    from spmd_tx.worker.aot.compile import Program
+    from spmd_tx.worker.aot.compile import MenuProgram
     from spmd_tx.worker.aot.report import Prediction, ProgramReport
-    from spmd_tx.worker.aot.target import Target
+    from spmd_tx.worker.aot.target import CompileTarget
     from spmd_tx.worker.memory.plan import Plan
 
 WIDTH = 140  # columns, where no terminal says how many there are
@@ -44,23 +44,23 @@ class Task:
     config: ServerConfig
     devices: Devices
     plan: "Plan"
-    target: "Target"
-    programs: "list[Program]"
+    target: "CompileTarget"
+    programs: "list[MenuProgram]"
     hlo: Path | None
     name: str  # of the mesh, empty if there is only one
 
     @property
-    def predicting(self) -> "list[Program]":
+    def predicting(self) -> "list[MenuProgram]":
         """The programs from which the speed is predicted; empty if one of them is not to be compiled."""
         from spmd_tx.worker.aot.predict import NEEDED
 
-        found = [each for each in self.programs if each.is_main and each.wanted.is_usual]
-        found = [each for each in found if each.wanted.kind in NEEDED]
-        return found if len(found) == len(NEEDED) else []
+        usual = [each for each in self.programs if each.is_main and each.wanted.is_usual]
+        usual = [each for each in usual if each.wanted.kind in NEEDED]
+        return usual if len(usual) == len(NEEDED) else []
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledMesh:
     """Holds what was found for one mesh."""
 
     task: Task
@@ -96,31 +96,31 @@ def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_
         raise refusals.error()
     for words in refusals.told():
         _say(words)
-    found = best_last(_with_programs(tasks, wish.only))
+    by_speed = best_last(_with_programs(tasks, wish.only))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told(found))).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(told(by_speed))).decode())
     else:
-        show(devices, found)
-    if found[-1].failed:
-        raise StartError(f"could not be compiled: {', '.join(found[-1].failed)}")
+        show(devices, by_speed)
+    if by_speed[-1].failed:
+        raise StartError(f"could not be compiled: {', '.join(by_speed[-1].failed)}")
 
 
-def best_last(tasks: Sequence[Task]) -> list[Compiled]:
+def best_last(tasks: Sequence[Task]) -> list[CompiledMesh]:
     """Compile for all meshes, and order them by their predicted speed.
 
     The other programs are compiled for the fastest mesh only, and for the next one if one of them fails.
     """
     if len(tasks) == 1 or not all(task.predicting for task in tasks):
         return sorted((compiled(task, task.programs) for task in tasks), key=_worth)
-    found = sorted((compiled(task, task.predicting) for task in tasks), key=_worth)
-    while not found[-1].is_whole:
-        best = found.pop()
+    by_speed = sorted((compiled(task, task.predicting) for task in tasks), key=_worth)
+    while not by_speed[-1].is_whole:
+        best = by_speed.pop()
         done = {each.name: each for each in best.programs}
         others = compiled(best.task, [each for each in best.task.programs if each.name not in done])
         done |= {each.name: each for each in others.programs}
         whole = [done[each.name] for each in best.task.programs]
-        found = sorted([*found, replace(best, programs=whole)], key=_worth)
-    return found
+        by_speed = sorted([*by_speed, replace(best, programs=whole)], key=_worth)
+    return by_speed
 
 
 def task_for(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, is_one: bool) -> Task:
@@ -141,9 +141,9 @@ def _with_programs(tasks: Sequence[Task], only: Sequence[str]) -> list[Task]:
     """Leave out meshes that have none of the programs that are asked for. Raises StartError if all do."""
     from spmd_tx.worker.aot.compile import programs_of
 
-    found = [task for task in tasks if task.programs]
-    if found:
-        return found
+    remaining = [task for task in tasks if task.programs]
+    if remaining:
+        return remaining
     every = programs_of(tasks[0].plan, tasks[0].target.mesh)
     names = dict.fromkeys(each.name.split()[0] for each in every)
     raise StartError(
@@ -152,7 +152,7 @@ def _with_programs(tasks: Sequence[Task], only: Sequence[str]) -> list[Task]:
     )
 
 
-def compiled(task: Task, programs: "Sequence[Program]") -> Compiled:
+def compiled(task: Task, programs: "Sequence[MenuProgram]") -> CompiledMesh:
     """Compile programs of a task. Raises StartError if their HLO cannot be written."""
     from spmd_tx.worker.aot.compile import compile_programs
     from spmd_tx.worker.aot.predict import predict
@@ -163,7 +163,7 @@ def compiled(task: Task, programs: "Sequence[Program]") -> Compiled:
 
     with answering_for(task.devices):
         reports = list(compile_programs(task.plan, task.target, programs, say, task.hlo))
-    return Compiled(task, reports, predict(reports))
+    return CompiledMesh(task, reports, predict(reports))
 
 
 def plan_for(config: ServerConfig, model: Model, devices: Devices) -> "Plan":
@@ -180,23 +180,23 @@ def plan_for(config: ServerConfig, model: Model, devices: Devices) -> "Plan":
     return plan_on(open_mesh(devices, *config.mesh), setup, model, devices)
 
 
-def told(found: Sequence[Compiled]) -> dict[str, Any]:
+def told(by_speed: Sequence[CompiledMesh]) -> dict[str, Any]:
     """Return what is printed as JSON: the best mesh in full, and the predictions for the others."""
-    best = found[-1]
+    best = by_speed[-1]
     return {
         "programs": best.programs,
         "predicted": best.predicted,
         **_sizes(best.config),
-        "meshes": [_sizes(each.config) | {"predicted": each.predicted} for each in reversed(found)],
+        "meshes": [_sizes(each.config) | {"predicted": each.predicted} for each in reversed(by_speed)],
     }
 
 
-def show(devices: Devices, found: Sequence[Compiled]) -> None:
+def show(devices: Devices, by_speed: Sequence[CompiledMesh]) -> None:
     """Print a table of programs for each mesh, and what follows from them, the best mesh last."""
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for each in found:
+    for each in by_speed:
         console.print(f"{each.config.base_model} on {devices}, {each.config.sizes_as_options}")
         console.print(_table(each))
         for program in each.programs:
@@ -206,15 +206,15 @@ def show(devices: Devices, found: Sequence[Compiled]) -> None:
             console.print("The other programs were not compiled, since another mesh is faster.")
         if each.predicted is not None:
             console.print(_prediction(each.predicted))
-    if len(found) > 1 and found[-1].predicted is not None:
-        console.print(f"best: {found[-1].config.sizes_as_options}")
+    if len(by_speed) > 1 and by_speed[-1].predicted is not None:
+        console.print(f"best: {by_speed[-1].config.sizes_as_options}")
     console.print(
         "Of one device and one run of each program; of a decode, one token per row. What time takes is "
         "calculated, not measured; docs/memory.md tells how."
     )
 
 
-def _table(each: Compiled) -> Any:
+def _table(each: CompiledMesh) -> Any:
     from rich.table import Table
 
     names = ("program", "memory", "planned", "TFLOP", "GB moved", "launches", "collectives", "roofline, ms")
@@ -262,7 +262,7 @@ def _make_folder(path: Path | None) -> None:
         raise StartError(f"--hlo {path} cannot be used: {problem}; give a folder that can be written to")
 
 
-def _worth(each: Compiled) -> tuple[bool, float]:
+def _worth(each: CompiledMesh) -> tuple[bool, float]:
     """Order meshes by the predicted iteration, the best last."""
     if each.predicted is None:
         return False, -math.inf

@@ -17,7 +17,7 @@ MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
 
 
 @dataclass(frozen=True)
-class Base:
+class NamedBase:
     """Names the base model as the command line does."""
 
     name: str | None = None  # None: as the checkpoint says
@@ -25,7 +25,9 @@ class Base:
 
 
 @contextmanager
-def open_adapter(adapter: str, data_dir: Path, checkpoints_base: str | None, base: Base) -> Iterator[Path]:
+def open_adapter(
+    adapter: str, data_dir: Path, checkpoints_base: str | None, base: NamedBase
+) -> Iterator[Path]:
     """Yield a PEFT folder of an adapter, which is a folder or a tinker:// path. Raises StartError.
 
     Of a model all of whose weights were trained it is the complete model. No server has to run, nor must it
@@ -106,7 +108,7 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
         raise StartError(f"cannot export {adapter}: {problem}") from problem
 
 
-def _converted(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
+def _converted(folder: Path, manifest: "Manifest", place: Path, base: NamedBase) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_config
     from spmd_tx.models.config import read_model_config
     from spmd_tx.worker.storage.state_to_peft import write_peft
@@ -117,7 +119,7 @@ def _converted(folder: Path, manifest: "Manifest", place: Path, base: Base) -> P
     return place
 
 
-def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: Base) -> Path:
+def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: NamedBase) -> Path:
     from spmd_tx.coordinator.agent.base_model import find_model
     from spmd_tx.worker.storage.state_to_model import write_model_of_state
 

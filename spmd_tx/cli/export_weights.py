@@ -22,7 +22,7 @@ class Format(StrEnum):
     TINKER = "tinker"
 
 
-class Dtype(StrEnum):
+class ExportDtype(StrEnum):
     """Names the types of a merged model's weights."""
 
     BASE = "base"
@@ -64,9 +64,9 @@ def export_weights(
         typer.Option(help="Branch, tag or commit of a base model of the Hugging Face Hub. Default: main."),
     ] = None,
     dtype: Annotated[
-        Dtype,
+        ExportDtype,
         typer.Option(help="Type of the weights. base keeps the base model's, including FP8, MXFP4 and INT4."),
-    ] = Dtype.BASE,
+    ] = ExportDtype.BASE,
     data_dir: DataDir = DEFAULTS.data_dir,
     checkpoints_base: Annotated[
         str | None,
@@ -85,19 +85,19 @@ def export_weights(
     An interrupted export or upload continues when run again.
     """
     from spmd_tx.cli.export_destinations import open_destination
-    from spmd_tx.cli.export_sources import Base, is_whole, open_adapter
+    from spmd_tx.cli.export_sources import NamedBase, is_whole, open_adapter
     from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
     from spmd_tx.exports.adapter import base_model_of
     from spmd_tx.exports.adapter_formats import export_adapter
     from spmd_tx.exports.merged import export_merged, export_whole
 
-    if form is not Format.MERGED and dtype is not Dtype.BASE:
+    if form is not Format.MERGED and dtype is not ExportDtype.BASE:
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     with (
         open_destination(out, push_to_hub, is_private=private) as place,
-        open_adapter(adapter, data_dir, checkpoints_base, Base(base_model, revision)) as folder,
+        open_adapter(adapter, data_dir, checkpoints_base, NamedBase(base_model, revision)) as folder,
     ):
-        of_weights = None if dtype is Dtype.BASE else dtype.value
+        of_weights = None if dtype is ExportDtype.BASE else dtype.value
         if is_whole(folder):
             if form is not Format.MERGED:
                 raise StartError(

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spmd_tx.cli.server import LOCAL, ApiKey, Server, Url
+from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, UrlOption
 from spmd_tx.errors import StartError
 
 
@@ -18,8 +18,8 @@ def import_weights(
             metavar="DIRECTORY", help="Folder with adapter_config.json and adapter_model.safetensors."
         ),
     ],
-    url: Url = LOCAL,
-    api_key: ApiKey = "",
+    url: UrlOption = LOCAL,
+    api_key: ApiKeyOption = "",
     project: Annotated[str | None, typer.Option(help="Project of the new training run.")] = None,
     rank: Annotated[
         int | None,

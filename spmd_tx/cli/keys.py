@@ -13,7 +13,7 @@ import typer
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
-    from spmd_tx.coordinator.storage.tables import ApiKey
+    from spmd_tx.coordinator.storage.tables import ApiKeyRow
 
 keys = typer.Typer(
     name="keys",
@@ -132,7 +132,7 @@ def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl 
     typer.echo(f"removed {removed} keys; after its next start the server accepts everyone")
 
 
-def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
+def show(rows: Sequence["ApiKeyRow"], is_error: bool = False) -> None:
     """Print keys as a table; ``is_error`` sends it to stderr, so that stdout holds a new key alone."""
     from rich.table import Table
 
@@ -144,7 +144,7 @@ def show(rows: Sequence["ApiKey"], is_error: bool = False) -> None:
     console(is_error).print(table)
 
 
-def _cells(row: "ApiKey") -> tuple[str, ...]:
+def _cells(row: "ApiKeyRow") -> tuple[str, ...]:
     from spmd_tx.coordinator.tenancy.keys import problem
 
     return (
@@ -172,7 +172,7 @@ def _date(seconds: float | None) -> str:
     return "" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _limits(row: "ApiKey") -> str:
+def _limits(row: "ApiKeyRow") -> str:
     limits = {
         "adapters": row.adapters,
         "queued requests": row.queued_requests,

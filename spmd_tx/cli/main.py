@@ -21,22 +21,15 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli.export_weights import export_weights
 from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
-from spmd_tx.cli.options import (
-    DEFAULTS,
-    HELP,
-    DatabaseUrl,
-    DataDir,
-    environment_variable,
-    read_limits,
-    server_options,
-)
+from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, Limit, read_limits, takes_options
 from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
-from spmd_tx.config import MANY, LogFormat, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
+from spmd_tx.options import MANY
 from spmd_tx.processes import private
 from spmd_tx.processes.environments import past_proxies
 from spmd_tx.processes.interrupts import ended_by_interrupts
@@ -52,7 +45,9 @@ LOST_OUTPUT = (errno.ENOSPC, errno.EIO)  # on a full disk, or a terminal that is
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of a shell
 
 
-def serve(**options: Any) -> None:
+@app.command()
+@takes_options("serve")
+def serve(*, limit: Limit = [], **options: Any) -> None:  # noqa: B006
     """Serve the Tinker API for one base model.
 
     Prints "ready: URL" once it can serve requests. Every option can also be
@@ -61,7 +56,7 @@ def serve(**options: Any) -> None:
     which overrides the file.
     """
     del options["config"]  # its values came in as defaults of the other options
-    config = ServerConfig(bounds=read_limits(options.pop("limit")), **options)
+    config = ServerConfig(bounds=read_limits(limit), **options)
     with ended_by_interrupts():
         from spmd_tx.coordinator.runtime import event_loop
         from spmd_tx.coordinator.server import serve as server
@@ -69,14 +64,13 @@ def serve(**options: Any) -> None:
     raise typer.Exit(event_loop.run(server.serve(config)))
 
 
-serve.__signature__ = server_options()  # pyright: ignore[reportFunctionMemberAccess]
-app.command()(serve)
 app.command()(plan)
 app.command("import")(import_weights)
 app.command("export")(export_weights)
 
 
 @app.command()
+@takes_options("worker", has_file=False)
 def worker(
     coordinator: Annotated[
         str,
@@ -120,12 +114,7 @@ def worker(
         float,
         typer.Option(min=1, max=MANY, help="Seconds without the coordinator until this process exits."),
     ] = 600,
-    log_format: Annotated[
-        LogFormat,
-        typer.Option(
-            envvar=environment_variable("log_format"), show_envvar=False, help=HELP["Server"]["log_format"]
-        ),
-    ] = DEFAULTS.log_format,
+    **options: Any,
 ) -> None:
     """Run one worker process of a server on another host.
 
@@ -137,7 +126,7 @@ def worker(
         from spmd_tx.coordinator.agent import main as remote_agent
         from spmd_tx.coordinator.agent.agent import AgentOptions
 
-    options = AgentOptions(
+    agent_options = AgentOptions(
         coordinator=coordinator,
         process=process_id,
         secret=remote_agent.shared_secret(secret_file),
@@ -145,10 +134,10 @@ def worker(
         base_model=base_model,
         patience=coordinator_timeout,
     )
-    raise typer.Exit(asyncio.run(remote_agent.run(options, log_format=log_format)))
+    raise typer.Exit(asyncio.run(remote_agent.run(agent_options, **options)))
 
 
-Family = Annotated[
+FamilyOption = Annotated[
     str,
     typer.Option(help=f"Kind of the model, or a model of that kind: {', '.join(tiny_families.FAMILIES)}."),
 ]
@@ -169,7 +158,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the model, the server's data and the plot.")] = Path(
         "demo"
     ),
-    family: Family = "qwen3",
+    family: FamilyOption = "qwen3",
     full_parameters: Annotated[
         bool, typer.Option("--full-parameters", help="Train all weights instead of an adapter.")
     ] = False,
@@ -188,7 +177,7 @@ def make_model(
         Path, typer.Argument(metavar="DIRECTORY", help="Folder to write to; created if it is missing.")
     ],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
-    family: Family = "qwen3",
+    family: FamilyOption = "qwen3",
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random checkpoint in the Hugging Face layout."""
@@ -200,36 +189,13 @@ def make_model(
     typer.echo(tiny_model.write(directory, spec, seed))
 
 
-def _as_for_serve(panel: str, name: str, least: float | None = None) -> Any:
-    """Declare an option of ``serve`` for another command."""
-    return typer.Option(
-        min=least, help=HELP[panel][name], envvar=environment_variable(name), show_envvar=False
-    )
-
-
 @app.command()
+@takes_options("gc", has_file=False)
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
-    session_timeout: Annotated[
-        float, _as_for_serve("Server", "session_timeout", 0)
-    ] = DEFAULTS.session_timeout,
-    keep_results_hours: Annotated[
-        float, _as_for_serve("Storage", "keep_results_hours", 0)
-    ] = DEFAULTS.keep_results_hours,
-    keep_versions_hours: Annotated[
-        float, _as_for_serve("Storage", "keep_versions_hours", 0)
-    ] = DEFAULTS.keep_versions_hours,
-    keep_audit_days: Annotated[
-        float, _as_for_serve("Storage", "keep_audit_days", 1)
-    ] = DEFAULTS.keep_audit_days,
-    keep_metrics_days: Annotated[
-        float, _as_for_serve("Storage", "keep_metrics_days", 1)
-    ] = DEFAULTS.keep_metrics_days,
-    max_compilation_cache: Annotated[
-        str, _as_for_serve("Storage", "max_compilation_cache")
-    ] = DEFAULTS.max_compilation_cache,
+    **options: Any,
 ) -> None:
     """Delete expired and unused data of a stopped server.
 
@@ -239,15 +205,7 @@ def gc(
     from spmd_tx.coordinator.retention import reaper
     from spmd_tx.coordinator.retention.reaper import limits_of
 
-    config = ServerConfig(
-        base_model="",
-        session_timeout=session_timeout,
-        keep_results_hours=keep_results_hours,
-        keep_versions_hours=keep_versions_hours,
-        keep_audit_days=keep_audit_days,
-        keep_metrics_days=keep_metrics_days,
-        max_compilation_cache=max_compilation_cache,
-    )
+    config = ServerConfig(base_model="", **options)
     reaped = asyncio.run(reaper.collect(data_dir, database_url, limits_of(config), dry_run))
     typer.echo(reaper.table(reaped))
     if dry_run:

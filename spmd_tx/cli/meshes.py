@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from spmd_tx.config import AUTO, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.errors import DoesNotFit, StartError
 from spmd_tx.models.declared.model import Model
+from spmd_tx.options import AUTO
 from spmd_tx.worker.memory.accelerators import Devices
 
 Mesh = tuple[int, int, int]  # fsdp, ep, tp
@@ -27,14 +28,14 @@ def possible_meshes(config: ServerConfig, model: Model, devices: Devices) -> lis
             f"a mesh with {config.sizes_as_options} cannot have {count} devices, which {given} does not "
             "divide; change a size to one that divides their number, or leave it out to have it chosen"
         )
-    found = list(_meshes(config, model, count))
-    if not found:  # ep alone is left to be chosen, and would have to be all of the rest
+    meshes = list(_meshes(config, model, count))
+    if not meshes:  # ep alone is left to be chosen, and would have to be all of the rest
         raise StartError(
             f"a mesh with {config.sizes_as_options} has {count} devices only if --expert-parallel-size is "
             f"{count // given}, which is not chosen for a model with {model.n_experts or 'no'} experts; add "
             "it, or leave a size out to have it chosen"
         )
-    return found
+    return meshes
 
 
 def _meshes(config: ServerConfig, model: Model, count: int) -> Iterator[Mesh]:

@@ -42,7 +42,7 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     if not arguments or arguments[0] != "serve":
         return list(arguments), []
-    found, notes = ["serve"], []
+    renamed, notes = ["serve"], []
     for option, words in _options(arguments[1:]):
         name = option.removeprefix("no-") if option.removeprefix("no-") in FLAGS else option
         if name in DECIDED:
@@ -51,10 +51,10 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             if words != ["1"]:
                 raise StartError(f"--{name} is {' '.join(words)}; models here have one residual stream")
         elif name in RENAMED:
-            found += [f"--{RENAMED[name]}", *(FOREVER if word == "-1" else word for word in words)]
+            renamed += [f"--{RENAMED[name]}", *(FOREVER if word == "-1" else word for word in words)]
         else:
-            found += [f"--{option}", *words] if option else words
-    return found, notes
+            renamed += [f"--{option}", *words] if option else words
+    return renamed, notes
 
 
 def _options(arguments: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

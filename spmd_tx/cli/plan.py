@@ -1,6 +1,5 @@
 """``spmd-tx plan`` calculates what fits on given devices, without the devices and without the weights."""
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,8 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli import compile
 from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
-from spmd_tx.cli.options import server_options
-from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
+from spmd_tx.cli.options import takes_options
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
@@ -32,7 +31,33 @@ class Planned:
     why: str = ""  # this mesh was chosen; empty: it was given
 
 
-def plan(**options: Any) -> None:
+@takes_options("plan")
+def plan(
+    *,
+    devices: Annotated[
+        str, typer.Option(help="Number and kind of the devices, such as 8xh100, v5e:2x4, 4xcpu or 8.")
+    ],
+    memory_per_device: Annotated[
+        str | None, typer.Option(help="Memory of one device, such as 80GiB, if its kind is not known.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the plan as JSON, with sizes in bytes.")
+    ] = False,
+    compiles: Annotated[
+        bool, typer.Option("--compile", help="Compile the server's programs for them; this takes minutes.")
+    ] = False,
+    only: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="With --compile: prefixes of programs' names, such as train,decode. Default: all.",
+        ),
+    ] = "",
+    hlo: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --compile: folder for XLA's optimized HLO.")
+    ] = None,
+    **options: Any,
+) -> None:
     """Print how a server would use the memory of its devices, and how much work would fit.
 
     Needs neither the devices nor the weights, only the model's config.json.
@@ -45,70 +70,21 @@ def plan(**options: Any) -> None:
     are left out are tried, and the fastest is named.
     """
     del options["config"]  # its values came in as defaults of the other options
-    devices = parse_devices(options.pop("devices"), options.pop("memory_per_device"))
-    as_json, compiles = options.pop("json"), options.pop("compile")
-    names, hlo = options.pop("only"), options.pop("hlo")
-    config = ServerConfig(**options)
+    config, parsed_devices = ServerConfig(**options), parse_devices(devices, memory_per_device)
     if compiles:
-        only = tuple(name.strip() for name in names.split(",") if name.strip())
-        compile.run(config, read_model(config), devices, Wish(only, hlo), as_json=as_json)
+        names = tuple(name.strip() for name in only.split(",") if name.strip())
+        compile.run(config, read_model(config), parsed_devices, Wish(names, hlo), as_json=as_json)
         return
-    for option, value in (("--only", names), ("--hlo", hlo)):
+    for option, value in (("--only", only), ("--hlo", hlo)):
         if value:
             raise StartError(f"{option} is {str(value)!r}, which has no effect without --compile; add that")
-    planned = make(config, devices)
+    planned = make(config, parsed_devices)
     if as_json:
         mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
-        told = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
-        typer.echo(msgspec.json.format(msgspec.json.encode(told)).decode())
+        facts = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
+        typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
     else:
         show(planned)
-
-
-def signature() -> inspect.Signature:
-    """Return the signature from which typer reads the options."""
-    of_server = server_options().parameters
-    own = {
-        "devices": Annotated[
-            str,
-            typer.Option(help="Number and kind of the devices, such as 8xh100, v5e:2x4, 4xcpu or 8."),
-        ],
-        "memory_per_device": Annotated[
-            str | None, typer.Option(help="Memory of one device, such as 80GiB, if its kind is not known.")
-        ],
-        "json": Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with sizes in bytes.")],
-        "compile": Annotated[
-            bool,
-            typer.Option("--compile", help="Compile the server's programs for them; this takes minutes."),
-        ],
-        "only": Annotated[
-            str,
-            typer.Option(
-                metavar="NAMES",
-                help="With --compile: prefixes of programs' names, such as train,decode. Default: all.",
-            ),
-        ],
-        "hlo": Annotated[
-            Path | None,
-            typer.Option(metavar="FOLDER", help="With --compile: folder for XLA's optimized HLO."),
-        ],
-    }
-    defaults = {"memory_per_device": None, "json": False, "compile": False, "only": "", "hlo": None}
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=annotation,
-            default=defaults.get(name, inspect.Parameter.empty),
-        )
-        for name, annotation in own.items()
-    ]
-    return inspect.Signature(
-        [*(of_server[name] for name in ("config", "base_model", "revision", *PLAN_OPTIONS)), *parameters]
-    )
-
-
-plan.__signature__ = signature()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
@@ -136,7 +112,7 @@ def read_model(config: ServerConfig) -> Model:
 
 def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice."""
-    found: list[Planned] = []
+    fitting: list[Planned] = []
     refusals = Refusals(config, devices)
     for mesh in meshes:
         try:
@@ -144,12 +120,12 @@ def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequen
         except StartError as error:
             refusals.add(mesh, error)
             continue
-        found.append(planned)
+        fitting.append(planned)
         if set(planned.plan.remat.values()) != {"full"}:
             why = "the least tensor parallelism with which training need not compute everything twice"
             return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
-    if found:
-        return replace(found[0], why="the least tensor parallelism with which the model fits")
+    if fitting:
+        return replace(fitting[0], why="the least tensor parallelism with which the model fits")
     raise refusals.error()
 
 

@@ -49,19 +49,19 @@ def list_requests(
     """List the requests that have no result yet, the oldest first."""
     from spmd_tx.coordinator.requests import overview
 
-    choice = overview.Choice(owner, kind, with_finished, most)
+    choice = overview.RequestFilter(owner, kind, with_finished, most)
 
     async def read(database: "Database") -> "tuple[list[Overview], int]":
         async with database.reading() as db:
             return await overview.listed(db, choice)
 
-    found, count = _beside(data_dir, database_url, read)
+    overviews, count = _beside(data_dir, database_url, read)
     if as_json:
-        typer.echo(json.dumps([_facts(each) for each in found], indent=2))
+        typer.echo(json.dumps([_facts(each) for each in overviews], indent=2))
         return
-    _print_table(found)
-    if len(found) < count:
-        typer.echo(f"{count - len(found)} more; --most shows more, --owner and --kind choose")
+    _print_table(overviews)
+    if len(overviews) < count:
+        typer.echo(f"{count - len(overviews)} more; --most shows more, --owner and --kind choose")
 
 
 @requests.command()
@@ -76,11 +76,11 @@ def show(
 
     async def read(database: "Database") -> "tuple[Overview, int | None, list[str]]":
         async with database.reading() as db:
-            found = await overview.find(db, id)
-        return found, *_body(found, data_dir)
+            request = await overview.find(db, id)
+        return request, *_body(request, data_dir)
 
-    found, size, body = _beside(data_dir, database_url, read)
-    facts = _facts(found) | {"body bytes": size}
+    request, size, body = _beside(data_dir, database_url, read)
+    facts = _facts(request) | {"body bytes": size}
     if as_json:
         typer.echo(json.dumps(facts | {"body": body}, indent=2))
         return
@@ -125,21 +125,21 @@ def fail(
     async def write(database: "Database") -> bool:
         async with database.transaction() as db:
             if refuse_model:
-                await overview.refuse_model(db, found, reason)
+                await overview.refuse_model(db, request, reason)
                 return True
-            return await overview.give_up(db, found, reason)
+            return await overview.give_up(db, request, reason)
 
-    found = _beside(data_dir, database_url, look)
-    _check(found, refuse_model)
-    _print_table([found])
+    request = _beside(data_dir, database_url, look)
+    _check(request, refuse_model)
+    _print_table([request])
     if not yes:
         typer.confirm("Give up its model?" if refuse_model else "Give it up?", abort=True)
     if not _beside(data_dir, database_url, write):
-        typer.echo(f"Request {found.row.id} has finished meanwhile; its result stands.")
+        typer.echo(f"Request {request.row.id} has finished meanwhile; its result stands.")
     elif refuse_model:
         typer.echo(
-            f"From the next start of workers on, request {found.row.seq_id} of {found.row.line} is not run "
-            "again, and the model's requests fail."
+            f"From the next start of workers on, request {request.row.seq_id} of {request.row.line} is not "
+            "run again, and the model's requests fail."
         )
     else:
         typer.echo(
@@ -148,48 +148,48 @@ def fail(
         )
 
 
-def _check(found: "Overview", refuse_model: bool) -> None:
+def _check(request: "Overview", refuse_model: bool) -> None:
     """Raise StartError if the request, or its model, cannot be given up."""
-    row = found.row
-    if refuse_model and not found.may_be_run_again:
+    row = request.row
+    if refuse_model and not request.may_be_run_again:
         raise StartError(
-            f"request {row.id} is not run again to restore a model: {row.kind}, {found.state}; "
+            f"request {row.id} is not run again to restore a model: {row.kind}, {request.state}; "
             "leave out --refuse-model"
         )
     if not refuse_model and row.finished_at is not None:
         advice = "; if running it again ends the server, --refuse-model gives up its model"
         raise StartError(
-            f"request {row.id} has an outcome already ({found.state}), and nothing is to be done"
-            + (advice if found.may_be_run_again else "")
+            f"request {row.id} has an outcome already ({request.state}), and nothing is to be done"
+            + (advice if request.may_be_run_again else "")
         )
 
 
-def _body(found: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
+def _body(request: "Overview", data_dir: Path) -> tuple[int | None, list[str]]:
     """Return the size of the body in bytes, if it can be read, and the lines of its summary."""
     from spmd_tx.coordinator.requests.body_summary import summary
     from spmd_tx.coordinator.requests.payload_files import read_body
     from spmd_tx.coordinator.requests.rows import payload_of
 
     try:
-        body = read_body(data_dir / "payloads", payload_of(found.row))
+        body = read_body(data_dir / "payloads", payload_of(request.row))
     except (DamagedBody, OSError) as error:
         return None, [f"cannot be read: {error}"]
-    return len(body), summary(found.row.kind, body)
+    return len(body), summary(request.row.kind, body)
 
 
-def _facts(found: "Overview") -> dict[str, Any]:
+def _facts(request: "Overview") -> dict[str, Any]:
     """Return what is shown about a request, in this order; None where something is not known."""
     from spmd_tx.coordinator.requests.body_summary import clean
 
-    row = found.row
+    row = request.row
     return {
         "id": row.id,
         "kind": row.kind,
         "line": row.line,
         "seq_id": row.seq_id,
-        "owner": found.owner,
+        "owner": request.owner,
         "session": row.session_id,
-        "state": found.state,
+        "state": request.state,
         "accepted": _date(row.created_at),
         "began": _date(row.began_at),
         "first command sent": _date(row.sent_at),
@@ -207,7 +207,7 @@ def _facts(found: "Overview") -> dict[str, Any]:
     }
 
 
-def _print_table(found: "list[Overview]") -> None:
+def _print_table(overviews: "list[Overview]") -> None:
     from rich.table import Table
 
     from spmd_tx.cli.consoles import console
@@ -215,7 +215,7 @@ def _print_table(found: "list[Overview]") -> None:
     table = Table(box=None, pad_edge=False)
     for name in ("id", "kind", "line", "seq_id", "owner", "age", *LOSSES, "state"):
         table.add_column(name, overflow="fold")
-    for each in found:
+    for each in overviews:
         row = each.row
         losses = row.losses, row.losses_by_command, row.coordinator_losses
         line = f"{row.line[:SHOWN]}...{row.line.removeprefix(row.session_id)}"

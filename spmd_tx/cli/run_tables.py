@@ -21,7 +21,7 @@ BY_CLIENT = "steps as the client counts them:"
 
 Metrics = Mapping[str, float | None]
 Points = list[dict[str, Any]]  # as the server tells them
-Rows = Sequence[Sequence[str]]
+TableRows = Sequence[Sequence[str]]
 
 
 def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
@@ -122,7 +122,7 @@ def _clock(point: dict[str, Any]) -> str:
     return datetime.fromtimestamp(point["at"]).strftime("%H:%M:%S")
 
 
-def _fitting(headings: Sequence[str], rows: Rows, console: Console) -> Table:
+def _fitting(headings: Sequence[str], rows: TableRows, console: Console) -> Table:
     """Make a table without the last columns that do not fit, but with the first one in any case."""
     unbounded = console.options.update(max_width=UNBOUNDED)
     for count in range(len(headings), 1, -1):
@@ -132,7 +132,7 @@ def _fitting(headings: Sequence[str], rows: Rows, console: Console) -> Table:
     return _table(headings[:1], rows)
 
 
-def _table(headings: Sequence[str], rows: Rows) -> Table:
+def _table(headings: Sequence[str], rows: TableRows) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
         is_name = heading in ("run", "owner")

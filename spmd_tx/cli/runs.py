@@ -13,13 +13,13 @@ from rich.text import Text
 
 from spmd_tx.cli import consoles, run_tables
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
-from spmd_tx.cli.server import LOCAL, ApiKey, Server, Unreachable, Url
+from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.errors import StartError
 
 EVERY_SECONDS = 2.0
 INFIX = ":train:"  # between the session and the number in the ID of a run
 
-Run = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, or the beginning of it.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, or the beginning of it.")]
 Metric = Annotated[str | None, typer.Option(help="Metric to draw. Default: the reward, or else the loss.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
@@ -34,30 +34,34 @@ runs = typer.Typer(
 def list_runs(
     most: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs to show.")] = 20,
     as_json: Json = False,
-    url: Url = LOCAL,
-    api_key: ApiKey = "",
+    url: UrlOption = LOCAL,
+    api_key: ApiKeyOption = "",
 ) -> None:
     """List training runs, the newest first, with the newest metrics."""
-    server, found, cursor = Server(url, api_key), [], 0
-    while cursor is not None and len(found) < most:
-        page = server.ask(f"/console/api/runs?limit={min(most - len(found), 100)}&cursor={cursor}")
-        found, cursor = found + page["runs"], page["next_cursor"]
+    server, listed, cursor = Server(url, api_key), [], 0
+    while cursor is not None and len(listed) < most:
+        page = server.ask(f"/console/api/runs?limit={min(most - len(listed), 100)}&cursor={cursor}")
+        listed, cursor = listed + page["runs"], page["next_cursor"]
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
-    elif not found:
+        typer.echo(json.dumps(listed, indent=2))
+    elif not listed:
         typer.echo("there are no runs yet")
     else:
         console = consoles.console()
-        console.print(run_tables.of_runs(found, console))
+        console.print(run_tables.of_runs(listed, console))
 
 
 @runs.command()
 def show(
-    run: Run, metric: Metric = None, as_json: Json = False, url: Url = LOCAL, api_key: ApiKey = ""
+    run: RunArgument,
+    metric: Metric = None,
+    as_json: Json = False,
+    url: UrlOption = LOCAL,
+    api_key: ApiKeyOption = "",
 ) -> None:
     """Show the last steps of a run, and the curve of a metric."""
     server = Server(url, api_key)
-    history = History(_whole(server, run))
+    history = RunHistory(_whole(server, run))
     history.read(server, -1)
     if as_json:
         typer.echo(json.dumps([*history.points, *history.logged], indent=2))
@@ -69,13 +73,13 @@ def show(
 
 
 @runs.command()
-def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = "") -> None:
+def tail(run: RunArgument, metric: Metric = None, url: UrlOption = LOCAL, api_key: ApiKeyOption = "") -> None:
     """Show a run while it trains, until Ctrl-C.
 
     Where the output is no terminal, it prints a line per step.
     """
     server, console = Server(url, api_key), consoles.console()
-    history = History(_whole(server, run))
+    history = RunHistory(_whole(server, run))
     history.read(server, -1)
     try:
         if console.is_terminal:
@@ -87,7 +91,7 @@ def tail(run: Run, metric: Metric = None, url: Url = LOCAL, api_key: ApiKey = ""
 
 
 @dataclass
-class History:
+class RunHistory:
     """Holds what is known of a run."""
 
     run: str
@@ -102,20 +106,20 @@ class History:
 
     def read(self, server: Server, after: int | None) -> Points:
         """Read the server's steps behind a place, and return what is new of the client's own steps."""
-        found, steps = list[dict[str, Any]](), set[int]()
+        points, steps = list[dict[str, Any]](), set[int]()
         more = True
         while more:
             places = f"logged_after={self._logged_after}&after={after}"
             page = server.ask(f"training_runs/{quote(self.run, safe='')}/metrics?{places}")
-            found += page["points"]
+            points += page["points"]
             for entry in page.get("logged", ()):
                 known = self._logged.get(entry["step"], {"metrics": {}})
                 self._logged[entry["step"]] = entry | {"metrics": known["metrics"] | entry["metrics"]}
                 self._logged_after = entry["number"]
                 steps.add(entry["step"])
             more = page["next_after"] is not None or page.get("next_logged_after") is not None
-            after = found[-1]["seq"] if found else after
-        self.points += found
+            after = points[-1]["seq"] if points else after
+        self.points += points
         return [self._logged[step] for step in sorted(steps)]
 
     def read_on(self, server: Server) -> Points:
@@ -129,7 +133,7 @@ class History:
             raise
 
 
-def _redraw(server: Server, history: History, metric: str | None, console: Console) -> None:
+def _redraw(server: Server, history: RunHistory, metric: str | None, console: Console) -> None:
     def view() -> Group:
         rows = max(1, min(LAST_STEPS, console.height - run_tables.LINES_BESIDE))
         steps = run_tables.of_steps(history.run, history.points, metric, console, rows)
@@ -147,7 +151,7 @@ def _redraw(server: Server, history: History, metric: str | None, console: Conso
                 live.update(view(), refresh=True)
 
 
-def _print_lines(server: Server, history: History) -> None:
+def _print_lines(server: Server, history: RunHistory) -> None:
     """Print a line per step, a look later than it was seen, as clients add their metrics after it."""
     printed, is_told, news = -1, False, history.logged
     while True:
@@ -174,9 +178,9 @@ def _whole(server: Server, beginning: str) -> str:
     if INFIX in beginning:
         return beginning  # and the server says whether there is such a run
     page = server.ask(f"/console/api/runs?limit=2&beginning={quote(beginning, safe='')}")
-    found = [run["id"] for run in page["runs"] if run["id"].startswith(beginning)]
-    if not found or not beginning:
+    matching = [run["id"] for run in page["runs"] if run["id"].startswith(beginning)]
+    if not matching or not beginning:
         raise StartError(f"there is no run {beginning!r}; spmd-tx runs list shows the IDs")
-    if len(found) > 1:
+    if len(matching) > 1:
         raise StartError(f"more than one run begins with {beginning!r}; give more of the ID")
-    return found[0]
+    return matching[0]

@@ -18,8 +18,8 @@ LOCAL = "http://127.0.0.1:8000"
 INCOMPLETE = 308  # a file that is uploaded has not arrived in full
 AGAIN = (429, 502, 503, 504)  # the SDK, too, asks again after these
 
-Url = Annotated[str, typer.Option(envvar="TINKER_BASE_URL", help="Address of the server.")]
-ApiKey = Annotated[str, typer.Option(envvar="TINKER_API_KEY", help="API key, if the server has any.")]
+UrlOption = Annotated[str, typer.Option(envvar="TINKER_BASE_URL", help="Address of the server.")]
+ApiKeyOption = Annotated[str, typer.Option(envvar="TINKER_API_KEY", help="API key, if the server has any.")]
 
 
 class Unreachable(StartError):

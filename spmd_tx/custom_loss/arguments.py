@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spmd_tx.custom_loss.operations import Operation, Parameter
+from spmd_tx.custom_loss.operations import LossOperation, OperationParameter
 
 MOST_SHOWN = 128  # characters of a name in a message
 
@@ -18,7 +18,7 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Dtype:
+class DtypeName:
     """Names a type of elements, as torch does."""
 
     name: str
@@ -35,7 +35,7 @@ class BadArguments(Exception):
     """Says why arguments do not fit an operation."""
 
 
-def bind(operation: Operation, positional: list[Any], named: dict[str, Any]) -> dict[str, Any]:
+def bind(operation: LossOperation, positional: list[Any], named: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments by name. Raises BadArguments if some are missing, unknown or given twice."""
     parameters = operation.parameters
     if operation.name == "einsum":
@@ -46,9 +46,9 @@ def bind(operation: Operation, positional: list[Any], named: dict[str, Any]) -> 
     if operation.name in ("max", "min") and "other" in named:
         named["dim"] = named.pop("other")
     named = {_renamed(key, operation): value for key, value in named.items()}
-    known = {each.name for each in parameters}
+    all_names = {each.name for each in parameters}
     names = [each.name for each in parameters[: len(positional)]]
-    if len(positional) > len(parameters) or not known.issuperset(named) or set(names) & set(named):
+    if len(positional) > len(parameters) or not all_names.issuperset(named) or set(names) & set(named):
         raise BadArguments(f"its arguments do not fit; {operation.name} takes {_signature(operation)}")
     arguments = dict(zip(names, positional, strict=True)) | named
     missing = [each.name for each in parameters if each.is_required and each.name not in arguments]
@@ -65,10 +65,10 @@ def _gathered(positional: list[Any], place: int) -> list[Any]:
     return [*positional[:place], tuple(rest)]
 
 
-def _renamed(key: str, operation: Operation) -> str:
+def _renamed(key: str, operation: LossOperation) -> str:
     """Resolve torch's other names: ``input`` or ``self`` for the first argument, and some synonyms."""
-    known = {each.name for each in operation.parameters}
-    if key in known:
+    names = {each.name for each in operation.parameters}
+    if key in names:
         return key
     first = operation.parameters[0].name
     others = {
@@ -82,21 +82,21 @@ def _renamed(key: str, operation: Operation) -> str:
     return others.get(key, key)
 
 
-def has_form(value: Any, parameter: Parameter) -> bool:
+def has_form(value: Any, parameter: OperationParameter) -> bool:
     if value is None and not parameter.is_required:
         return True
     is_int = isinstance(value, int) and not isinstance(value, bool)
     is_number = isinstance(value, int | float)
     forms: dict[str, Callable[[], bool]] = {
         "tensor": lambda: isinstance(value, Ref),
-        "value": lambda: isinstance(value, Ref | Dtype) or is_number,
+        "value": lambda: isinstance(value, Ref | DtypeName) or is_number,
         "number": lambda: isinstance(value, Ref) or is_number,
         "int": lambda: isinstance(value, Ref) or is_int,
         "bool": lambda: isinstance(value, bool),
         "text": lambda: isinstance(value, str) and (not parameter.words or value in parameter.words),
         "dims": lambda: is_int or isinstance(value, Ref) or _all_sizes(value),
         "sizes": lambda: _all_sizes(value),
-        "dtype": lambda: isinstance(value, Dtype | Ref),
+        "dtype": lambda: isinstance(value, DtypeName | Ref),
         "index": lambda: _is_index(value),
         "tensors": lambda: isinstance(value, list | tuple) and all(isinstance(each, Ref) for each in value),
         "nothing": lambda: value is None or value is False,
@@ -171,5 +171,5 @@ def described(value: Any) -> str:
     return repr(value)[:60]
 
 
-def _signature(operation: Operation) -> str:
+def _signature(operation: LossOperation) -> str:
     return ", ".join(each.name + ("" if each.is_required else "=...") for each in operation.parameters)

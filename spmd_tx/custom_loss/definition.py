@@ -14,7 +14,7 @@ import msgspec
 from spmd_tx.custom_loss.arguments import (
     ELLIPSIS,
     BadArguments,
-    Dtype,
+    DtypeName,
     Ref,
     bind,
     described,
@@ -25,7 +25,7 @@ from spmd_tx.custom_loss.arguments import (
     refs,
     shown,
 )
-from spmd_tx.custom_loss.operations import OPERATIONS, REDUCTIONS, Operation
+from spmd_tx.custom_loss.operations import OPERATIONS, REDUCTIONS, LossOperation
 from spmd_tx.errors import InvalidRequest
 
 MAX_BYTES = 256 << 10  # of the JSON document
@@ -82,13 +82,13 @@ class Node:
     """Holds one step: an operation and its arguments by name, without those that were left out."""
 
     name: str
-    operation: Operation
+    operation: LossOperation
     target: str
     arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class CustomLoss:
+class CheckedLoss:
     """Holds a checked graph, which may be run."""
 
     name: str
@@ -102,7 +102,7 @@ class CustomLoss:
         return tuple(name for name, _ in self.metrics)
 
 
-def read(definition: Definition) -> CustomLoss:
+def read(definition: Definition) -> CheckedLoss:
     """Check a whole definition. Raises InvalidRequest, which names the node."""
     if not 1 <= len(definition.name) <= MAX_NAME:
         raise InvalidRequest(
@@ -127,12 +127,12 @@ class _Reader:
 
     def __init__(self, definition: Definition) -> None:
         self._definition = definition
-        self._known: set[str] = set()  # names of the nodes so far
+        self._node_names: set[str] = set()  # names of the nodes so far
         self._follows: set[str] = {"logprobs"}  # names of nodes whose value depends on logprobs
         self._placeholders: list[str] = []
         self._nodes: list[Node] = []
 
-    def read(self) -> CustomLoss:
+    def read(self) -> CheckedLoss:
         *nodes, output = self._definition.graph.nodes
         for node in nodes:
             self._read_node(node)
@@ -140,9 +140,9 @@ class _Reader:
             refuse(output, "the last node must be the output")
         names = [each.name for each in self._definition.inputs]
         if self._placeholders != names:
-            found = ", ".join(self._placeholders[: MAX_INPUTS + 1])
+            placeholders = ", ".join(self._placeholders[: MAX_INPUTS + 1])
             raise InvalidRequest(
-                f"the graph's placeholders are {found}; they must be the inputs, in their order: "
+                f"the graph's placeholders are {placeholders}; they must be the inputs, in their order: "
                 f"{', '.join(names)}"
             )
         reductions = [node for node in self._nodes if node.operation.name in REDUCTIONS]
@@ -153,12 +153,12 @@ class _Reader:
             )
         loss, metrics = self._read_output(output)
         definition = self._definition
-        return CustomLoss(definition.name, tuple(definition.inputs), tuple(self._nodes), loss, metrics)
+        return CheckedLoss(definition.name, tuple(definition.inputs), tuple(self._nodes), loss, metrics)
 
     def _read_node(self, node: WireNode) -> None:
         if not _NAME.fullmatch(node.name):
             refuse(node, "names of nodes are letters, digits and underscores")
-        if node.name in self._known:
+        if node.name in self._node_names:
             refuse(node, "there is another node of this name")
         match node.op:
             case "placeholder":
@@ -176,7 +176,7 @@ class _Reader:
                 refuse(node, "a loss cannot use torch.nn modules; use functions of torch.nn.functional")
             case _:
                 refuse(node, f"{quoted(node.op)} is no kind of node that a loss may have here")
-        self._known.add(node.name)
+        self._node_names.add(node.name)
 
     def _read_call(self, node: WireNode) -> Node:
         target = node.target if node.op == "call_function" else f".{node.target}"
@@ -199,7 +199,7 @@ class _Reader:
         return Node(node.name, operation, target, arguments)
 
     def _read_value(self, node: WireNode, value: Any, depth: int = 0) -> Any:
-        """Turn the JSON form into Ref, Dtype, slice, tuple, list, dict and plain values."""
+        """Turn the JSON form into Ref, DtypeName, slice, tuple, list, dict and plain values."""
         if depth > MAX_DEPTH:
             refuse(node, f"an argument is nested more than {MAX_DEPTH} deep")
         if value is None or isinstance(value, bool | float | str):
@@ -221,7 +221,7 @@ class _Reader:
     def _read_special(self, node: WireNode, kind: str, content: Any, depth: int) -> Any:
         match kind, content:
             case "ref", str():
-                if content not in self._known:
+                if content not in self._node_names:
                     refuse(node, f"it refers to {quoted(content)}, which is no node before it")
                 return Ref(content)
             case "float", "inf" | "-inf" | "nan":
@@ -235,7 +235,7 @@ class _Reader:
             case "ellipsis", _:
                 return ELLIPSIS
             case "dtype", str() if content in DTYPES:
-                return Dtype(content)
+                return DtypeName(content)
             case "device" | "layout" | "memory_format", str():
                 return None  # there is one device, and one layout
         refuse(node, f"it has an argument {printed(kind)} {described(content)}, which a loss cannot have")
@@ -277,7 +277,7 @@ def refuse(node: WireNode, problem: str) -> NoReturn:
 
 
 def _bound(
-    node: WireNode, operation: Operation, positional: list[Any], named: dict[str, Any]
+    node: WireNode, operation: LossOperation, positional: list[Any], named: dict[str, Any]
 ) -> dict[str, Any]:
     try:
         return bind(operation, positional, named)

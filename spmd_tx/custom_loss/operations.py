@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Parameter:
+class OperationParameter:
     """Describes one argument of an operation."""
 
     name: str
@@ -20,11 +20,11 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Operation:
+class LossOperation:
     """Describes one operation, with all its names in torch."""
 
     name: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[OperationParameter, ...]
     targets: tuple[str, ...]
     note: str = ""  # for the documentation
 
@@ -34,18 +34,18 @@ class Operation:
         return any(parameter.form == "sizes" for parameter in self.parameters)
 
 
-def _parameter(text: str) -> Parameter:
+def _parameter(text: str) -> OperationParameter:
     """Parse ``x``, ``dim:dims`` or ``keepdim:bool?``; a question mark makes the argument optional."""
     name, _, form = text.partition(":")
     form, is_optional = form.removesuffix("?"), form.endswith("?")
     form, _, words = (form or "tensor").partition("=")
-    return Parameter(name, form, not is_optional, tuple(words.split("|")) if words else ())
+    return OperationParameter(name, form, not is_optional, tuple(words.split("|")) if words else ())
 
 
-def _operation(name: str, signature: str, *more: str, both: bool = True, note: str = "") -> Operation:
+def _operation(name: str, signature: str, *more: str, both: bool = True, note: str = "") -> LossOperation:
     """Describe an operation; with ``both``, torch has a function and a method of this name."""
     targets = (f"torch.{name}", f".{name}", *more) if both else more
-    return Operation(name, tuple(map(_parameter, signature.split())), targets, note)
+    return LossOperation(name, tuple(map(_parameter, signature.split())), targets, note)
 
 
 def _functional(name: str) -> tuple[str, str]:
@@ -316,11 +316,11 @@ _LOSSES = [
 ]
 
 _MATH = [
-    Operation(f"math.{name}", (Parameter("x", "value", is_required=True),), (f"math.{name}",))
+    LossOperation(f"math.{name}", (OperationParameter("x", "value", is_required=True),), (f"math.{name}",))
     for name in "ceil exp expm1 floor log log10 log1p log2 sqrt tanh".split()
 ]
 
-GROUPS: dict[str, list[Operation]] = {
+GROUPS: dict[str, list[LossOperation]] = {
     "Element by element": _ELEMENTWISE,
     "Sums, maxima and products": _REDUCTIONS,
     "Shapes, indices and types": _SHAPES,
@@ -329,7 +329,7 @@ GROUPS: dict[str, list[Operation]] = {
 }
 
 # By target: "torch.exp" for a function, ".exp" for a method.
-OPERATIONS: dict[str, Operation] = {
+OPERATIONS: dict[str, LossOperation] = {
     target: operation for group in GROUPS.values() for operation in group for target in operation.targets
 }
 

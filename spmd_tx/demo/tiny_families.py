@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd_tx.errors import StartError
-from spmd_tx.models.declared.maps import Map, Parameter, Source
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource
 from spmd_tx.models.declared.model import Model
 
 ROPE = {"rope_theta": 10000.0, "original_max_position_embeddings": 512, "factor": 4.0}
@@ -113,14 +113,14 @@ def family_named(name: str) -> str:
     """Return the family that a user means: "Qwen/Qwen3.5-35B-A3B" is "qwen3_5_moe". Raises StartError."""
     known = {_letters(family): family for family in FAMILIES}
     known |= {_letters(alias): family for family, aliases in ALIASES.items() for alias in aliases.split()}
-    found = known.get(_letters(VARIANT.sub("", name.rpartition("/")[2])))
-    if found is None:
+    family = known.get(_letters(VARIANT.sub("", name.rpartition("/")[2])))
+    if family is None:
         raise StartError(
             f"--family is {name!r}; families: {', '.join(FAMILIES)}, or a model of one of them, such as "
             "Llama-3.1-8B"
         )
-    mixture = f"{found}_moe"
-    return mixture if ACTIVE.search(name) and mixture in FAMILIES else found
+    mixture = f"{family}_moe"
+    return mixture if ACTIVE.search(name) and mixture in FAMILIES else family
 
 
 def _letters(name: str) -> str:
@@ -152,7 +152,7 @@ def _tensors(array: Map | Parameter, layer: int) -> Iterator[tuple[str, tuple[in
         yield array.source.name.format(layer=layer, expert=expert), shape
 
 
-def _stored(source: Source, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _stored(source: TensorSource, shape: tuple[int, ...]) -> tuple[int, ...]:
     if source.rows is not None:
         shape = (*shape[:-1], source.rows[1])
     return (*shape[:-2], shape[-1], shape[-2]) if source.transposed else shape

@@ -11,13 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.base_names import is_encoded_copy
-from spmd_tx.models.adapter_formats.files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    Module,
-    groups_of,
-    modules,
-)
+from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, AdapterModule, groups_of, modules
 from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.declared.model import ExpertLora, Factor, Model
@@ -77,7 +71,7 @@ def _opened(folder: Path) -> Any:
         raise StartError(f"{folder} is not a PEFT folder, or is damaged: {problem!r}") from None
 
 
-class Factors(NamedTuple):
+class FactorPair(NamedTuple):
     """Holds the factors of one module, in fp32."""
 
     a: np.ndarray  # [rank, in]; with shared factors [experts or 1, rank, in]
@@ -105,29 +99,29 @@ class AdapterFolder:
             raise StartError(f"{path / WEIGHTS_FILE}: {problem}") from None
         # Of maps that have factors in some layers; those without are zeros.
         self.modules = [module for module in modules(self.spec, model) if module.map in self._factors.maps]
-        self._last: tuple[Module, Factors] | None = None
+        self._last: tuple[AdapterModule, FactorPair] | None = None
 
     @property
-    def present(self) -> list[Module]:
+    def present(self) -> list[AdapterModule]:
         """The modules that have factors."""
         return [module for module in self.modules if self._factors.has(module)]
 
-    def factors(self, module: Module, expert: int | None = None) -> Factors:
+    def factors(self, module: AdapterModule, expert: int | None = None) -> FactorPair:
         """Read the factors of a module, or of one of its experts, which may share one of the two."""
         if self._last is None or self._last[0] is not module:
-            self._last = module, Factors(self._tensor(module, "a"), self._tensor(module, "b"))
+            self._last = module, FactorPair(self._tensor(module, "a"), self._tensor(module, "b"))
         a, b = self._last[1]
         return (
-            Factors(a, b)
+            FactorPair(a, b)
             if expert is None
-            else Factors(*(each[min(expert, len(each) - 1)] for each in (a, b)))
+            else FactorPair(*(each[min(expert, len(each) - 1)] for each in (a, b)))
         )
 
-    def scale(self, module: Module) -> float:
+    def scale(self, module: AdapterModule) -> float:
         """What the product of the factors is multiplied by."""
         return self.spec.alpha / module.a[-2]
 
-    def _tensor(self, module: Module, which: Factor) -> np.ndarray:
+    def _tensor(self, module: AdapterModule, which: Factor) -> np.ndarray:
         try:
             return self._factors.tensor(module, which)
         except InvalidRequest as problem:

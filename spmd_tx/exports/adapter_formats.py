@@ -22,8 +22,8 @@ from spmd_tx.models.adapter_formats.files import (
     PREFIX,
     SHARED_NAMES,
     WEIGHTS_FILE,
-    Module,
-    Shape,
+    AdapterModule,
+    ArrayShape,
     config_of,
     write_tensors,
 )
@@ -38,17 +38,17 @@ GPT_OSS = "GptOssForCausalLM"  # whose attention has another name in hosted Tink
 BUFFER_BYTES = 1 << 20
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """Holds the shape of a tensor of the result, and how to make it."""
 
-    shape: Shape
+    shape: ArrayShape
     make: Callable[[], np.ndarray]
 
 
-class Content(NamedTuple):
+class AdapterFiles(NamedTuple):
     """Holds what the two files of an adapter have."""
 
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
     config: bytes
 
 
@@ -71,10 +71,10 @@ def export_adapter(
         (place / CONFIG_FILE).write_bytes(content.config)
 
 
-def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> Content:
+def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterFiles:
     """Name and stack factors as hosted Tinker does, where all of them have the same scale."""
-    tensors: dict[str, Stored] = {}
-    of_experts: dict[str, list[Module]] = defaultdict(list)
+    tensors: dict[str, StoredTensor] = {}
+    of_experts: dict[str, list[AdapterModule]] = defaultdict(list)
     for module in adapter.modules:
         name = HOSTED_HEAD if module.map == HEAD else module.name
         if model.architecture == GPT_OSS:
@@ -86,26 +86,26 @@ def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> Content
             )
         else:
             tensors |= _pair(name, _factor(adapter, module, "a"), _factor(adapter, module, "b"))
-    for name, own in of_experts.items():
-        tensors |= _pair(name, _stack(adapter, own, "a"), _stack(adapter, own, "b"))
+    for name, experts in of_experts.items():
+        tensors |= _pair(name, _stack(adapter, experts, "a"), _stack(adapter, experts, "b"))
     layout = replace(model, expert_lora="shared-outer")  # the ranks of the result
-    return Content(tensors, config_of(adapter.spec, layout, base_model))
+    return AdapterFiles(tensors, config_of(adapter.spec, layout, base_model))
 
 
-def _pair(module: str, a: Stored, b: Stored) -> dict[str, Stored]:
+def _pair(module: str, a: StoredTensor, b: StoredTensor) -> dict[str, StoredTensor]:
     return {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
 
 
-def _factor(adapter: AdapterFolder, module: Module, which: Literal["a", "b"]) -> Stored:
-    return Stored(getattr(module, which), lambda: getattr(adapter.factors(module), which))
+def _factor(adapter: AdapterFolder, module: AdapterModule, which: Literal["a", "b"]) -> StoredTensor:
+    return StoredTensor(getattr(module, which), lambda: getattr(adapter.factors(module), which))
 
 
-def _stack(adapter: AdapterFolder, own: list[Module], which: Literal["a", "b"]) -> Stored:
+def _stack(adapter: AdapterFolder, experts: list[AdapterModule], which: Literal["a", "b"]) -> StoredTensor:
     """Stack the factors of all experts; B takes up what their scale differs from the adapter's."""
-    scale = np.float32(adapter.scale(own[0]) / adapter.spec.scale if which == "b" else 1)
-    return Stored(
-        (len(own), *getattr(own[0], which)),
-        lambda: scale * np.stack([getattr(adapter.factors(module), which) for module in own]),
+    scale = np.float32(adapter.scale(experts[0]) / adapter.spec.scale if which == "b" else 1)
+    return StoredTensor(
+        (len(experts), *getattr(experts[0], which)),
+        lambda: scale * np.stack([getattr(adapter.factors(module), which) for module in experts]),
     )
 
 
@@ -113,7 +113,7 @@ def _stack(adapter: AdapterFolder, own: list[Module], which: Literal["a", "b"]) 
 class _Part:
     """Holds the modules of one map in a matrix, or in those of all experts."""
 
-    modules: list[Module]  # one, or that of each expert
+    modules: list[AdapterModule]  # one, or that of each expert
     rows: slice  # of the matrix, along its outputs
     rank: int
 
@@ -136,14 +136,14 @@ class _Target:
     def alpha(self) -> float:
         return self.adapter.spec.alpha * self.rank / self.parts[0].rank
 
-    def a(self) -> Stored:
+    def a(self) -> StoredTensor:
         def make() -> np.ndarray:
             a_XRI = np.concatenate([self._each(part, "a") for part in self.parts], axis=1)
             return a_XRI.reshape(-1, self.width_in)
 
-        return Stored((max(1, self.experts) * self.rank, self.width_in), make)
+        return StoredTensor((max(1, self.experts) * self.rank, self.width_in), make)
 
-    def b(self) -> Stored:
+    def b(self) -> StoredTensor:
         def make() -> np.ndarray:
             b_ORX = np.zeros((self.width_out, self.rank, max(1, self.experts)), np.float32)
             first = 0
@@ -152,40 +152,40 @@ class _Target:
                 first += part.rank
             return b_ORX.reshape(self.width_out, -1)
 
-        return Stored((self.width_out, self.rank * max(1, self.experts)), make)
+        return StoredTensor((self.width_out, self.rank * max(1, self.experts)), make)
 
     def _each(self, part: _Part, which: Literal["a", "b"]) -> np.ndarray:
         """Return a factor of each expert, also where they share it: [X, R, I] or [X, O, R]."""
-        found = [getattr(self.adapter.factors(module), which) for module in part.modules]
-        array = np.stack(found) if found[0].ndim == 2 else found[0]
+        factors = [getattr(self.adapter.factors(module), which) for module in part.modules]
+        array = np.stack(factors) if factors[0].ndim == 2 else factors[0]
         return np.broadcast_to(array, (max(1, self.experts), *array.shape[1:]))
 
 
-def _for_peft(adapter: AdapterFolder, model: Model, base_model: str) -> Content:
+def _for_peft(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterFiles:
     targets = _targets(adapter, model)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
     for name, target in targets.items():
         tensors |= _pair(PREFIX + module_of(name, has_both=has_both), target.a(), target.b())
-    return Content(tensors, _config(adapter, model, base_model, targets))
+    return AdapterFiles(tensors, _config(adapter, model, base_model, targets))
 
 
 def _targets(adapter: AdapterFolder, model: Model) -> dict[str, _Target]:
     """Return the targets by their names in transformers."""
-    modules: dict[tuple[str, str], list[Module]] = defaultdict(list)  # by target and map
+    modules: dict[tuple[str, str], list[AdapterModule]] = defaultdict(list)  # by target and map
     for module in adapter.modules:
         modules[target_of(module, model), module.map].append(module)
-    found: dict[str, _Target] = {}
-    for (name, map_name), own in modules.items():
+    targets: dict[str, _Target] = {}
+    for (name, map_name), group in modules.items():
         declared = model.adapted[map_name].map
         rows, height = rows_of(declared)
-        part = _Part(own, rows, own[0].a[-2])
-        if name in found:
-            seen = found[name]
-            found[name] = replace(seen, parts=[*seen.parts, part], width_out=max(seen.width_out, height))
+        part = _Part(group, rows, group[0].a[-2])
+        if name in targets:
+            seen = targets[name]
+            targets[name] = replace(seen, parts=[*seen.parts, part], width_out=max(seen.width_out, height))
         else:
-            found[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
-    return found
+            targets[name] = _Target(adapter, [part], declared.experts, declared.width_in, height)
+    return targets
 
 
 def _config(adapter: AdapterFolder, model: Model, base_model: str, targets: dict[str, _Target]) -> bytes:
@@ -216,17 +216,17 @@ def _patterns(
     PEFT follows patterns of parameters, but warns that it ignored those that match no module. So these match
     ``matrix`` as well, one of the targets, after a pattern that says what it has.
     """
-    found: dict[str, _Target] = {}
+    by_pattern: dict[str, _Target] = {}
     for name, target in targets.items():
         if (target.rank, target.alpha) != (adapter.spec.rank, adapter.spec.alpha):
-            found[re.escape(_end_of(name, 3 if target.experts else 1))] = target
-    if matrix is not None and any(target.experts for target in found.values()):
+            by_pattern[re.escape(_end_of(name, 3 if target.experts else 1))] = target
+    if matrix is not None and any(target.experts for target in by_pattern.values()):
         key = re.escape(_end_of(matrix, 1))
-        found = {key: targets[matrix]} | {
-            f"{each}|{key}" if target.experts else each: target for each, target in found.items()
+        by_pattern = {key: targets[matrix]} | {
+            f"{each}|{key}" if target.experts else each: target for each, target in by_pattern.items()
         }
     ranks, alphas = (
-        {key: getattr(each, field) for key, each in found.items()} for field in ("rank", "alpha")
+        {key: getattr(each, field) for key, each in by_pattern.items()} for field in ("rank", "alpha")
     )
     return ranks, alphas
 

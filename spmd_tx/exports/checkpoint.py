@@ -15,7 +15,7 @@ import numpy as np
 
 from spmd_tx.durable_files import sync, write_file
 from spmd_tx.exports.staging import STAGED
-from spmd_tx.exports.tensors import Tensor
+from spmd_tx.exports.tensors import ResultTensor
 from spmd_tx.models.adapter_formats.files import safetensors_header
 from spmd_tx.models.checkpoint.files import INDEX_FILE, SINGLE_FILE, Files
 
@@ -23,7 +23,7 @@ OF_SERVERS = "checkpoint.json"  # which describes a checkpoint to its server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 BUFFER_BYTES = 1 << 20
 
-Progress = Callable[[int, int], None]  # bytes written, bytes of all
+OnWrittenBytes = Callable[[int, int], None]  # bytes written, bytes of all
 
 
 class Content(Protocol):
@@ -35,12 +35,12 @@ class Content(Protocol):
     @property
     def is_encoded(self) -> bool: ...
 
-    def made_of(self, names: Iterable[str]) -> list[Tensor]: ...
+    def made_of(self, names: Iterable[str]) -> list[ResultTensor]: ...
 
-    def content(self, tensor: Tensor) -> Iterator[np.ndarray]: ...
+    def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]: ...
 
 
-def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: Progress) -> None:
+def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: OnWrittenBytes) -> None:
     """Write all files into ``folder``, except those that are there already."""
     plan = _plan(files, tensors)
     total, done = sum(each.size for of_file in plan.values() for each in of_file), 0
@@ -52,7 +52,7 @@ def write_checkpoint(folder: Path, files: Files, tensors: Content, progress: Pro
     _write_rest(folder, files.model_dir, plan, tensors, total)
 
 
-def _plan(files: Files, tensors: Content) -> dict[str, list[Tensor]]:
+def _plan(files: Files, tensors: Content) -> dict[str, list[ResultTensor]]:
     """Return the tensors of each file of the result; they lie in the base model's files."""
     names: dict[str, list[str]] = defaultdict(list)
     for name in files.names:
@@ -60,7 +60,9 @@ def _plan(files: Files, tensors: Content) -> dict[str, list[Tensor]]:
     return {file: tensors.made_of(sorted(of_file)) for file, of_file in sorted(names.items())}
 
 
-def _write_file(path: Path, made: list[Tensor], tensors: Content, progress: Callable[[int], None]) -> None:
+def _write_file(
+    path: Path, made: list[ResultTensor], tensors: Content, progress: Callable[[int], None]
+) -> None:
     beside = path.with_name(path.name + STAGED)
     done = 0
     with beside.open("wb", buffering=BUFFER_BYTES) as file:
@@ -75,7 +77,7 @@ def _write_file(path: Path, made: list[Tensor], tensors: Content, progress: Call
 
 
 def _write_rest(
-    folder: Path, model_dir: Path, plan: dict[str, list[Tensor]], tensors: Content, total: int
+    folder: Path, model_dir: Path, plan: dict[str, list[ResultTensor]], tensors: Content, total: int
 ) -> None:
     """Write the index and config.json, and copy what else the base model has beside its weights."""
     for path in sorted(model_dir.iterdir()):

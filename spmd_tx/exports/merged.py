@@ -5,10 +5,10 @@ from pathlib import Path
 
 from spmd_tx.errors import StartError
 from spmd_tx.exports.adapter import AdapterFolder, layout_of
-from spmd_tx.exports.checkpoint import Progress, write_checkpoint
+from spmd_tx.exports.checkpoint import OnWrittenBytes, write_checkpoint
 from spmd_tx.exports.merge import Merge
 from spmd_tx.exports.staging import identity, staged
-from spmd_tx.exports.tensors import Tensors
+from spmd_tx.exports.tensors import ResultTensors
 from spmd_tx.models.checkpoint.copies import check_copies
 from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
@@ -19,7 +19,7 @@ def export_merged(
     model_dir: Path,
     out: Path,
     dtype: str | None,
-    progress: Progress = lambda done, total: None,
+    progress: OnWrittenBytes = lambda done, total: None,
 ) -> None:
     """Write the base model in ``model_dir`` with the adapter to the new folder ``out``. Raises StartError.
 
@@ -32,7 +32,7 @@ def export_merged(
     _check(merge, files)
     exported = identity(adapter, base_model=str(model_dir.resolve()), dtype=str(dtype))
     with staged(out, exported) as folder:
-        write_checkpoint(folder, files, Tensors(files, model, merge, dtype), progress)
+        write_checkpoint(folder, files, ResultTensors(files, model, merge, dtype), progress)
 
 
 def export_whole(
@@ -40,7 +40,7 @@ def export_whole(
     out: Path,
     dtype: str | None,
     fingerprint: Mapping[str, str],
-    progress: Progress = lambda done, total: None,
+    progress: OnWrittenBytes = lambda done, total: None,
 ) -> None:
     """Write a complete model, which needs no adapter, to the new folder ``out``. Raises StartError.
 
@@ -48,7 +48,7 @@ def export_whole(
     """
     files, exported = Files(model_dir), {**fingerprint, "dtype": str(dtype)}
     with staged(out, exported) as folder:
-        tensors = Tensors(files, read_model_config(model_dir), None, dtype)
+        tensors = ResultTensors(files, read_model_config(model_dir), None, dtype)
         write_checkpoint(folder, files, tensors, progress)
 
 

@@ -23,11 +23,11 @@ Identity = dict[str, str]
 
 def identity(adapter: Path, **options: str) -> Identity:
     """Return what tells one export from another: the content of the adapter, and the options."""
-    found = dict(options)
+    digests = dict(options)
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         with (adapter / name).open("rb") as file:
-            found[name] = file_digest(file, "blake2b").hexdigest()
-    return found
+            digests[name] = file_digest(file, "blake2b").hexdigest()
+    return digests
 
 
 @contextmanager
@@ -72,8 +72,8 @@ def _open(folder: Path, content: bytes) -> None:
         make_folder(folder)
         write_file(folder / IDENTITY, content)
         return
-    found = folder / IDENTITY
-    if not found.exists() or found.read_bytes() != content:
+    file = folder / IDENTITY
+    if not file.exists() or file.read_bytes() != content:
         raise StartError(
             f"{folder} holds the begin of another export; remove it, or name another folder with --out"
         )

@@ -21,7 +21,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class ResultTensor:
     """Describes one tensor of the result."""
 
     name: str
@@ -37,7 +37,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-class Tensors:
+class ResultTensors:
     """Holds the base model's files, and an adapter that is added to them; None: they stay as they are."""
 
     def __init__(self, files: Files, model: Model, merge: Merge | None, dtype: str | None) -> None:
@@ -57,28 +57,28 @@ class Tensors:
         """Whether the result has matrices in fewer bits, which its config.json must declare."""
         return bool(self._parts) and self._dtype is None
 
-    def made_of(self, names: Iterable[str]) -> list[Tensor]:
+    def made_of(self, names: Iterable[str]) -> list[ResultTensor]:
         """Return what becomes of some tensors of the base model."""
         untied = {c.copied_from: n for n, c in self._changes.items() if c.copied_from is not None}
-        own = (name for name in names if not (untied and is_head(name)))  # tied heads may be stored, too
-        found = [tensor for name in own for tensor in self._of(name)]
-        return found + [replace(each, name=untied[each.base]) for each in found if each.base in untied]
+        stored = (name for name in names if not (untied and is_head(name)))  # tied heads may be stored, too
+        tensors = [tensor for name in stored for tensor in self._of(name)]
+        return tensors + [replace(each, name=untied[each.base]) for each in tensors if each.base in untied]
 
-    def _of(self, name: str) -> list[Tensor]:
+    def _of(self, name: str) -> list[ResultTensor]:
         stored = self._files.tensor(name)
         if name not in self._parts:
             dtype = NAMES[stored.dtype]
             if self._dtype is not None and dtype in FLOATS.values():
                 dtype = FLOATS[self._dtype]
-            return [Tensor(name, dtype, stored.shape, name)]
+            return [ResultTensor(name, dtype, stored.shape, name)]
         base, encoding, part = self._parts[name]
         if self._dtype is None:
-            return [Tensor(name, NAMES[stored.dtype], stored.shape, base, encoding, part)]
+            return [ResultTensor(name, NAMES[stored.dtype], stored.shape, base, encoding, part)]
         if part != "numbers":
             return []
-        return [Tensor(base, FLOATS[self._dtype], self._shape(base, encoding), base, encoding)]
+        return [ResultTensor(base, FLOATS[self._dtype], self._shape(base, encoding), base, encoding)]
 
-    def content(self, tensor: Tensor) -> Iterator[np.ndarray]:
+    def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]:
         """Yield the tensor's numbers from the first to the last, some rows at a time."""
         changed = tensor.name if tensor.encoding is None else tensor.base
         is_changed = changed in self._changes
@@ -94,7 +94,7 @@ class Tensors:
                     self._merge.add(changed, matrix, first, rows)
                 yield rows.astype(DTYPES[tensor.dtype])
 
-    def _encoded(self, tensor: Tensor, encoding: Encoding) -> Iterator[np.ndarray]:
+    def _encoded(self, tensor: ResultTensor, encoding: Encoding) -> Iterator[np.ndarray]:
         """Yield the numbers, and keep the scales, which mostly follow; or yield the scales alone."""
         self._scales = tensor.base, []
         for matrix, first, rows in self._rows(tensor):
@@ -104,12 +104,12 @@ class Tensors:
             self._scales[1].append(scales)
             yield scales if tensor.part == "scales" else numbers
 
-    def _copied(self, tensor: Tensor) -> Iterator[np.ndarray]:
+    def _copied(self, tensor: ResultTensor) -> Iterator[np.ndarray]:
         flat = self._files.tensor(tensor.name).reshape(-1)
         for start in range(0, flat.size, AT_ONCE):
             yield flat[start : start + AT_ONCE].astype(DTYPES[tensor.dtype], copy=False)
 
-    def _rows(self, tensor: Tensor) -> Iterator[tuple[int, int, np.ndarray]]:
+    def _rows(self, tensor: ResultTensor) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield (matrix, number of the first row, float32 [rows, columns]) of the base model's tensor."""
         *lead, height, width = self._shape(tensor.base, tensor.encoding)
         block = tensor.encoding.rows if isinstance(tensor.encoding, Fp8Blocks) else 1
@@ -119,7 +119,7 @@ class Tensors:
                 rows = slice(first, min(first + step, height))
                 yield matrix, first, self._decoded(tensor, index, rows, width)
 
-    def _decoded(self, tensor: Tensor, index: tuple[int, ...], rows: slice, width: int) -> np.ndarray:
+    def _decoded(self, tensor: ResultTensor, index: tuple[int, ...], rows: slice, width: int) -> np.ndarray:
         if tensor.encoding is None:
             return self._files.tensor(tensor.base)[index][rows].astype(np.float32)
         numbers, scales = (self._files.tensor(name)[index] for name in _names(tensor.encoding, tensor.base))
@@ -140,16 +140,16 @@ def _encoded_parts(files: Files, model: Model) -> dict[str, tuple[str, Encoding,
     """Return (name of the matrix, its encoding, which part it is) for stored tensors in fewer bits."""
     arrays = (array for place in model.places for array in model.arrays(place))
     kinds = {array.source.encoding for array in arrays} - {None}
-    found: dict[str, tuple[str, Encoding, str]] = {}
+    roles: dict[str, tuple[str, Encoding, str]] = {}
     for encoding in kinds:
         suffix = _names(encoding, "")[1]
         for base in (name.removesuffix(suffix) for name in files.names if name.endswith(suffix)):
             numbers, scales = _names(encoding, base)
             if numbers in files.names:
-                found |= {numbers: (base, encoding, "numbers"), scales: (base, encoding, "scales")}
+                roles |= {numbers: (base, encoding, "numbers"), scales: (base, encoding, "scales")}
                 if f"{base}_shape" in files.names:
-                    found[f"{base}_shape"] = (base, encoding, "shape")
-    return found
+                    roles[f"{base}_shape"] = (base, encoding, "shape")
+    return roles
 
 
 def _names(encoding: Encoding, base: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from spmd_tx.hlo.cost import Operation, cost_of
+from spmd_tx.hlo.cost import DeviceOperation, cost_of
 
 
 def main(path: str, most: int = 20) -> None:
@@ -20,11 +20,11 @@ def main(path: str, most: int = 20) -> None:
                 print(f"{amount(each) / unit:10.3f}  {each.times:7.0f} x {what}")
 
 
-def _bytes(each: Operation) -> float:
+def _bytes(each: DeviceOperation) -> float:
     return each.times * each.bytes
 
 
-def _flops(each: Operation) -> float:
+def _flops(each: DeviceOperation) -> float:
     return each.times * each.flops
 
 

@@ -21,7 +21,7 @@ SPACE = re.compile(r"S\((\d+)\)")
 
 
 @dataclass(frozen=True)
-class Array:
+class HloArray:
     """Holds the type of an array."""
 
     dtype: str
@@ -49,19 +49,19 @@ def bits_of(dtype: str) -> int:
 
 
 @cache
-def arrays_of(text: str) -> tuple[Array, ...]:
+def arrays_of(text: str) -> tuple[HloArray, ...]:
     """Return the arrays of a type as HLO writes it, those of a tuple one after the other.
 
     A dimension with a bound, as in ``f32[<=8]``, counts with its bound.
     """
-    found = []
+    arrays = []
     for dtype, dims, layout in ARRAY.findall(text):
         if dtype not in BITS and not dtype.startswith(("f8", "f4")):
             continue
         sizes = tuple(int(size.replace("<=", "")) for size in dims.split(",") if size.strip())
         space = SPACE.search(layout)
-        found.append(Array(dtype, sizes, int(space[1]) if space else 0))
-    return tuple(found)
+        arrays.append(HloArray(dtype, sizes, int(space[1]) if space else 0))
+    return tuple(arrays)
 
 
 def bytes_of(text: str) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd_tx.hlo.module import Computation, Instruction, Module
+from spmd_tx.hlo.module import Computation, HloModule, Instruction
 
 NAMES = (
     "all-gather",
@@ -52,7 +52,7 @@ class Collective:
                 return others * self.bytes
 
 
-def collective(module: Module, computation: Computation, instruction: Instruction) -> Collective | None:
+def collective(module: HloModule, computation: Computation, instruction: Instruction) -> Collective | None:
     """Return the collective that an instruction is, or begins; None if it is something else."""
     name = instruction.does
     if name not in NAMES:

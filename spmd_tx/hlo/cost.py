@@ -6,15 +6,15 @@ from functools import cached_property
 
 from spmd_tx.hlo import products, traffic
 from spmd_tx.hlo.collectives import Collective, collective
-from spmd_tx.hlo.module import Computation, Instruction, Module, parse
+from spmd_tx.hlo.module import Computation, HloModule, Instruction, parse
 
 SORTS = ("__cub$", "cub::", "__cub_")  # beginnings of custom calls that sort
-Shape = tuple[str, tuple[int, ...]]  # dtype and dimensions
+HloShape = tuple[str, tuple[int, ...]]  # dtype and dimensions
 SMALLEST_SORT = 4096  # numbers; smaller sorts take no time
 
 
 @dataclass(frozen=True)
-class Operation:
+class DeviceOperation:
     """Holds an instruction that a device runs as one: a kernel, a copy, or a collective."""
 
     name: str
@@ -27,8 +27,8 @@ class Operation:
     written_bytes: float = 0.0
     collective: Collective | None = None
     sorted_numbers: int = 0  # where it sorts
-    given: tuple[Shape, ...] = ()  # arrays that it may read
-    written: tuple[Shape, ...] = ()  # arrays of main memory that it writes as a whole
+    given: tuple[HloShape, ...] = ()  # arrays that it may read
+    written: tuple[HloShape, ...] = ()  # arrays of main memory that it writes as a whole
     frame: int = 0  # where the traced program made it (frames.py); 0: unknown
 
     @property
@@ -40,7 +40,7 @@ class Operation:
 class Cost:
     """Holds all operations of a program."""
 
-    operations: tuple[Operation, ...]
+    operations: tuple[DeviceOperation, ...]
     unknown_loops: tuple[str, ...] = ()  # while loops that run as often as data says; they count once
     turns: int = 1  # of the outermost loop that costs most; 1 where there is none, or it is an unknown one
 
@@ -57,11 +57,11 @@ class Cost:
         return sum(each.times for each in self.operations)
 
     @cached_property
-    def collectives(self) -> list[Operation]:
+    def collectives(self) -> list[DeviceOperation]:
         return [each for each in self.operations if each.collective is not None]
 
     @cached_property
-    def sorts(self) -> list[Operation]:
+    def sorts(self) -> list[DeviceOperation]:
         """The sorts of at least SMALLEST_SORT numbers."""
         return [each for each in self.operations if each.sorted_numbers >= SMALLEST_SORT]
 
@@ -83,21 +83,21 @@ def cost_of(text: str) -> Cost:
 class _Walk:
     """Follows the calls from the entry on."""
 
-    module: Module
+    module: HloModule
     unknown: list[str] = field(default_factory=list)
     turns: int = 1  # of the dearest loop that is in no other
     _dearest: float = 0.0
     _depth: int = 0  # of loops
 
-    def run(self, computation: Computation, times: float) -> list[Operation]:
-        found: list[Operation] = []
+    def run(self, computation: Computation, times: float) -> list[DeviceOperation]:
+        operations: list[DeviceOperation] = []
         for instruction in computation.instructions:
-            found += self._operations(computation, instruction, times)
-        return found
+            operations += self._operations(computation, instruction, times)
+        return operations
 
     def _operations(
         self, computation: Computation, instruction: Instruction, times: float
-    ) -> list[Operation]:
+    ) -> list[DeviceOperation]:
         match instruction.does:
             case "while":
                 return self._loop(instruction, times)
@@ -113,7 +113,7 @@ class _Walk:
             return []
         return [self._operation(computation, instruction, times)]
 
-    def _loop(self, loop: Instruction, times: float) -> list[Operation]:
+    def _loop(self, loop: Instruction, times: float) -> list[DeviceOperation]:
         trips = self.module.trips(loop)
         if trips is None:
             self.unknown.append(loop.name)
@@ -121,20 +121,20 @@ class _Walk:
         if body is None:
             return []
         self._depth += 1
-        found = self.run(body, times * (1 if trips is None else trips))
+        operations = self.run(body, times * (1 if trips is None else trips))
         self._depth -= 1
-        if not self._depth and _weight(found) > self._dearest:
-            self._dearest, self.turns = _weight(found), trips or 1
-        return found
+        if not self._depth and _weight(operations) > self._dearest:
+            self._dearest, self.turns = _weight(operations), trips or 1
+        return operations
 
-    def _operation(self, computation: Computation, instruction: Instruction, times: float) -> Operation:
+    def _operation(self, computation: Computation, instruction: Instruction, times: float) -> DeviceOperation:
         read, written = traffic.traffic(self.module, computation, instruction)
         inside = list(_inside(self.module, computation, instruction))
         is_begun = traffic.continues(computation, instruction)  # so it was counted before
         # A fusion that XLA made up belongs to what gives its result, its last instruction.
         made = next((each for _, each in (inside[0], *reversed(inside)) if each.source), instruction)
-        exchanged = (collective(self.module, where, each) for where, each in inside if not is_begun)
-        return Operation(
+        exchanged = (collective(self.module, within, each) for within, each in inside if not is_begun)
+        return DeviceOperation(
             name=instruction.name,
             op=instruction.op,
             type=instruction.type,
@@ -155,14 +155,14 @@ class _Walk:
         )
 
 
-def _beside(instruction: Instruction, found: Collective | None) -> Collective | None:
+def _beside(instruction: Instruction, exchange: Collective | None) -> Collective | None:
     """Return a collective as one beside which others run, if a fusion only begins it."""
-    is_begun = found is not None and instruction.does == "fusion" and traffic.begins(instruction)
-    return replace(found, is_asynchronous=True) if found is not None and is_begun else found
+    is_begun = exchange is not None and instruction.does == "fusion" and traffic.begins(instruction)
+    return replace(exchange, is_asynchronous=True) if exchange is not None and is_begun else exchange
 
 
 def _inside(
-    module: Module, computation: Computation, instruction: Instruction
+    module: HloModule, computation: Computation, instruction: Instruction
 ) -> Iterator[tuple[Computation, Instruction]]:
     """Yield an instruction, and those of the computation that it fuses."""
     yield computation, instruction
@@ -181,5 +181,5 @@ def _sorted_numbers(instruction: Instruction) -> int:
     return max((array.elements for array in instruction.arrays), default=0) if is_sort else 0
 
 
-def _weight(operations: list[Operation]) -> float:
+def _weight(operations: list[DeviceOperation]) -> float:
     return sum(each.times * (each.bytes + each.flops) for each in operations)

@@ -61,12 +61,12 @@ def frames_of(text: str) -> Frames:
 
 def _lines(text: str, table: str) -> Iterator[tuple[int, str]]:
     """Yield number and content of each line of a table."""
-    found = re.search(rf"^{table}\n((?:\d+ .*\n?)+)", text, re.MULTILINE)
-    for line in found[1].splitlines() if found else ():
+    match = re.search(rf"^{table}\n((?:\d+ .*\n?)+)", text, re.MULTILINE)
+    for line in match[1].splitlines() if match else ():
         number, content = line.split(" ", 1)
         yield int(number), content
 
 
 def _number(line: str, name: str) -> int:
-    found = NUMBERS[name].search(line)
-    return int(found[1]) if found else 0
+    match = NUMBERS[name].search(line)
+    return int(match[1]) if match else 0

@@ -19,8 +19,8 @@ def usual_turns(turns: int) -> str:
 
 def told_turns(source: str) -> int | None:
     """Return the usual number of turns of a loop, from the name of its operation in the traced program."""
-    found = TURNS.search(source)
-    return int(found[1]) if found else None
+    match = TURNS.search(source)
+    return int(match[1]) if match else None
 
 
 def is_usually_false(source: str) -> bool:
@@ -35,5 +35,5 @@ def costs(flops: int, moved: int) -> str:
 
 def told_cost(source: str) -> dict[str, float]:
     """Return flops and bytes_accessed of a kernel; empty if nobody tells."""
-    found = COST.search(source)
-    return {"flops": float(found[1]), "bytes_accessed": float(found[2])} if found else {}
+    match = COST.search(source)
+    return {"flops": float(match[1]), "bytes_accessed": float(match[2])} if match else {}

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from spmd_tx.hlo.arrays import Array, arrays_of
+from spmd_tx.hlo.arrays import HloArray, arrays_of
 from spmd_tx.hlo.hints import is_usually_false, told_turns
 
 HEADER = re.compile(r"^(ENTRY\s+)?%?([\w.\-]+)\s*(?:\(.*)?\{\s*$")
@@ -35,7 +35,7 @@ class Instruction:
     is_root: bool
 
     @property
-    def arrays(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[HloArray, ...]:
         return arrays_of(self.type)
 
     @property
@@ -51,25 +51,25 @@ class Instruction:
     @property
     def source(self) -> str:
         """The operation of the traced program from which it comes; empty if XLA made it up."""
-        found = OP_NAME.search(self.attributes)
-        return found[1] if found else ""
+        match = OP_NAME.search(self.attributes)
+        return match[1] if match else ""
 
     @property
     def frame(self) -> int:
         """The number of the stack in which it was made (frames.py); 0: unknown."""
-        found = FRAME.search(self.attributes)
-        return int(found[1]) if found else 0
+        match = FRAME.search(self.attributes)
+        return int(match[1]) if match else 0
 
     @property
     def target(self) -> str:
         """What a custom call calls."""
-        found = TARGET.search(self.attributes)
-        return found[1] if found else ""
+        match = TARGET.search(self.attributes)
+        return match[1] if match else ""
 
     def called(self, key: str) -> str | None:
         """Return the computation that an attribute such as ``body`` names."""
-        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
-        return found[1] if found else None
+        match = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        return match[1] if match else None
 
     @property
     def likely_branches(self) -> list[str]:
@@ -110,11 +110,11 @@ class Computation:
     @cached_property
     def uses(self) -> dict[str, list[tuple[Instruction, int]]]:
         """The users of each value, and which of their operands it is."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
+        users: dict[str, list[tuple[Instruction, int]]] = {}
         for user in self.instructions:
             for place, operand in enumerate(user.operands):
-                found.setdefault(operand, []).append((user, place))
-        return found
+                users.setdefault(operand, []).append((user, place))
+        return users
 
     def operands(self, instruction: Instruction) -> Iterator[Instruction]:
         for name in instruction.operands:
@@ -123,7 +123,7 @@ class Computation:
 
 
 @dataclass
-class Module:
+class HloModule:
     """Holds a parsed module."""
 
     entry: Computation
@@ -160,7 +160,7 @@ class Module:
         return int(number[1]) if number else None
 
 
-def parse(text: str) -> Module:
+def parse(text: str) -> HloModule:
     """Parse a module. Raises ValueError if it has no entry."""
     computations: dict[str, Computation] = {}
     entry: Computation | None = None
@@ -183,7 +183,7 @@ def parse(text: str) -> Module:
                 current.instructions.append(instruction)
     if entry is None or not entry.instructions:
         raise ValueError("this is not the text of an HLO module: it has no entry")
-    return Module(entry, computations, devices)
+    return HloModule(entry, computations, devices)
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -222,14 +222,14 @@ def _result(op: str, kind: str) -> str:
 
 def _elements(kind: str) -> list[str]:
     """Return the types in a tuple."""
-    found, depth = [""], 0
+    parts, depth = [""], 0
     for letter in kind[1:-1]:
         depth += (letter in "{[(") - (letter in "}])")
         if letter == "," and not depth:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += letter
-    return found
+            parts[-1] += letter
+    return parts
 
 
 def _end_of_type(text: str) -> int:
@@ -247,9 +247,9 @@ def _end_of_type(text: str) -> int:
 def _closing(text: str, opening: int) -> int:
     """Return the place of the parenthesis that closes the one at ``opening``."""
     depth, place = 0, opening
-    for found in re.finditer(r"[()]", text[opening:]):
-        place = opening + found.start()
-        depth += 1 if found[0] == "(" else -1
+    for parenthesis in re.finditer(r"[()]", text[opening:]):
+        place = opening + parenthesis.start()
+        depth += 1 if parenthesis[0] == "(" else -1
         if depth == 0:
             return place
     return len(text)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from spmd_tx.hlo.module import Computation, Instruction, Module
+from spmd_tx.hlo.module import Computation, HloModule, Instruction
 from spmd_tx.hlo.traffic import estimate
 
 CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -20,7 +20,7 @@ GEMMS = ("__cublas$gemm", "__cublas$lt$matmul", "__onednn$matmul", "__cublas$lt$
 CAUSAL = 0.5  # of the scores of an attention that looks only back
 
 
-def flops(module: Module, computation: Computation, instruction: Instruction) -> float:
+def flops(module: HloModule, computation: Computation, instruction: Instruction) -> float:
     """Return the operations of an instruction, with those of the computation that it fuses."""
     if instruction.does == "fusion":
         fused = module.computations.get(instruction.called("calls") or "")
@@ -35,9 +35,9 @@ def flops(module: Module, computation: Computation, instruction: Instruction) ->
 
 
 def _of_custom_call(computation: Computation, instruction: Instruction) -> float:
-    told = estimate(instruction)
-    if told.get("flops"):
-        return told["flops"]
+    estimated = estimate(instruction)
+    if estimated.get("flops"):
+        return estimated["flops"]
     if instruction.target in GEMMS:
         return _of_dot(computation, instruction, OF_LIBRARY.search(instruction.attributes))
     if instruction.target.startswith("__cudnn$fmha"):
@@ -94,8 +94,8 @@ def _of_convolution(computation: Computation, convolution: Instruction) -> float
 
 def _window(attributes: str) -> dict[str, list[str]]:
     """Return the settings of a window, one for each of its dimensions: size, stride, pad, dilations."""
-    found = WINDOW.search(attributes)
-    settings = (part.split("=", 1) for part in found[1].split() if "=" in part) if found else ()
+    window = WINDOW.search(attributes)
+    settings = (part.split("=", 1) for part in window[1].split() if "=" in part) if window else ()
     return {name: value.split("x") for name, value in settings}
 
 

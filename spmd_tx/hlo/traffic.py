@@ -7,9 +7,9 @@ slices, and what it writes in place counts as the update.
 import json
 import re
 
-from spmd_tx.hlo.arrays import Array, memory_bytes_of
+from spmd_tx.hlo.arrays import HloArray, memory_bytes_of
 from spmd_tx.hlo.hints import told_cost
-from spmd_tx.hlo.module import Computation, Instruction, Module
+from spmd_tx.hlo.module import Computation, HloModule, Instruction
 
 # Instructions that neither move nor compute anything, and wholes whose parts are counted.
 FREE = frozenset(
@@ -38,7 +38,7 @@ def is_free(instruction: Instruction) -> bool:
     return instruction.does in FREE or instruction.op.endswith(ENDS)
 
 
-def traffic(module: Module, computation: Computation, instruction: Instruction) -> tuple[float, float]:
+def traffic(module: HloModule, computation: Computation, instruction: Instruction) -> tuple[float, float]:
     """Return the bytes that an instruction reads and writes."""
     op = instruction.does
     operands = list(computation.operands(instruction))
@@ -63,16 +63,16 @@ def traffic(module: Module, computation: Computation, instruction: Instruction) 
 
 def estimate(instruction: Instruction) -> dict[str, float]:
     """Return what the author of a kernel has written down: flops, transcendentals and bytes_accessed."""
-    found = ESTIMATE.search(instruction.attributes.replace('\\"', '"'))
-    if not found:
+    match = ESTIMATE.search(instruction.attributes.replace('\\"', '"'))
+    if not match:
         return told_cost(instruction.source)
     try:
-        return {name: float(value) for name, value in json.loads(found[1]).items()}
+        return {name: float(value) for name, value in json.loads(match[1]).items()}
     except (ValueError, TypeError):
         return {}
 
 
-def written_elements(module: Module, instruction: Instruction) -> list[tuple[str, tuple[int, ...]]]:
+def written_elements(module: HloModule, instruction: Instruction) -> list[tuple[str, tuple[int, ...]]]:
     """Return dtype and dimensions of each array of main memory that an instruction writes as a whole.
 
     Updates in place are left out, and so is what only has another name.
@@ -81,8 +81,8 @@ def written_elements(module: Module, instruction: Instruction) -> list[tuple[str
         return []
     arrays = instruction.arrays
     if instruction.does == "custom-call":
-        own = {int(place or 0) for place, _ in _aliases(instruction)}
-        arrays = tuple(array for place, array in enumerate(arrays) if place not in own)
+        aliased = {int(place or 0) for place, _ in _aliases(instruction)}
+        arrays = tuple(array for place, array in enumerate(arrays) if place not in aliased)
     if instruction.does == "fusion":
         fused = module.computations.get(instruction.called("calls") or "")
         if fused is not None:
@@ -94,9 +94,9 @@ def written_elements(module: Module, instruction: Instruction) -> list[tuple[str
 
 
 def _of_custom_call(operands: list[Instruction], instruction: Instruction) -> tuple[float, float]:
-    told = estimate(instruction)
-    if "bytes_accessed" in told:
-        return told["bytes_accessed"], 0.0
+    estimated = estimate(instruction)
+    if "bytes_accessed" in estimated:
+        return estimated["bytes_accessed"], 0.0
     aliases = _aliases(instruction)
     outputs = {int(place or 0) for place, _ in aliases}
     read = sum(memory_bytes_of(each.type) for each in operands)
@@ -112,7 +112,7 @@ def _aliases(instruction: Instruction) -> list[tuple[str, str]]:
     return ALIAS.findall(listed[1]) if listed else []
 
 
-def _of_fusion(module: Module, computation: Computation, fusion: Instruction) -> tuple[float, float]:
+def _of_fusion(module: HloModule, computation: Computation, fusion: Instruction) -> tuple[float, float]:
     fused = module.computations.get(fusion.called("calls") or "")
     operands = list(computation.operands(fusion))
     if fused is None:
@@ -140,11 +140,11 @@ def continues(computation: Computation, fusion: Instruction) -> bool:
     return any(_is_semaphore(array) for each in computation.operands(fusion) for array in each.arrays)
 
 
-def _is_semaphore(array: Array) -> bool:
+def _is_semaphore(array: HloArray) -> bool:
     return array.space == SEMAPHORES and array.dtype == "u32"
 
 
-def _read_of(module: Module, fused: Computation, name: str, depth: int = 0) -> float | None:
+def _read_of(module: HloModule, fused: Computation, name: str, depth: int = 0) -> float | None:
     """Return the bytes that a fusion reads of a value; None: all of it."""
     if depth > DEEPEST:
         return None
@@ -172,7 +172,7 @@ def _read_of(module: Module, fused: Computation, name: str, depth: int = 0) -> f
     return total
 
 
-def _written_by(module: Module, fused: Computation, fusion: Instruction, handed_on: set[int]) -> float:
+def _written_by(module: HloModule, fused: Computation, fusion: Instruction, handed_on: set[int]) -> float:
     roots, arrays = _roots(fused), fusion.arrays
     if len(roots) != len(arrays):
         return sum(array.memory_bytes for place, array in enumerate(arrays) if place not in handed_on)
@@ -190,7 +190,7 @@ def _roots(fused: Computation) -> list[Instruction]:
     return list(fused.operands(root)) if root.op == "tuple" else [root]
 
 
-def _update(module: Module, fused: Computation, value: Instruction, depth: int = 0) -> float | None:
+def _update(module: HloModule, fused: Computation, value: Instruction, depth: int = 0) -> float | None:
     """Return the bytes that change where a value is an operand updated in place; None: it is new."""
     if depth > DEEPEST:
         return None
@@ -203,8 +203,8 @@ def _update(module: Module, fused: Computation, value: Instruction, depth: int =
             before = next(fused.operands(before))
         earlier = 0.0 if before.op == "parameter" else _update(module, fused, before, depth + 1)
         update = operands[1] if value.op == "dynamic-update-slice" else operands[-1]
-        own = sum(array.bytes for array in update.arrays)
-        return None if earlier is None else earlier + own
+        written = sum(array.bytes for array in update.arrays)
+        return None if earlier is None else earlier + written
     if value.op == "fusion":
         inner = module.computations.get(value.called("calls") or "")
         if inner is not None and inner.root.op != "tuple":

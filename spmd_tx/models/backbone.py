@@ -29,7 +29,7 @@ from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import Cycle, Norm, Place
+from spmd_tx.models.declared.layers import Cycle, Norm, StackPlace
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
@@ -54,7 +54,7 @@ class LayerPass:
     """Holds the weights and adapters of one layer, and the pass that runs it."""
 
     model: Model
-    place: Place
+    place: StackPlace
     w: Named[Array]
     lora: Named[Lora[Array]]  # of maps in ``stack``, too, those of all repetitions
     how: Pass
@@ -143,7 +143,7 @@ def norm(x: Array, weight: Array, declared: Norm) -> Array:
 
 def _inputs(
     model: Model,
-    place: Place,
+    place: StackPlace,
     layers: Named[Array],
     adapters: Adapters[Array],
     replayed_LBTC: Array | None,
@@ -165,12 +165,7 @@ def _inputs(
 
 
 def _stacked(
-    model: Model,
-    place: Place,
-    base: Weights[Array],
-    adapters: Adapters[Array],
-    rows: int,
-    how: Pass,
+    model: Model, place: StackPlace, base: Weights[Array], adapters: Adapters[Array], rows: int, how: Pass
 ) -> moe.Matrices:
     """Return the matrices of all repetitions that are read where they are stacked."""
     channel, w = place.layer.channel, base.layers.part(place.prefix)
@@ -199,7 +194,7 @@ def _experts(w: Named[Array] | moe.Matrices) -> moe.Matrices:
 
 def _run_cycle(
     model: Model,
-    places: list[Place],
+    places: list[StackPlace],
     stacks: list[moe.Matrices],
     adapters: Adapters[Array],
     positions_BT: Array,

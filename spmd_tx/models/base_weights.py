@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from spmd_tx.models.checkpoint.packed import Packed, scale_dtype
-from spmd_tx.models.declared.layers import Place
-from spmd_tx.models.declared.maps import Map, Parameter, Source, is_split
+from spmd_tx.models.declared.layers import StackPlace
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, is_split
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
@@ -86,7 +86,7 @@ def _parameter(declared: Parameter, mesh: AnyMesh) -> tuple[tuple[int, ...], Axe
 
 
 def _stacked(
-    place: Place, array: Map | Parameter, of_layer: tuple[tuple[int, ...], Axes], dtype: DTypeLike
+    place: StackPlace, array: Map | Parameter, of_layer: tuple[tuple[int, ...], Axes], dtype: DTypeLike
 ) -> Weight:
     shape, axes = of_layer
     if isinstance(array, Parameter) and array.is_fp32:
@@ -95,7 +95,7 @@ def _stacked(
     return _weight((len(place.numbers), *shape), spec, dtype, array.source, place.numbers)
 
 
-def _packed(place: Place, array: Map, of_layer: tuple[tuple[int, ...], Axes]) -> Packed:
+def _packed(place: StackPlace, array: Map, of_layer: tuple[tuple[int, ...], Axes]) -> Packed:
     """Declare the two arrays of encoded matrices, which are split as the decoded ones would be."""
     (*lead, width_in, width_out), axes = of_layer
     encoding, source = array.kept, array.source
@@ -110,7 +110,7 @@ def _packed(place: Place, array: Map, of_layer: tuple[tuple[int, ...], Axes]) ->
 
 
 def _weight(
-    shape: tuple[int, ...], spec: P, dtype: DTypeLike, source: Source, numbers: range | None = None
+    shape: tuple[int, ...], spec: P, dtype: DTypeLike, source: TensorSource, numbers: range | None = None
 ) -> Weight:
     return Weight(
         shape,
@@ -120,6 +120,5 @@ def _weight(
         source.transposed,
         numbers,
         source.rows,
-        source.stacked,
         source.encoding,
     )

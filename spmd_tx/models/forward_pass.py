@@ -7,7 +7,7 @@ from typing import Any
 from jax import Array, lax
 
 from spmd_tx.models.adapters.lora import ApplyLora, ExpertAdapters, TakeFactors
-from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.named import Named
 from spmd_tx.models.stack_product import StackedMap
 from spmd_tx.protocol.kernels import Kernels
@@ -18,7 +18,7 @@ from spmd_tx.sharding.mesh import TP
 # sinks or a window pass them by the names that blockwise_attention.attend_segments gives them.
 Attend = Callable[..., tuple[Array, Any]]
 # Takes a layer's arrays as they are stored, and returns those that it computes with.
-TakeWeights = Callable[[Place, Named[Array]], Named[Array]]
+TakeWeights = Callable[[StackPlace, Named[Array]], Named[Array]]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from spmd_tx.processes.child_messages import (
     LENGTH_BYTES,
     AnyAnswer,
     Broke,
-    Call,
+    ChildCall,
     RequestRefused,
     Returned,
     StorageFailed,
@@ -75,7 +75,7 @@ class LastingChild:
     async def call(self, function: str, arguments: Mapping[str, object], is_only: bool = False) -> Any:
         """As ``call_outside``. One call at a time; none follows one that ``is_only``."""
         allowance = self._allowance
-        call = Call(
+        call = ChildCall(
             function=function,
             arguments=dict(arguments),
             seconds=allowance.seconds,
@@ -144,7 +144,7 @@ class _Running:
             return True
         return False
 
-    async def exchange(self, call: Call) -> AnyAnswer:
+    async def exchange(self, call: ChildCall) -> AnyAnswer:
         """Raises ForeignCodeFailed if the child ends without an answer, or answers with too much."""
         telling = asyncio.create_task(self._tell(encode(call)))
         try:
@@ -176,9 +176,9 @@ class _Running:
     async def _how_it_ended(self, function: str) -> str:
         code = await self._process.wait()
         await self._listening
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
-        logger.error("%s ended by %s: %s", function, how, self._words.decode(errors="replace").strip())
-        return f"{function} ended by {how} without an answer"
+        ending = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        logger.error("%s ended by %s: %s", function, ending, self._words.decode(errors="replace").strip())
+        return f"{function} ended by {ending} without an answer"
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None

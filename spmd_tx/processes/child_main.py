@@ -16,7 +16,7 @@ from spmd_tx.processes.child_messages import (
     LENGTH_BYTES,
     AnyAnswer,
     Broke,
-    Call,
+    ChildCall,
     RequestRefused,
     Returned,
     StorageFailed,
@@ -45,12 +45,12 @@ def main(parent: int) -> None:
             answers.flush()
 
 
-def _next(calls: BinaryIO) -> Call | None:
+def _next(calls: BinaryIO) -> ChildCall | None:
     length = calls.read(LENGTH_BYTES)
-    return msgspec.msgpack.decode(calls.read(int.from_bytes(length)), type=Call) if length else None
+    return msgspec.msgpack.decode(calls.read(int.from_bytes(length)), type=ChildCall) if length else None
 
 
-def _limit(call: Call) -> None:
+def _limit(call: ChildCall) -> None:
     _, hardest = resource.getrlimit(resource.RLIMIT_CPU)
     seconds = math.ceil(time.process_time() + call.seconds) + LATE_SECONDS
     _set_limit(resource.RLIMIT_AS, call.memory, call.memory)
@@ -64,7 +64,7 @@ def _set_limit(limit: int, soft: int, hard: int) -> None:
     resource.setrlimit(limit, (soft, hard))
 
 
-def _answer(call: Call) -> AnyAnswer:
+def _answer(call: ChildCall) -> AnyAnswer:
     """Make the call. It catches BaseException because a panic in Rust arrives as one that is no Exception."""
     try:
         module, _, name = call.function.partition(":")

@@ -5,7 +5,7 @@ import msgspec
 LENGTH_BYTES = 8  # before each message: its length, the most significant byte first
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ChildCall(msgspec.Struct, frozen=True, kw_only=True):
     """Tells the child what to call, within which limits."""
 
     function: str  # "package.module:function"
@@ -15,24 +15,24 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     is_only: bool = True  # whether the child ends after it
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ChildAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the child's answers."""
 
 
-class Returned(Answer, frozen=True):
+class Returned(ChildAnswer, frozen=True):
     """Carries the function's return value."""
 
     value: object
 
 
-class RequestRefused(Answer, frozen=True):
+class RequestRefused(ChildAnswer, frozen=True):
     """Carries a RequestError, by the name of its class."""
 
     error: str
     message: str
 
 
-class StorageFailed(Answer, frozen=True):
+class StorageFailed(ChildAnswer, frozen=True):
     """Carries an OSError with its number, such as that of a full disk."""
 
     number: int
@@ -40,7 +40,7 @@ class StorageFailed(Answer, frozen=True):
     path: str | None
 
 
-class Broke(Answer, frozen=True):
+class Broke(ChildAnswer, frozen=True):
     """Carries any other exception."""
 
     message: str
@@ -51,7 +51,7 @@ AnyAnswer = Returned | RequestRefused | StorageFailed | Broke
 decode_answer = msgspec.msgpack.Decoder(AnyAnswer).decode
 
 
-def encode(message: Call | AnyAnswer) -> bytes:
+def encode(message: ChildCall | AnyAnswer) -> bytes:
     """The message, with its length before it."""
     content = msgspec.msgpack.encode(message)
     return len(content).to_bytes(LENGTH_BYTES) + content

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.custom_loss.limits import LossLimits
+from spmd_tx.protocol.places import PAIRS, AnyPlace, Idle, Pair, WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
 
 # A loss's position in this tuple is its number on the wire (LossInputs.kinds).
@@ -82,13 +83,10 @@ class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
     """Base of the steps that all workers take together, in broadcast order."""
 
-
-class CreateAdapter(Command, frozen=True, tag="create_adapter"):
-    """Fills a training slot with a fresh adapter: A uniform, B zero, no gradient, no moments."""
-
-    slot: int
-    seed: int  # 0 <= seed < 2**63
-    adapter: AdapterSpec
+    @property
+    def name(self) -> str:
+        """Names the kind of command in metrics and traces."""
+        return str(self.__struct_config__.tag)
 
 
 class ForwardBackward(Command, frozen=True, tag="forward_backward"):
@@ -142,110 +140,39 @@ class OptimStep(Command, frozen=True, tag="optim_step"):
     grad_clip_norm: float  # global L2 norm; 0.0 disables clipping
 
 
-class SaveState(Command, frozen=True, tag="save_state"):
-    """Writes a slot's weights and optimizer state as an Orbax checkpoint into the directory ``path``."""
+class Move(Command, frozen=True, tag="move"):
+    """Moves or copies what is trained from one place to another, by one of the PAIRS of places.
 
-    slot: int
-    path: str
-    adapter: AdapterSpec
-
-
-class LoadState(Command, frozen=True, tag="load_state"):
-    """Fills a slot from a directory of SaveState; without ``optimizer`` the moments start at zero."""
-
-    slot: int
-    path: str
-    optimizer: bool  # False for a PEFT folder, which has the weights alone
-    adapter: AdapterSpec  # as saved; its rank may be smaller than this server's maximum
-
-
-class Snapshot(Command, frozen=True, tag="snapshot"):
-    """Copies a slot's state off the device, and writes it like SaveState while later commands run.
-
-    The reply says that the copy is taken; Written says that the files are complete. Only one runs at a time.
+    A slot or folder keeps its content; what was idle is gone from there. The reply has the metrics of the
+    pair. Where weights go into a folder it says that the copy is on its way, and Written says that the folder
+    is complete.
     """
 
-    slot: int
-    path: str
-    adapter: AdapterSpec
+    source: AnyPlace
+    target: AnyPlace
+    # As saved; its rank may be smaller than this server's maximum. None: not needed between a slot and what
+    # is idle, except into a bank slot.
+    adapter: AdapterSpec | None = None
+    # Whether a state is read with the optimizer's; otherwise its moments start at zero.
+    with_optimizer: bool = False
+    # Whether a state is written while later commands run. The reply says that the copy is taken; Written says
+    # that the files are complete. Only one such move runs at a time.
+    in_background: bool = False
+    also: WeightsFolder | None = None  # the weights that go into a bank slot are also written there
+
+    @property
+    def pair(self) -> Pair:
+        return PAIRS[type(self.source), type(self.target)]
+
+    @property
+    def name(self) -> str:
+        return "snapshot" if self.in_background else self.pair.step
 
 
-class SwapOut(Command, frozen=True, tag="swap_out"):
-    """Moves a slot's weights, gradient and moments off the device, so that another model can use the slot.
+class Drop(Command, frozen=True, tag="drop"):
+    """Deletes what is idle in these places."""
 
-    Replies the metrics ``host_bytes`` and ``disk_bytes`` that process 0 keeps in this way.
-    """
-
-    slot: int
-    model: str
-
-
-class SwapIn(Command, frozen=True, tag="swap_in"):
-    """Fills a slot with what SwapOut has kept of a model, bit for bit. Replies ``from_disk``, 1 or 0."""
-
-    slot: int
-    model: str
-
-
-class DropSwapped(Command, frozen=True, tag="drop_swapped"):
-    """Deletes what SwapOut has kept of these models."""
-
-    models: list[str]
-
-
-class SaveSampler(Command, frozen=True, tag="save_sampler"):
-    """Copies a training slot into a bank slot; with ``path``, also writes a folder as WriteSampler does.
-
-    The folder is only written if ``bank`` is negative.
-    """
-
-    slot: int
-    bank: int
-    adapter: AdapterSpec
-    path: str | None = None
-
-
-class WriteSampler(Command, frozen=True, tag="write_sampler"):
-    """Copies a bank slot off the device, and writes it as a PEFT folder while later commands run.
-
-    The reply says that the copy is on its way; Written says that the folder is complete.
-    """
-
-    bank: int
-    adapter: AdapterSpec
-    path: str
-
-
-class PageOut(Command, frozen=True, tag="page_out"):
-    """Copies a bank slot off the device and keeps it, so that another version can use the bank slot.
-
-    Replies ``host_bytes`` and ``disk_bytes`` as SwapOut does.
-    """
-
-    bank: int
-    version: str
-
-
-class PageIn(Command, frozen=True, tag="page_in"):
-    """Fills a bank slot with what PageOut has kept of a version. Replies ``from_disk``, 1 or 0."""
-
-    bank: int
-    version: str
-    adapter: AdapterSpec
-
-
-class DropPaged(Command, frozen=True, tag="drop_paged"):
-    """Deletes what PageOut has kept of these versions."""
-
-    versions: list[str]
-
-
-class LoadSampler(Command, frozen=True, tag="load_sampler"):
-    """Fills a bank slot from a PEFT folder."""
-
-    bank: int
-    adapter: AdapterSpec
-    path: str
+    places: list[Idle]
 
 
 class PromptWishes(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,25 +295,5 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
 
 
 AnyCommand = (
-    CreateAdapter
-    | ForwardBackward
-    | Forward
-    | CustomLoss
-    | OptimStep
-    | SaveState
-    | LoadState
-    | Snapshot
-    | SwapOut
-    | SwapIn
-    | DropSwapped
-    | SaveSampler
-    | WriteSampler
-    | PageOut
-    | PageIn
-    | DropPaged
-    | LoadSampler
-    | Prefill
-    | Decode
-    | Compile
-    | Shutdown
+    ForwardBackward | Forward | CustomLoss | OptimStep | Prefill | Decode | Compile | Move | Drop | Shutdown
 )

@@ -4,27 +4,13 @@ from typing import Literal
 
 import msgspec
 
+from spmd_tx.protocol.places import PAIRS, MoveStep, Place
+
 
 class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names a program by the shapes of the command that it is for; sizes that a step does not have are 0."""
 
-    step: Literal[
-        "create_adapter",
-        "optim_step",
-        "save_sampler",
-        "write_sampler",
-        "page_out",
-        "page_in",
-        "save_state",
-        "load_state",
-        "load_sampler",
-        "swap_out",
-        "swap_in",
-        "forward",
-        "forward_backward",
-        "prefill",
-        "decode",
-    ]
+    step: Literal[MoveStep, "optim_step", "forward", "forward_backward", "prefill", "decode"]
     rows: int = 0  # over all data shards
     row_length: int = 0  # tokens
     logprobs: bool = False  # of a prefill
@@ -44,6 +30,11 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         name += " with scores" if self.step == "prefill" and any(scores) else ""
         name += " with logprobs" if self.logprobs and not any(scores) else ""
         return " ".join(filter(None, [name, "x".join(str(size) for size in sizes + scores if size)]))
+
+
+def program_of_move(source: type[Place], target: type[Place]) -> ProgramShape:
+    """Return the program of the moves from one kind of place to another."""
+    return ProgramShape(step=PAIRS[source, target].step)
 
 
 # Where a program comes from: XLA; its persistent cache, after tracing; or a file, without tracing.

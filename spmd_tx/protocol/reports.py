@@ -58,7 +58,7 @@ class Reply(Report, frozen=True, tag="reply"):
 
 
 class Written(Report, frozen=True, tag="written"):
-    """Says that the files of a Snapshot, WriteSampler or SaveSampler are complete, or could not be written.
+    """Says that the files of a Move are complete, or could not be written.
 
     From process 0 only.
     """

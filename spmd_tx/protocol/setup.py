@@ -31,10 +31,10 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     page_size: int  # tokens
     kv_cache_tokens: int  # per data shard; 0: as many as fit
     state_cache_bytes: int | None = None  # of each device, for states of prefixes; None: one per decode row
-    decode_rows: int  # maximum of one Decode, over all data shards
+    decode_rows: int  # maximum of one Decode, per data shard; fewer if memory does not allow them
     decode_steps: int  # maximum of one Decode
     compilation_cache: str  # directory
-    idle_adapters: str  # directory for what SwapOut and PageOut keep and host memory has no room for
+    idle_adapters: str  # directory for what is idle and host memory has no room for
     kernel_choices: str = ""  # directory for the choices of kernels that GPUs have made; "": nowhere
     kernels: Kernels = Kernels()  # those of CPUs; workers put in what they choose for their devices
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise

@@ -109,6 +109,6 @@ def contract_slice(rows: Array, formula: str, kernel: Array) -> Array:
     Each device contracts its kernel's slice of the last dimension.
     """
     width = rows.shape[-1] // lax.axis_size(FSDP)
-    mine = lax.dynamic_slice_in_dim(rows, lax.axis_index(FSDP) * width, width, axis=rows.ndim - 1)
-    partial = jnp.einsum(formula, mine, kernel, preferred_element_type=jnp.float32)
+    own_slice = lax.dynamic_slice_in_dim(rows, lax.axis_index(FSDP) * width, width, axis=rows.ndim - 1)
+    partial = jnp.einsum(formula, own_slice, kernel, preferred_element_type=jnp.float32)
     return sum_scatter(partial, FSDP, 0)

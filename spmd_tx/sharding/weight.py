@@ -18,7 +18,6 @@ class Weight:
     transposed: bool = False  # Hugging Face stores [out, in], we compute with [in, out]
     numbers: range | None = None  # that "{layer}" stands for; None: 0, 1, ...
     rows: tuple[int, int, int] | None = None  # of the stored tensor: first, end, step; None: all
-    is_stacked: bool = False  # whether a tensor holds all experts
     encoding: Any = None  # how its numbers are stored; None: as floating-point numbers
     # Of matrices that stay encoded [..., I, O]: "numbers" [..., I / n, O] or "scales" [..., I / J, O].
     piece: str = ""

@@ -78,7 +78,7 @@ class CommandSpans:
         envelope, begin = self._begun.pop(sequence)
         begin, end = max(begin, self._free_at), time.time_ns()
         self._free_at = end
-        name = str(type(envelope.command).__struct_config__.tag)
+        name = envelope.command.name
         with self._lock:
             for context in envelope.contexts:
                 span = self._open.get(context)

@@ -30,7 +30,7 @@ MOST_WRITING = 4  # adapters being written to disk, which are still in host memo
 
 @dataclass(eq=False)
 class _Idle:
-    """Holds one adapter: the pieces of this process's devices, in memory, in a file, or in both."""
+    """Holds one array: the pieces of this process's devices, in memory, in a file, or in both."""
 
     shape: tuple[int, ...]
     sharding: Sharding
@@ -58,14 +58,15 @@ def place_of(directory: Path, generation: int, process: int) -> Path:
 
 
 class IdleAdapters:
-    """Keeps arrays by name: vectors of bits (steps/swap.py), or those of a whole model. For one thread."""
+    """Keeps trees of arrays by name: vectors of bits (steps/swap.py), or a whole model. For one thread."""
 
     def __init__(self, directory: Path, budget: int) -> None:
         """Empty ``directory``, now and at the end; at most ``budget`` bytes stay in host memory."""
         shutil.rmtree(directory, ignore_errors=True)
         self._directory = directory
         self._budget = budget
-        self._idle: OrderedDict[str, _Idle] = OrderedDict()  # least recently used first
+        self._trees: dict[str, Any] = {}  # by name: the structure
+        self._idle: OrderedDict[tuple[str, int], _Idle] = OrderedDict()  # least recently used first
         self._numbers = count()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="idle-adapters")
         self._disk_has_failed = False
@@ -79,36 +80,48 @@ class IdleAdapters:
     def disk_bytes(self) -> int:
         return sum(idle.size for idle in self._idle.values() if idle.pieces is None)
 
-    def put(self, name: str, vector: Array) -> None:
-        """Move a vector off the devices. Returns before the copy is complete."""
-        shards = vector.addressable_shards
+    def put(self, name: str, tree: Any) -> None:
+        """Move arrays off the devices. Returns before the copy is complete."""
+        leaves, self._trees[name] = jax.tree.flatten(tree)
+        for number, leaf in enumerate(leaves):
+            self._put((name, number), leaf)
+
+    def take(self, name: str) -> tuple[Any, bool]:
+        """Put arrays back on their devices; return them, and whether any was read from disk."""
+        idle = self._pop(name)
+        is_from_disk = any(each.pieces is None for each in idle)
+        return jax.tree.unflatten(self._trees.pop(name), map(self._back, idle)), is_from_disk
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete what has these names."""
+        for name in names:
+            for idle in self._pop(name):
+                self._delete(idle)
+            del self._trees[name]
+
+    def _pop(self, name: str) -> list[_Idle]:
+        return [self._idle.pop((name, number)) for number in range(self._trees[name].num_leaves)]
+
+    def _put(self, key: tuple[str, int], array: Array) -> None:
+        shards = array.addressable_shards
         devices = [shard.device for shard in shards]
         pieces = [
             jax.device_put(shard.data, SingleDeviceSharding(shard.device, memory_kind=PINNED))
             for shard in shards
         ]
         path = self._directory / f"{next(self._numbers)}.bits"
-        dtype, lengths = np.dtype(vector.dtype), [piece.size for piece in pieces]
-        self._idle[name] = _Idle(vector.shape, vector.sharding, devices, dtype, lengths, pieces, path)
+        dtype, lengths = np.dtype(array.dtype), [piece.size for piece in pieces]
+        self._idle[key] = _Idle(array.shape, array.sharding, devices, dtype, lengths, pieces, path)
         self._make_room()
 
-    def take(self, name: str) -> tuple[Array, bool]:
-        """Put a vector back on its devices; return it, and whether it was read from disk."""
-        idle = self._idle.pop(name)
-        is_on_disk = idle.pieces is None
+    def _back(self, idle: _Idle) -> Array:
         pieces = _read(idle) if idle.pieces is None else idle.pieces
         back = [
             jax.device_put(piece, SingleDeviceSharding(device, memory_kind=device.default_memory().kind))
             for piece, device in zip(pieces, idle.devices, strict=True)
         ]
         self._delete(idle)
-        vector = jax.make_array_from_single_device_arrays(idle.shape, idle.sharding, back)
-        return vector, is_on_disk
-
-    def drop(self, names: Iterable[str]) -> None:
-        """Delete these vectors."""
-        for name in names:
-            self._delete(self._idle.pop(name))
+        return jax.make_array_from_single_device_arrays(idle.shape, idle.sharding, back)
 
     def settle(self) -> None:
         """Wait until everything that is being written is on disk."""

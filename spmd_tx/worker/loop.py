@@ -6,65 +6,41 @@ previous result is fetched. Replies keep the order of the commands.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
 
 from spmd_tx.protocol.commands import (
+    AnyCommand,
     Compile,
     Decode,
     Forward,
     ForwardBackward,
+    Move,
     OptimStep,
-    PageIn,
-    PageOut,
     Prefill,
-    SaveSampler,
     Shutdown,
-    SwapIn,
-    SwapOut,
-    WriteSampler,
 )
 from spmd_tx.protocol.envelope import Envelope
-from spmd_tx.protocol.reports import Reply, Report
+from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.command_spans import CommandSpans
-from spmd_tx.worker.execute import Result, Steps, execute
+from spmd_tx.worker.engine import Result
+from spmd_tx.worker.inbox import Inbox
 
-# The engine returns from these once they are dispatched to the device; the others wait for disks.
-DISPATCHED = (
-    ForwardBackward,
-    Forward,
-    OptimStep,
-    SwapOut,
-    SwapIn,
-    SaveSampler,
-    WriteSampler,
-    PageOut,
-    PageIn,
-    Prefill,
-    Decode,
-    Compile,
-)
+DISPATCHED = ForwardBackward, Forward, OptimStep, Prefill, Decode, Compile
 
 
-@runtime_checkable
-class Commands(Protocol):
-    """Defines what the loop needs of the inbox."""
-
-    executing: int | None
-
-    def next(self) -> Envelope: ...
-    def next_if_there(self) -> Envelope | None: ...
-    def report(self, kind: type[Report], **fields: object) -> None: ...
+def is_dispatched(command: AnyCommand) -> bool:
+    """Return whether the engine returns once the devices have the command; the others wait for disks."""
+    return command.pair.is_dispatched if isinstance(command, Move) else isinstance(command, DISPATCHED)
 
 
 @dataclass
 class Loop:
     """Runs the commands of one worker."""
 
-    steps: Steps
-    inbox: Commands
+    execute: Callable[[AnyCommand], Result]
+    inbox: Inbox
     is_leader: bool  # process 0 sends arrays and metrics; the others only acknowledge
     at_work: Callable[[bool], None]  # is told when commands begin to run, and when none is left
     spans: CommandSpans | None = None  # None: commands are not reported to a collector
@@ -74,7 +50,7 @@ class Loop:
         unsent: tuple[int, Result] | None = None
         while True:
             envelope = self.inbox.next_if_there() if unsent else self._wait()
-            if unsent and not (envelope and isinstance(envelope.command, DISPATCHED)):
+            if unsent and not (envelope and is_dispatched(envelope.command)):
                 self._reply(*unsent)
                 unsent = None
             if envelope is None:
@@ -82,7 +58,7 @@ class Loop:
             self.inbox.executing = envelope.sequence
             if self.spans is not None:
                 self.spans.begun(envelope)
-            result = execute(self.steps, envelope.command)
+            result = self.execute(envelope.command)
             self._start_fetching(result)
             if unsent:
                 self._reply(*unsent)

@@ -11,27 +11,24 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Protocol, runtime_checkable
 
 import jax
 import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.open_telemetry import Seldom
-from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready, Written
+from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready
 from spmd_tx.protocol.secret import Keys, read_secret
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import mesh_address
 from spmd_tx.worker.accelerator import has_nvidia_gpu, has_tpu, prepare_accelerator
 from spmd_tx.worker.command_spans import open_command_spans
-from spmd_tx.worker.execute import Steps
+from spmd_tx.worker.engine import Engine, ReportAside
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
 from spmd_tx.worker.loop import Loop
 from spmd_tx.worker.memory.allocator import keep_free_memory
 from spmd_tx.worker.programs.compiled import Programs
-from spmd_tx.worker.storage.checkpoints import OnEnd
 
 HELLO_SECONDS = 120.0  # for the coordinator to answer; it waits for process 0
 HEARTBEAT_SECONDS = 20  # silence after which jax.distributed ends all processes
@@ -49,20 +46,7 @@ PEER_IS_GONE = (
 )
 
 
-@runtime_checkable
-class LoadedEngine(Steps, Protocol):
-    """Defines what a worker needs of an engine besides its steps."""
-
-    @property
-    def plan(self) -> MemoryPlan: ...
-    @property
-    def device(self) -> str: ...
-
-    on_written: OnEnd
-    report_aside: Callable[..., None]
-
-
-StartEngine = Callable[[Setup, Programs, Callable[[str], None]], LoadedEngine]
+StartEngine = Callable[[Setup, Programs, Callable[[str], None], ReportAside], Engine]
 
 
 def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
@@ -108,13 +92,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
     if setup.num_processes > 1:
         _join(setup, options, progress)
 
-    def written(path: str, problem: str | None) -> None:
-        if is_leader:
-            inbox.report_aside(Written, path=path, error=problem)
-
-    engine = start_engine(setup, programs, progress)
-    engine.on_written = written
-    engine.report_aside = inbox.report_aside
+    engine = start_engine(setup, programs, progress, inbox.report_aside)
     inbox.report(
         Ready,
         device=engine.device,
@@ -124,7 +102,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
         compile_threads=programs.compile_threads,
     )
     with spans or nullcontext():
-        Loop(engine, inbox, is_leader, programs.at_work, spans).run()
+        Loop(engine.execute, inbox, is_leader, programs.at_work, spans).run()
 
 
 def configure_jax(setup: Setup, devices: int) -> None:
@@ -216,6 +194,4 @@ def _numbers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
-    from spmd_tx.worker.start import start_engine  # tests run the rest of this module with other engines
-
-    sys.exit(main(sys.argv[1:], start_engine))
+    sys.exit(main(sys.argv[1:], Engine.start))

@@ -39,7 +39,7 @@ def declare(plan: Plan) -> WorkerState:
     """Declare every array."""
     setup, model, mesh, dtype = plan.sizes.setup, plan.sizes.model, plan.sizes.mesh, plan.sizes.dtype
     bank = adapter_weights(model, mesh, setup.bank_slots, setup.max_rank, dtype, zero=False)
-    rows = plan.decode_rows * setup.fsdp * setup.ep
+    rows = plan.rows_of_decode
     row = Weight((rows,), P(DATA), jnp.int32)
     return WorkerState(
         base=weights(model, mesh, dtype, split_over_fsdp=plan.splits_base),

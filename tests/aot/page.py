@@ -12,7 +12,7 @@ from pathlib import Path
 from spmd_tx.worker.aot.report import ProgramReport
 from tests.aot.check import FILE, Case, read
 from tests.aot.reports import Reports, read_reports
-from tests.bench import tables
+from tools.bench import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance_calculated.md"
 MARK = "make aot"

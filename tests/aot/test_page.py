@@ -4,7 +4,7 @@ from spmd_tx.worker.aot.report import ProgramReport
 from tests.aot.check import read
 from tests.aot.page import HEADER, MARK, PAGE, lines, read_lines
 from tests.aot.reports import Reports, read_reports, write_reports
-from tests.bench import tables
+from tools.bench import tables
 
 NAME = "qwen3-8b 8xh100 8,1,1 8192"
 (CASE,) = read(f'["{NAME}"."train"]\nsorts = 0\n')

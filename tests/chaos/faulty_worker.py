@@ -2,12 +2,14 @@
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jax._src import compiler, distributed
 
+from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.worker import main
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.storage import checkpoints
@@ -18,9 +20,13 @@ STEPS = ("forward_backward", "optim_step", "decode", "save_state", "save_sampler
 
 def put_in_points(number: str) -> None:
     """Put points into this worker: w0.optim_step.during, ..."""
-    for method in STEPS:
-        wrap(Engine, method, f"w{number}.{method}")
+    for name in STEPS:
+        wrap(Engine, "execute", f"w{number}.{name}", partial(_is, name))
     wrap(checkpoints, "_wait", f"w{number}.writing")
+
+
+def _is(name: str, engine: Engine, command: AnyCommand) -> bool:
+    return command.name == name
 
 
 def keep_all_programs() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.cli import compile as command
-from spmd_tx.cli.compile import Compiled, Task, Wish
+from spmd_tx.cli.compile import CompiledMesh, Task, Wish
 from spmd_tx.cli.meshes import Refusals
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import DoesNotFit, StartError
@@ -47,7 +47,7 @@ class Compiler:
         self.asked: list[tuple[str, str]] = []
         self.failing = failing  # (name of a mesh, name of a program)
 
-    def __call__(self, task, programs) -> Compiled:
+    def __call__(self, task, programs) -> CompiledMesh:
         seconds = SECONDS[task.config.mesh]
         self.asked += [(task.name, each.name) for each in programs]
         predicted = Prediction(
@@ -74,7 +74,7 @@ class Compiler:
             for each in programs
         ]
         has_all = {each.kind for each in reports if each.error is None} >= {*NEEDED}
-        return Compiled(task, reports, predicted if has_all else None)
+        return CompiledMesh(task, reports, predicted if has_all else None)
 
 
 @pytest.fixture

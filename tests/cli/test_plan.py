@@ -1,5 +1,6 @@
 """Tests ``spmd-tx plan`` as an operator runs it."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from spmd_tx.cli import plan
 from spmd_tx.cli.main import app
-from spmd_tx.config import PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
 from tests.support.model_shapes import QWEN3_8B
@@ -112,9 +113,9 @@ def test_options_of_compile_are_refused_without_it(model_dir, option):
 
 
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
-    of_plan = {"config", "devices", "memory_per_device", "json", "compile", "only", "hlo"}
-    assert {*plan.signature().parameters} == of_plan | {"base_model", "revision", *PLAN_OPTIONS}
-    assert {*PARALLEL_SIZES} <= {*PLAN_OPTIONS}
+    of_plan = {"config", "devices", "memory_per_device", "as_json", "compiles", "only", "hlo"}
+    assert {*inspect.signature(plan.plan).parameters} == of_plan | {*options_of("plan")}
+    assert {"base_model", *PARALLEL_SIZES} <= {*options_of("plan")}
 
 
 def test_the_table_names_what_a_device_holds(model_dir):

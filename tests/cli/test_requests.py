@@ -11,7 +11,7 @@ from sqlalchemy import Select, select, update
 from spmd_tx.cli import main
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import open_database
-from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
+from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.training.bench import forward_backward
 
@@ -31,7 +31,7 @@ async def fill(data_dir):
     database = await open_database(None, data_dir)
     async with database.transaction() as db:
         for owner in ("alice", "bob"):
-            db.add(Session(id=f"{owner}-1", created_at=1.0, tags=[], owner=owner))
+            db.add(SessionRow(id=f"{owner}-1", created_at=1.0, tags=[], owner=owner))
     async with run_queue(database, data_dir) as queue:
         for seq_id, kind, body in (
             (0, "create_model", b"{}"),

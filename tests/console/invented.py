@@ -25,6 +25,7 @@ def runs() -> list[dict]:
             "owner": "ada",
             "created_at": START - 3600 * number,
             "is_open": number == 0,
+            "silent_seconds": None,
             "metadata": ({} if number == 2 else {"name": name}) | {"optimizer": {"learning_rate": 1e-4}},
             "display_name": name if number == 2 else None,
             "steps": STEPS if number < 4 else 0,
@@ -269,6 +270,7 @@ def sample_group() -> dict:
         "max_tokens": 256,
         "samples": found,
         "left_out": 2,
+        "not_read": 0,
         "errors": [],
     }
 

@@ -1,5 +1,6 @@
 import asyncio
 import functools
+import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -15,19 +16,20 @@ from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.http.app import make_app
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import Backend, Services, open_services
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
-from spmd_tx.coordinator.sampling.progress import Progress
-from spmd_tx.coordinator.server.build import open_services, open_stores
-from spmd_tx.coordinator.server.served_model import ServedModel
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
+from spmd_tx.coordinator.sampling.progress import SampleProgress
+from spmd_tx.coordinator.server.build import open_stores
+from spmd_tx.coordinator.server.telemetry import open_telemetry
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
 from tests.coordinator.http.fake_scheduler import FakeScheduler
@@ -128,7 +130,7 @@ class FakeHealth:
     ready: bool = True
     refusal: str | None = None
     programs: ProgramsHealth | None = None
-    record: MeshRecord = field(default_factory=MeshRecord)
+    record: MeshTimeline = field(default_factory=MeshTimeline)
     closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 
@@ -161,14 +163,18 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
         base_model=BASE_MODEL, host="server", data_dir=data_dir, database_url=database_url, max_lora_rank=16
     )
     async with AsyncExitStack() as stack:
-        stores = await open_stores(config, TINY_MODEL, stack)
+        telemetry = open_telemetry(os.environ)
+        if telemetry is not None:
+            stack.push_async_callback(asyncio.to_thread, telemetry.close)
+        stores = await open_stores(config, TINY_MODEL, stack, telemetry)
         scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints)
         model = tiny_served_model(data_dir / "model")
         running = [
             asyncio.create_task(scheduler.run()),
             asyncio.create_task(stores.queue.run(scheduler.arrive)),
         ]
-        yield await open_services(config, model, stores, scheduler, FakeHealth(), Progress(), stack)
+        backend = Backend(scheduler=scheduler, health=FakeHealth(), progress=SampleProgress())
+        yield await open_services(config, model, stores, backend, stack)
         for task in running:
             task.cancel()
             await asyncio.wait([task])

@@ -6,7 +6,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
 from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
 
 from spmd_tx.models.families import qwen3_5
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from tests.golden import delta_cases as cases
 from tests.golden import delta_model
 from tests.golden.delta_cases import NUMBERS, SIZES
@@ -91,7 +91,7 @@ def attention() -> dict[str, np.ndarray]:
 def logits() -> dict[str, np.ndarray]:
     """Add the adapter to the weights, and run the text model."""
     weights = delta_model.tensors()
-    declared = qwen3_5.dense(Keys(delta_model.CONFIG))
+    declared = qwen3_5.dense(ConfigKeys(delta_model.CONFIG))
     for name, adapted in declared.adapted.items():
         numbers, source = adapted.numbers or range(1), adapted.map.source
         a, b = delta_model.factors(name, len(numbers), adapted.map.width_in, adapted.map.width_out)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_tx.hlo.arrays import Array, arrays_of, bytes_of, memory_bytes_of
+from spmd_tx.hlo.arrays import HloArray, arrays_of, bytes_of, memory_bytes_of
 from spmd_tx.hlo.module import parse
 
 LOOP = """
@@ -38,15 +38,18 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 @pytest.mark.parametrize(
     "text, expected",
     [
-        ("bf16[8,128]{1,0:T(8,128)(2,1)}", [Array("bf16", (8, 128))]),
-        ("f32[]", [Array("f32", ())]),
-        ("(f32[2]{0}, /*index=1*/s32[3]{0:T(128)S(1)})", [Array("f32", (2,)), Array("s32", (3,), space=1)]),
+        ("bf16[8,128]{1,0:T(8,128)(2,1)}", [HloArray("bf16", (8, 128))]),
+        ("f32[]", [HloArray("f32", ())]),
+        (
+            "(f32[2]{0}, /*index=1*/s32[3]{0:T(128)S(1)})",
+            [HloArray("f32", (2,)), HloArray("s32", (3,), space=1)],
+        ),
         (
             "((f32[4]{0}), f32[2]{0}, u32[]{:S(2)})",
-            [Array("f32", (4,)), Array("f32", (2,)), Array("u32", (), 2)],
+            [HloArray("f32", (4,)), HloArray("f32", (2,)), HloArray("u32", (), 2)],
         ),
-        ("f32[<=8,2]", [Array("f32", (8, 2))]),
-        ("token[]", [Array("token", ())]),
+        ("f32[<=8,2]", [HloArray("f32", (8, 2))]),
+        ("token[]", [HloArray("token", ())]),
     ],
 )
 def test_types(text, expected):

@@ -9,6 +9,7 @@ from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.families.registry import declare
 from tests.support.known_models import ALIKE, CONFIGS
 from tests.support.known_models import HOSTED as FURTHER
+from tests.support.model_shapes import adapter_numbers
 
 # Numbers of an adapter of rank 1 (train_mlp, train_attn, train_unembed), as hosted Tinker counts them:
 # tinker_cookbook.hyperparam_utils.get_lora_param_count, tinker-cookbook 0.6.1.
@@ -37,7 +38,7 @@ HOSTED = {
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_an_adapter_has_as_many_numbers_as_a_hosted_one(name):
-    numbers = declare((CONFIGS | FURTHER)[name]).adapter_numbers
+    numbers = adapter_numbers(declare((CONFIGS | FURTHER)[name]))
     assert (numbers["mlp"], numbers["attn"], numbers["unembed"]) == HOSTED[name]
 
 
@@ -48,7 +49,7 @@ def test_models_of_the_same_sizes_are_counted():
 
 def test_experts_with_factors_of_their_own_have_one_pair_each():
     model = replace(declare(CONFIGS["Qwen/Qwen3-30B-A3B"]), expert_lora="per-expert")
-    numbers = model.adapter_numbers
+    numbers = adapter_numbers(model)
     assert numbers["mlp"] == 48 * 128 * 3 * (2048 + 768)
 
 

@@ -28,9 +28,20 @@ def flops_of_scores(attended: Attended) -> int:
     return 2 * pairs * (attended.keys + attended.values)
 
 
+def flops_of_rule(mixer: DeltaRule) -> int:
+    """Return the operations per token of a layer without its linear maps, read in chunks.
+
+    Two products of a chunk with itself per head of keys; per head of values three with the state and two
+    within the chunk, and the inverse.
+    """
+    per_key_head = 4 * CHUNK * mixer.k_width
+    per_value_head = 6 * mixer.k_width * mixer.v_width + 4 * CHUNK * mixer.v_width + 2 * CHUNK * CHUNK
+    return mixer.k_heads * per_key_head + mixer.v_heads * per_value_head
+
+
 def flops_between_tokens(layer: Layer) -> int:
     if isinstance(layer.mixer, DeltaRule):
-        return LENGTH * layer.mixer.flops_per_token(CHUNK)
+        return LENGTH * flops_of_rule(layer.mixer)
     assert layer.mixer.attended is not None
     return flops_of_scores(layer.mixer.attended)
 

@@ -16,7 +16,7 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.families import qwen3_5
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.forward_pass import Pass, StateSlots
 from spmd_tx.models.linear_attention import state_pool
 from spmd_tx.protocol.kernels import Kernels
@@ -31,7 +31,7 @@ from tests.golden.delta_model import CONFIG, LENGTHS, RANK, SCALE, TEXT, rows_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
-MODEL = qwen3_5.dense(Keys(CONFIG))
+MODEL = qwen3_5.dense(ConfigKeys(CONFIG))
 TOLERANCE = 1e-5  # relative to the largest logit
 PAGE_SIZE, SLOT = 16, 2
 CUT = LENGTHS[1] - 6  # tokens that are read at once; the others are decoded
@@ -220,4 +220,4 @@ def test_every_tensor_of_the_text_model_is_read_once():
 )
 def test_what_the_layers_cannot_be_is_refused(change, message):
     with pytest.raises(Refusal, match=message):
-        qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **change}}))
+        qwen3_5.dense(ConfigKeys({**CONFIG, "text_config": {**TEXT, **change}}))

@@ -17,7 +17,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 WORDS = Path(__file__).with_name("words.yml")
-FOLDERS = ("spmd_tx", "tests", "docs")
+FOLDERS = ("spmd_tx", "tests", "tools", "docs")
 GENERATED = "_pb2.py"
 CODE = re.compile(r"(`+).*?\1", re.DOTALL)
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

@@ -13,7 +13,7 @@ import numpy as np
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import files as checkpoint_files
 from spmd_tx.models.checkpoint.tensors import parts, tensor_names
-from spmd_tx.models.declared.encoding import Part
+from spmd_tx.models.declared.encoding import DeclaredTensor
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import abstract_mesh
 from tests.golden.families import CONFIGS
@@ -47,12 +47,14 @@ def write(directory: Path, encoding: str, **keys: Any) -> Path:
     raw = MODELS[encoding] | keys
     (directory / "config.json").write_text(json.dumps(raw))
     declared = weights(declare(raw), abstract_mesh(1, 1, 1), jnp.float32)
-    found: dict[str, Part] = {}
+    found: dict[str, DeclaredTensor] = {}
     for weight in jax.tree.leaves(declared):
         for name in tensor_names(weight):
             for part in parts(weight, name):
                 seen = found.get(part.name, part)
-                found[part.name] = Part(part.name, tuple(map(max, seen.shape, part.shape)), part.dtype)
+                found[part.name] = DeclaredTensor(
+                    part.name, tuple(map(max, seen.shape, part.shape)), part.dtype
+                )
     write_tensors(directory, {name: (part.dtype or "F32", _random(part)) for name, part in found.items()})
     return directory
 
@@ -71,7 +73,7 @@ def write_tensors(directory: Path, tensors: dict[str, tuple[str, np.ndarray]]) -
             file.write(array.tobytes())
 
 
-def _random(part: Part) -> np.ndarray:
+def _random(part: DeclaredTensor) -> np.ndarray:
     """Make numbers that decode to about 0.2, also where they are scales."""
     random = np.random.default_rng(zlib.crc32(part.name.encode()))
     if part.name.endswith("_scales"):

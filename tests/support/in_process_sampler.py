@@ -12,11 +12,12 @@ from spmd_tx.coordinator.sampling.job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol.commands import AdapterSpec, SaveSampler
+from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.execute import execute
 from spmd_tx.worker.state import zeros
+from tests.support import moves
+from tests.support.ready_programs import EverythingReady
 
 
 class Sampler:
@@ -42,7 +43,7 @@ class Sampler:
             shards,
             setup.max_context,
             setup.page_size,
-            setup.decode_rows // shards,
+            engine.plan.decode_rows,
             on_cpu=engine.plan.on_cpu,
             batch_invariant=setup.batch_invariant,
             **shapes,
@@ -52,10 +53,10 @@ class Sampler:
         exact = setup.batch_invariant
         model = SamplingModel(engine.model, setup.max_context, None, batch_invariant=exact)
         self.bank = VersionBank(setup.bank_slots, Path("/nowhere"))
-        self.batch = SampleBatch(model, self.bank, limits)
+        self.batch = SampleBatch(model, self.bank, limits, EverythingReady())
         for slot in versions:
             bank = self.bank.reserve(f"version {slot}", adapter).bank
-            engine.save_sampler(SaveSampler(slot=slot, bank=bank, adapter=adapter))
+            engine.execute(moves.save_sampler(slot, bank, adapter))
         self.commands: list[Any] = []
         self.in_flight: deque[Any] = deque()
         self.results: dict[str, Any] = {}
@@ -69,7 +70,7 @@ class Sampler:
     def turn(self):
         """Send what can be sent, then read a reply."""
         while len(self.in_flight) < 3 and (dispatch := self.batch.next_dispatch()) is not None:
-            arrays, _ = execute(self.engine, dispatch.command)
+            arrays, _ = self.engine.execute(dispatch.command)
             self.commands.append(dispatch.command)
             self.in_flight.append((dispatch, arrays))
         dispatch, arrays = self.in_flight.popleft()

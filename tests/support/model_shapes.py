@@ -1,15 +1,17 @@
 """Lists the shapes of models for tests and benchmarks: real and tiny ones."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.maps import AdapterGroup
+from spmd_tx.models.declared.model import FACTORS, Model
+from spmd_tx.models.declared.plain import PlainSizes
 from spmd_tx.models.declared.rope import Rope
 
 
 def resized(model: Model, **sizes: Any) -> Model:
-    """Return a plain model with other sizes, by the names that plain_model has for them."""
+    """Return a plain model with other sizes, by the names that PlainSizes has for them."""
     mixture = model.mixture
     same = {
         "architecture": model.architecture,
@@ -28,11 +30,23 @@ def resized(model: Model, **sizes: Any) -> Model:
         "experts_per_token": model.experts_per_token,
         "normalize_expert_weights": mixture is not None and mixture.route.normalise,
     }
-    assert plain_model(**same) == replace(model, expert_lora="shared-outer"), "its sizes do not say it all"
-    return replace(plain_model(**same | sizes), expert_lora=model.expert_lora)
+    assert PlainSizes(**same).model() == replace(model, expert_lora="shared-outer"), (
+        "its sizes do not say it all"
+    )
+    return replace(PlainSizes(**same | sizes).model(), expert_lora=model.expert_lora)
 
 
-QWEN3_8B = plain_model(
+def adapter_numbers(model: Model) -> dict[AdapterGroup, int]:
+    """Count the numbers of an adapter for a rank of 1, by the flags that train them."""
+    totals: dict[AdapterGroup, int] = {"attn": 0, "mlp": 0, "unembed": 0}
+    for each in model.adapted.values():
+        assert each.map.group is not None
+        of_a, of_b = (math.prod(each.lead(factor)) for factor in FACTORS)
+        totals[each.map.group] += of_a * each.map.width_in + of_b * each.map.width_out
+    return totals
+
+
+QWEN3_8B = PlainSizes(
     architecture="Qwen3ForCausalLM",
     vocab_size=151936,
     d_model=4096,
@@ -45,7 +59,7 @@ QWEN3_8B = plain_model(
     rms_norm_eps=1e-6,
     tied_embeddings=False,
     max_positions=40960,
-)
+).model()
 QWEN3_4B = resized(QWEN3_8B, d_model=2560, d_ff=9728, tied_embeddings=True)
 QWEN3_32B = resized(QWEN3_8B, d_model=5120, d_ff=25600, n_layers=64, n_heads=64)
 QWEN3_30B_A3B = resized(

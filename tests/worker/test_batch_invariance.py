@@ -56,7 +56,7 @@ def engine(request, tmp_path_factory):
         tp=tp,
         adapter_slots=VERSIONS,
         bank_slots=BANK_SLOTS,
-        decode_rows=ROWS * fsdp * ep,
+        decode_rows=ROWS,
         kv_cache_tokens=8192,
         batch_invariant=True,
         **sizes,

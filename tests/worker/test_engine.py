@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
 
 import jax
 import numpy as np
@@ -16,8 +15,11 @@ import pytest
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, LossInputs, PackedRows
+from spmd_tx.protocol.places import Idle
+from spmd_tx.protocol.reports import Written
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 
@@ -55,13 +57,13 @@ def start(model_dir: Path, mesh, shard_base_weights="auto", max_rank=4) -> Engin
         max_rank=max_rank,
         page_size=PAGE_SIZE,
         kv_cache_tokens=128,
-        decode_rows=4 * mesh[0] * mesh[1],
+        decode_rows=4,
         decode_steps=STEPS,
         compilation_cache="",
         idle_adapters=str(model_dir.parent / "idle"),
         shard_base_weights=shard_base_weights,
     )
-    return Engine.start(setup, Programs(lambda _: None), lambda _: None)
+    return Engine.start(setup, Programs(lambda _: None), lambda _: None, REPORTS)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def engine(kind, model_dir):
 
 
 def create(engine: Engine, slot: int, adapter: AdapterSpec, seed: int = 2**40 + 3) -> None:
-    engine.create_adapter(commands.CreateAdapter(slot=slot, seed=seed, adapter=adapter))
+    engine.execute(moves.create_adapter(slot, seed, adapter))
 
 
 def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | LossInputs]:
@@ -103,18 +105,18 @@ def batch(engine: Engine, slot: int, seed: int = 0) -> dict[str, PackedRows | Lo
 
 
 def forward(engine: Engine, slot: int) -> np.ndarray:
-    return np.asarray(engine.forward(commands.Forward(**batch(engine, slot)))[0]["logprobs"])[-1]
+    return np.asarray(engine.execute(commands.Forward(**batch(engine, slot)))[0]["logprobs"])[-1]
 
 
 def train(engine: Engine, slot: int, steps: int = 2) -> list[float]:
     """The loss before each step."""
     losses = []
     for _ in range(steps):
-        arrays, _ = engine.forward_backward(commands.ForwardBackward(**batch(engine, slot)))
+        arrays, _ = engine.execute(commands.ForwardBackward(**batch(engine, slot)))
         losses.append(float(np.sum(np.asarray(arrays["losses"])[-1])))
         hyper = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-12}
         step = commands.OptimStep(slot=slot, weight_decay=0.0, grad_clip_norm=0.0, **hyper)
-        _, metrics = engine.optim_step(step)
+        _, metrics = engine.execute(step)
         assert metrics["applied"]
         assert metrics["grad_norm"] > 0
         of_groups = [metrics[f"grad_norm_{group}"] for group in ("attn", "mlp", "unembed")]
@@ -144,7 +146,7 @@ def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = Fal
     rows = PackedRows(tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots)
     copies = np.zeros((shards, 2), np.int32)
     prefill = commands.Prefill(rows=rows, pages=where, copies=copies, logprobs=logprobs)
-    prompt_arrays, _ = engine.prefill(prefill)
+    prompt_arrays, _ = engine.execute(prefill)
     assert ("logprobs" in prompt_arrays) == logprobs
     decode = commands.Decode(
         steps=STEPS,
@@ -162,7 +164,7 @@ def sample_in_every_shard(engine: Engine, banks: list[int], logprobs: bool = Fal
         page_counts=np.full(shards, len(pages), np.int32),
         page_places=np.zeros(shards, np.int32),
     )
-    arrays = to_numpy(engine.decode(decode)[0])
+    arrays = to_numpy(engine.execute(decode)[0])
     first = np.asarray(prompt_arrays["logprobs"])[:, :count] if logprobs else np.zeros((shards, 0))
     return [
         (arrays["tokens"][:, row].tolist(), np.append(first[row], arrays["logprobs"][:, row]))
@@ -175,36 +177,45 @@ def assert_same_sample(actual, expected, tolerance=0.0):
     np.testing.assert_allclose(actual[1], expected[1], rtol=0, atol=tolerance)
 
 
+class Reports:
+    """What an engine reports of folders, which its threads write."""
+
+    def __init__(self):
+        self.problems: dict[str, str | None] = {}
+        self._has_come = threading.Condition()
+
+    def __call__(self, kind: type, path: str, error: str | None) -> None:
+        assert kind is Written
+        with self._has_come:
+            self.problems[path] = error
+            self._has_come.notify_all()
+
+    def until(self, path: str) -> str | None:
+        with self._has_come:
+            assert self._has_come.wait_for(lambda: path in self.problems, SECONDS)
+            return self.problems.pop(path)
+
+
+REPORTS = Reports()
+
+
 @contextmanager
-def written(engine: Engine, path: Path, problem: str | None = None) -> Iterator[None]:
-    """Leave the block once the engine has reported that a folder is complete, or what the problem was."""
-    before, reported = engine.on_written, Event()
-    problems: list[str | None] = []
-
-    def on_written(which: str, why: str | None) -> None:
-        if which == str(path):
-            problems.append(why)
-            reported.set()
-        else:
-            before(which, why)
-
-    engine.on_written = on_written
+def written(path: Path, problem: str | None = None) -> Iterator[None]:
+    """Leave the block once an engine has reported that a folder is complete, or what the problem was."""
     yield
-    assert reported.wait(SECONDS)
-    engine.on_written = before
+    reported = REPORTS.until(str(path))
     if problem is None:
-        assert problems == [None]
+        assert reported is None
     else:
-        assert problem in str(problems[0])
+        assert problem in str(reported)
 
 
 def save_sampler(
-    engine: Engine, bank: int, adapter: AdapterSpec, path: Path | None = None, wait: bool = True
+    engine: Engine, bank: int | None, adapter: AdapterSpec, path: Path | None = None, wait: bool = True
 ) -> None:
     """Save; by default, wait until the folder is complete."""
-    path_text = None if path is None else str(path)
-    with written(engine, path) if path is not None and wait else nullcontext():
-        engine.save_sampler(commands.SaveSampler(slot=FIRST, bank=bank, adapter=adapter, path=path_text))
+    with written(path) if path is not None and wait else nullcontext():
+        engine.execute(moves.save_sampler(FIRST, bank, adapter, path))
 
 
 def test_training_lowers_the_loss_and_changes_no_other_slot(engine):
@@ -237,8 +248,8 @@ def test_a_command_of_several_blocks_is_as_many_commands_of_one(engine):
     whole = {name: dealt([part[name] for part in parts], shards) for name in ("rows", "loss")}
     results, gradients = [], []
     for makes in [{**whole, "block": 1}], parts:
-        replies = [engine.forward_backward(commands.ForwardBackward(**make))[0] for make in makes]
-        replies += [engine.forward(commands.Forward(**make))[0] for make in makes]
+        replies = [engine.execute(commands.ForwardBackward(**make))[0] for make in makes]
+        replies += [engine.execute(commands.Forward(**make))[0] for make in makes]
         results.append(
             [
                 np.concatenate(
@@ -273,19 +284,18 @@ def test_a_version_that_was_saved_for_sampling_never_changes(engine, tmp_path, a
     first = sample(engine, 1, logprobs=True)
     train(engine, FIRST)
     trained = forward(engine, FIRST)
-    write = commands.WriteSampler(bank=1, adapter=adapter, path=str(tmp_path / "written"))
-    with written(engine, tmp_path / "written"):
-        engine.write_sampler(write)
+    with written(tmp_path / "written"):
+        engine.execute(moves.write_sampler(1, tmp_path / "written", adapter))
     assert_same_sample(sample(engine, 1, logprobs=True), first)
-    _, kept = engine.page_out(commands.PageOut(bank=1, version="first"))
+    _, kept = engine.execute(moves.page_out(1, "first"))
     assert kept["host_bytes"] > 0
     save_sampler(engine, 1, adapter)
     newer = sample(engine, 1, logprobs=True)
     assert not np.allclose(newer[1], first[1], atol=1e-3)
     for name in ("saved", "written"):
-        engine.load_sampler(commands.LoadSampler(bank=2, adapter=adapter, path=str(tmp_path / name)))
+        engine.execute(moves.load_sampler(2, tmp_path / name, adapter))
         assert_same_sample(sample(engine, 2, logprobs=True), first)
-    engine.page_in(commands.PageIn(bank=2, version="first", adapter=adapter))
+    engine.execute(moves.page_in(2, "first", adapter))
     assert_same_sample(sample(engine, 2, logprobs=True), first)
     assert_same_sample(sample(engine, 1, logprobs=True), newer)
     assert np.array_equal(forward(engine, FIRST), trained)
@@ -295,13 +305,13 @@ def test_versions_that_nobody_needs_are_dropped_wherever_they_are(engine):
     create(engine, FIRST, FOUR)
     save_sampler(engine, 1, FOUR)
     for version in ("a", "b"):
-        _, kept = engine.page_out(commands.PageOut(bank=1, version=version))
-    engine.swap_out(commands.SwapOut(slot=FIRST, model="a"))  # a model of the same name is another thing
-    engine.drop_paged(commands.DropPaged(versions=["a", "b"]))
-    engine.swap_in(commands.SwapIn(slot=FIRST, model="a"))
+        _, kept = engine.execute(moves.page_out(1, version))
+    engine.execute(moves.swap_out(FIRST, "model"))
+    engine.execute(commands.Drop(places=[Idle("a"), Idle("b")]))
+    engine.execute(moves.swap_in(FIRST, "model"))
     assert kept["host_bytes"] > 0
-    assert engine.page_out(commands.PageOut(bank=1, version="c"))[1]["host_bytes"] < kept["host_bytes"]
-    engine.drop_paged(commands.DropPaged(versions=["c"]))
+    assert engine.execute(moves.page_out(1, "c"))[1]["host_bytes"] < kept["host_bytes"]
+    engine.execute(commands.Drop(places=[Idle("c")]))
 
 
 def test_the_thread_that_runs_commands_syncs_no_file_of_a_version(engine, tmp_path, monkeypatch):
@@ -309,14 +319,13 @@ def test_the_thread_that_runs_commands_syncs_no_file_of_a_version(engine, tmp_pa
     monkeypatch.setattr(os, "fsync", lambda file: (synced_by.append(threading.get_ident()), sync(file)))
     create(engine, FIRST, FOUR)
     train(engine, FIRST)
-    with written(engine, tmp_path / "saved"), written(engine, tmp_path / "written"):
+    with written(tmp_path / "saved"), written(tmp_path / "written"):
         save_sampler(engine, 1, FOUR, tmp_path / "saved", wait=False)
-        path = str(tmp_path / "written")
-        engine.write_sampler(commands.WriteSampler(bank=1, adapter=FOUR, path=path))
+        engine.execute(moves.write_sampler(1, tmp_path / "written", FOUR))
         for bank, version in ((1, "a"), (2, "b")):
-            engine.page_out(commands.PageOut(bank=bank, version=version))
-        engine.page_in(commands.PageIn(bank=1, version="a", adapter=FOUR))
-        engine.drop_paged(commands.DropPaged(versions=["b"]))
+            engine.execute(moves.page_out(bank, version))
+        engine.execute(moves.page_in(1, "a", FOUR))
+        engine.execute(commands.Drop(places=[Idle("b")]))
     assert synced_by
     assert threading.get_ident() not in synced_by
 
@@ -328,7 +337,7 @@ def test_a_folder_that_cannot_be_written_is_reported_and_leaves_nothing(engine, 
     create(engine, FIRST, FOUR)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with written(engine, tmp_path / "saved", "No space left on device"):
+        with written(tmp_path / "saved", "No space left on device"):
             save_sampler(engine, 1, FOUR, tmp_path / "saved", wait=False)
     assert list(tmp_path.iterdir()) == []
     save_sampler(engine, 1, FOUR, tmp_path / "saved")
@@ -341,7 +350,7 @@ def test_a_save_to_disk_alone_leaves_the_bank_as_it_is(engine, tmp_path):
     save_sampler(engine, 1, FOUR)
     before = sample(engine, 1)
     train(engine, FIRST)
-    save_sampler(engine, -1, FOUR, tmp_path / "saved")
+    save_sampler(engine, None, FOUR, tmp_path / "saved")
     assert_same_sample(sample(engine, 1), before)
 
 
@@ -359,21 +368,18 @@ def test_rows_of_one_dispatch_use_different_versions(engine):
 
 def test_bank_slot_zero_is_the_base_model(engine):
     create(engine, OTHER, FOUR)  # B is zero, so it is still the base model
-    save = commands.SaveSampler(slot=OTHER, bank=2, adapter=FOUR)
-    engine.save_sampler(save)
+    engine.execute(moves.save_sampler(OTHER, 2, FOUR))
     assert_same_sample(sample(engine, 0), sample(engine, 2))
 
 
 def test_training_goes_on_from_a_saved_state_as_if_never_interrupted(engine, tmp_path):
     create(engine, FIRST, FOUR)
     train(engine, FIRST, steps=3)
-    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
+    engine.execute(moves.save_state(FIRST, tmp_path / "state", FOUR))
     train(engine, FIRST)
     expected = forward(engine, FIRST)
     create(engine, OTHER, TWO, seed=1)
-    engine.load_state(
-        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=FOUR)
-    )
+    engine.execute(moves.load_state(OTHER, tmp_path / "state", FOUR, optimizer=True))
     train(engine, OTHER)
     assert np.array_equal(forward(engine, OTHER), expected)
 
@@ -386,10 +392,8 @@ def test_without_its_optimizer_a_saved_state_is_weights_alone(engine, tmp_path, 
     if is_peft:
         save_sampler(engine, 1, FOUR, tmp_path / "state")
     else:
-        engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=FOUR))
-    engine.load_state(
-        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=False, adapter=FOUR)
-    )
+        engine.execute(moves.save_state(FIRST, tmp_path / "state", FOUR))
+    engine.execute(moves.load_state(OTHER, tmp_path / "state", FOUR, optimizer=False))
     assert np.array_equal(forward(engine, OTHER), expected)
     state = to_numpy(engine.state.train)
     assert state.step.tolist() == [2, 0]
@@ -401,11 +405,9 @@ def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, mode
     create(engine, FIRST, TWO)
     train(engine, FIRST)
     save_sampler(engine, 1, TWO, tmp_path / "sampler")
-    engine.save_state(commands.SaveState(slot=FIRST, path=str(tmp_path / "state"), adapter=TWO))
+    engine.execute(moves.save_state(FIRST, tmp_path / "state", TWO))
     elsewhere = start(model_dir, mesh=(1, 1, 1), max_rank=8)
-    elsewhere.load_state(
-        commands.LoadState(slot=OTHER, path=str(tmp_path / "state"), optimizer=True, adapter=TWO)
-    )
+    elsewhere.execute(moves.load_state(OTHER, tmp_path / "state", TWO, optimizer=True))
     np.testing.assert_allclose(forward(elsewhere, OTHER), forward(engine, FIRST), rtol=0, atol=TOLERANCE)
     saved, loaded = to_numpy((engine.state.train, elsewhere.state.train))
     assert saved.step[FIRST] == loaded.step[OTHER] == 2
@@ -417,5 +419,5 @@ def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, mode
             rank = before.shape[-2]
             assert np.array_equal(after[..., OTHER, :rank, :], before[..., FIRST, :, :])
             assert not np.any(after[..., OTHER, rank:, :])
-    elsewhere.load_sampler(commands.LoadSampler(bank=1, adapter=TWO, path=str(tmp_path / "sampler")))
+    elsewhere.execute(moves.load_sampler(1, tmp_path / "sampler", TWO))
     assert_same_sample(sample(elsewhere, 1), sample(engine, 1), TOLERANCE)

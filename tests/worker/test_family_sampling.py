@@ -45,7 +45,7 @@ def setting(request, tmp_path_factory):
         max_context=LENGTH + GREEDY,
         page_size=PAGE_SIZE,
         kv_cache_tokens=1024,
-        decode_rows=8 * fsdp * ep,
+        decode_rows=8,
         decode_steps=6,
     )
     engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)

@@ -6,9 +6,11 @@ import pytest
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import commands
-from spmd_tx.worker import engine as engines
-from spmd_tx.worker.full_engine import FullEngine
+from spmd_tx.protocol.places import Idle
+from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
+from spmd_tx.worker.stores import store
+from tests.support import moves
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 
@@ -19,16 +21,16 @@ ADAPTER = commands.AdapterSpec(rank=0)
 
 @pytest.mark.parametrize("budget, is_on_disk", [(0, True), (1 << 30, False)])
 def test_a_model_that_waited_is_bit_for_bit_what_it_was(budget, is_on_disk, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "idle_budget", lambda processes: budget)
+    monkeypatch.setattr(store, "idle_budget", lambda processes: budget)
     model = tiny_model.write(tmp_path / "model", tiny_model.Spec())
     places = {"model_dir": str(model), "idle_adapters": str(tmp_path / "idle"), "compilation_cache": ""}
     setup = tiny_setup(full_copies=3, bank_slots=1, max_rank=1, **places)
-    engine = FullEngine.start(setup, Programs(lambda what: None), lambda what: None)
+    engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)
     chance = np.random.default_rng(0)
 
     def begin() -> list[np.ndarray]:
         """Put a model into the slot, as if it had been trained."""
-        engine.create_adapter(commands.CreateAdapter(slot=0, seed=0, adapter=ADAPTER))
+        engine.execute(moves.create_adapter(adapter=ADAPTER))
         engine.state.train = jax.tree.map(
             lambda leaf: jax.device_put(chance.normal(size=leaf.shape).astype(leaf.dtype), leaf.sharding),
             engine.state.train,
@@ -36,16 +38,16 @@ def test_a_model_that_waited_is_bit_for_bit_what_it_was(budget, is_on_disk, tmp_
         return jax.tree.leaves(to_numpy(engine.state.train))
 
     first = begin()
-    engine.swap_out(commands.SwapOut(slot=0, model="first"))
+    engine.execute(moves.swap_out(0, "first"))
     second = begin()
-    _, metrics = engine.swap_out(commands.SwapOut(slot=0, model="second"))
+    _, metrics = engine.execute(moves.swap_out(0, "second"))
     for model_id, expected in (("first", first), ("second", second)):
-        _, found = engine.swap_in(commands.SwapIn(slot=0, model=model_id))
+        _, found = engine.execute(moves.swap_in(0, model_id))
         assert found["from_disk"] == is_on_disk
         assert all(map(np.array_equal, jax.tree.leaves(to_numpy(engine.state.train)), expected))
-        engine.swap_out(commands.SwapOut(slot=0, model=model_id))
+        engine.execute(moves.swap_out(0, model_id))
     size = sum(leaf.nbytes for leaf in (*first, *second))
     assert metrics["host_bytes"] + metrics["disk_bytes"] >= size
-    engine.drop_swapped(commands.DropSwapped(models=["first", "second"]))
-    engine._idle.settle()
+    engine.execute(commands.Drop(places=[Idle("first"), Idle("second")]))
+    engine.store._idle.settle()
     assert not any(path.is_file() for path in (tmp_path / "idle").rglob("*"))

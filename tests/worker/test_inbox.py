@@ -3,7 +3,7 @@ import zmq
 
 from spmd_tx.errors import CommandGap, MeshError
 from spmd_tx.protocol.agents import decode_any_report
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter, Shutdown
+from spmd_tx.protocol.commands import Shutdown
 from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
@@ -12,11 +12,12 @@ from spmd_tx.protocol.secret import Keys
 from spmd_tx.worker import inbox as inbox_module
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 GENERATION = 3
 PLAN = MemoryPlan(pages=9, train_tokens=64, decode_rows=2)
-COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
+COMMANDS = [moves.create_adapter(slot) for slot in range(5)]
 KEYS = Keys.of("the secret of this test")
 SECONDS = 30.0  # until a test that waits for a message gives up
 

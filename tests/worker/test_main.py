@@ -11,23 +11,20 @@ import numpy as np
 import psutil
 import pytest
 import zmq
+from tests.worker.test_execute import DECODE
 
 from spmd_tx.protocol.agents import decode_any_report
 from spmd_tx.protocol.commands import (
     AdapterSpec,
-    CreateAdapter,
-    LoadState,
-    SaveState,
     Shutdown,
-    Snapshot,
 )
 from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.protocol.secret import Keys
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
-from tests.worker.test_execute import DECODE
 
 SECRET = "the secret of this test"
 PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
@@ -163,17 +160,17 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
     assert leader.arrays["sum"].tolist() == 12
     assert (follower.sequence, follower.arrays) == (0, {})
 
-    group.send(SaveState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER))
-    group.send(LoadState(slot=0, path=str(tmp_path / "slot"), adapter=ADAPTER, optimizer=True))
+    group.send(moves.save_state(0, tmp_path / "slot", ADAPTER))
+    group.send(moves.load_state(0, tmp_path / "slot", ADAPTER, optimizer=True))
     group.until(Reply)
     (leader, _), _ = group.until(Reply)
     assert leader.metrics == {"sum": 2 * np.arange(48).sum(), "step": 4, "fresh_step": 0}
 
-    group.send(Snapshot(slot=0, path=str(tmp_path / "snapshot"), adapter=ADAPTER))
+    group.send(moves.snapshot(0, tmp_path / "snapshot", ADAPTER))
     group.send(number(2))
     reports = [group.receive() for _ in range(5)]
     assert [report.path for report in reports if isinstance(report, Written)] == [str(tmp_path / "snapshot")]
-    group.send(LoadState(slot=0, path=str(tmp_path / "snapshot"), adapter=ADAPTER, optimizer=True))
+    group.send(moves.load_state(0, tmp_path / "snapshot", ADAPTER, optimizer=True))
     (leader, _), _ = group.until(Reply)
     assert leader.metrics == {"sum": 2 * np.arange(48).sum(), "step": 4, "fresh_step": 0}
     group.send(Shutdown())
@@ -216,7 +213,7 @@ def own_address():
 def test_an_exception_is_reported_and_ends_the_process(start, seed, message):
     group = start()
     group.until(Ready)
-    group.send(CreateAdapter(slot=0, seed=seed, adapter=ADAPTER))
+    group.send(moves.create_adapter(seed=seed, adapter=ADAPTER))
     (failure,), _ = group.until(Failure)
     assert failure.message == message
     assert (failure.sequence, failure.is_consequence, failure.is_final) == (0, seed == 3, seed == 2)
@@ -239,7 +236,7 @@ def test_an_exception_in_one_of_two_processes_ends_it_at_once(start):
     group = start(count=2)
     group.until(Ready)
     del group.identities[0]
-    group.send(CreateAdapter(slot=0, seed=1, adapter=ADAPTER))
+    group.send(moves.create_adapter(seed=1, adapter=ADAPTER))
     assert group.processes[1].wait(SECONDS) == 1
 
 

@@ -12,8 +12,8 @@ from spmd_tx.worker.accelerator import keep_float32
 from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
-from tests.bench.dummy import Dummy
 from tests.support.model_shapes import TINY
+from tools.bench.dummy import Dummy
 
 ROWS, LENGTH, STEPS = 2, 64, 2
 # Norms, rotations, softmax, log-probabilities, SwiGLU's gate and the optimizer are made of these.

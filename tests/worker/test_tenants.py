@@ -16,13 +16,13 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.commands import (
     LOSS_NAMES,
     AdapterSpec,
-    CreateAdapter,
     Forward,
     ForwardBackward,
     OptimStep,
 )
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 
@@ -56,7 +56,7 @@ def engine(request, tmp_path_factory):
         max_rank=8,
         max_context=LENGTH,
         kv_cache_tokens=256,
-        decode_rows=4 * fsdp * ep,
+        decode_rows=4,
         compilation_cache="",
         idle_adapters=str(directory / "idle"),
     )
@@ -92,10 +92,8 @@ def chunk_of(slot: int, shapes: TrainingShapes, rows: int, forward_only: bool = 
 
 def run(engine: Engine, batch: MicroBatch) -> dict[int, list[bytes]]:
     """What each slot gets of the reply."""
-    make, step = ForwardBackward, engine.forward_backward
-    if batch.chunks[0].forward_only:
-        make, step = Forward, engine.forward
-    arrays, _ = step(make(rows=batch.rows(), loss=batch.loss(), block=batch.rows_of_shard))
+    make = Forward if batch.chunks[0].forward_only else ForwardBackward
+    arrays, _ = engine.execute(make(rows=batch.rows(), loss=batch.loss(), block=batch.rows_of_shard))
     outputs = batch.cut(*(np.asarray(arrays[name]) for name in ("logprobs", "losses")))
     return {
         chunk.slot: [output.logprobs.tobytes(), output.losses.tobytes()]
@@ -108,7 +106,7 @@ def trained(engine: Engine, counts: list[int], *, together: bool):
     shapes, replies = shapes_of(engine), []
     for slot in range(TENANTS):
         adapter = AdapterSpec(rank=RANKS[slot // 2])
-        engine.create_adapter(CreateAdapter(slot=slot, seed=slot, adapter=adapter))
+        engine.execute(moves.create_adapter(slot, slot, adapter))
     for forward_only in (False, False, True, False):
         chunks = [chunk_of(slot, shapes, rows, forward_only) for slot, rows in enumerate(counts)]
         batches = [MicroBatch(chunks[0], shapes)] if together else [MicroBatch(c, shapes) for c in chunks]
@@ -116,7 +114,7 @@ def trained(engine: Engine, counts: list[int], *, together: bool):
             assert batches[0].join(chunk)
         replies.append({slot: reply for batch in batches for slot, reply in run(engine, batch).items()})
         for slot in range(TENANTS if len(replies) < 3 else 0):
-            engine.optim_step(
+            engine.execute(
                 OptimStep(
                     slot=slot,
                     learning_rate=0.01,

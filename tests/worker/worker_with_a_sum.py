@@ -1,7 +1,7 @@
 """A worker process whose engine adds numbers over all devices of the mesh, and fails when told to.
 
-Decode's ``steps`` is the number that every device brings. SaveState and LoadState keep a slot with Orbax.
-CreateAdapter fails: with seed 1 by an exception, with seed 2 by an error of ours, with seed 3 like a
+Decode's ``steps`` is the number that every device brings. Moves to and from state folders keep a slot with
+Orbax. A fresh adapter fails: with seed 1 by an exception, with seed 2 by an error of ours, with seed 3 like a
 collective whose peer is gone.
 """
 
@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.reports import Written
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from spmd_tx.worker.main import main
 from spmd_tx.worker.programs.compiled import Call
@@ -30,7 +31,8 @@ PLAN = MemoryPlan(pages=5, train_tokens=64, decode_rows=2)
 class SumEngine:
     plan = PLAN
 
-    def __init__(self, setup, programs):
+    def __init__(self, setup, programs, report_aside):
+        self.report_aside = report_aside
         self.mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         self.device = f"{self.mesh.size} x {jax.devices()[0].platform}"
         self.programs = programs
@@ -38,9 +40,12 @@ class SumEngine:
         self.slot = None
 
     @classmethod
-    def start(cls, setup, programs, progress):
+    def start(cls, setup, programs, progress, report_aside):
         progress("loading weights 50 %")
-        return cls(setup, programs)
+        return cls(setup, programs, report_aside)
+
+    def execute(self, command):
+        return getattr(self, command.name)(command)
 
     def one_per_device(self, value):
         sharding = NamedSharding(self.mesh, P(AXES))
@@ -53,9 +58,9 @@ class SumEngine:
         return {"sum": self.programs.run(call, self.mesh)}, {}
 
     def create_adapter(self, command):
-        if command.seed == 1:
+        if command.source.seed == 1:
             raise ZeroDivisionError("on purpose")
-        if command.seed == 3:
+        if command.source.seed == 3:
             gone = "UNKNOWN: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
             raise jax.errors.JaxRuntimeError(gone)
         raise StartError("the weights are not there")
@@ -66,24 +71,26 @@ class SumEngine:
             (4, 16), sharding, lambda index: np.arange(64, dtype=np.float32).reshape(4, 16)[index]
         )
         self.slot = SlotState(*[Adapters({}, Lora(value, value))] * 3, self.sum(self.one_per_device(1)))
-        save_state(Path(command.path), self.slot, rank=3)
+        save_state(Path(command.target.path), self.slot, rank=3)
         return {}, {}
 
     def load_state(self, command):
         like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self.slot)
-        slot = restore_state(Path(command.path), like, command.optimizer)
-        fresh = restore_state(Path(command.path), like, False)
+        slot = restore_state(Path(command.source.path), like, command.with_optimizer)
+        fresh = restore_state(Path(command.source.path), like, False)
         total = self.sum(slot.w.head.a) + self.sum(slot.nu.head.b) + self.sum(fresh.mu.head.a)
         return {}, {"sum": total, "step": slot.step, "fresh_step": fresh.step}
 
-    on_written = report_aside = None
-
     def snapshot(self, command):
-        write_in_background(Path(command.path), self.slot, 3, self.on_written)
+        write_in_background(Path(command.target.path), self.slot, 3, self.written)
         return {}, {}
 
-    forward = forward_backward = custom_loss = optim_step = save_sampler = write_sampler = prefill = None
-    page_out = page_in = drop_paged = load_sampler = compile = None
+    def written(self, path, problem):
+        if jax.process_index() == 0:
+            self.report_aside(Written, path=path, error=problem)
+
+    def shutdown(self, command):
+        return {}, {}
 
 
 if __name__ == "__main__":

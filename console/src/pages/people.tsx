@@ -1,24 +1,39 @@
 // Who has API keys, what their owners have used by the hour, and who did what: for admins.
 import { useEffect, useState } from "preact/hooks";
-import { getAudit, getKeys, getUse, request, type AuditEntry, type HourOfUse, type Key, type Use } from "../api";
-import { ago, dateTime, number } from "../format";
+import { getAudit, getKeys, getUse, request } from "../api";
+import type { AuditEntry, Key, KeysResponse, UseResponse } from "../api_types";
 import { poll } from "../live";
-import { Columns, Loading, Wide } from "../parts";
-import { place, remember, url } from "../router";
+import { url } from "../logic/addresses";
+import { fits } from "../logic/filters";
+import { ago, dateTime, number } from "../logic/format";
+import { HOUR, perHour, sum } from "../logic/usage";
+import { Choice, Columns, Head, Loading, Problem, Wide } from "../parts";
+import { place, remember } from "../router";
 
 const POLL_SECONDS = 5;
-const HOUR = 3600;
-const WINDOWS = [[24, "24 hours"], [168, "7 days"]] as const;
-const AMOUNTS = [["trained", "Trained"], ["forwarded", "Forward only"], ["prompt", "Prompts"], ["cached", "Of these, cached"], ["sampled", "Sampled"]] as const;
+const WINDOWS: [number, string][] = [
+  [24, "24 hours"],
+  [168, "7 days"],
+];
+const AMOUNTS = [
+  ["trained", "Trained"],
+  ["forwarded", "Forward only"],
+  ["prompt", "Prompts"],
+  ["cached", "Of these, cached"],
+  ["sampled", "Sampled"],
+] as const;
+const AMOUNT_NAMES = AMOUNTS.map(([, name]) => name);
 const MOST_ENTRIES = 200;
 
 export function People() {
   const [error, setError] = useState<string | null>(null);
-  const failed = (refused: Error | null) => setError(refused && refused.message);
+  const failed = (refused: Error | null) => setError(refused?.message ?? null);
   return (
     <>
-      <div class="bar"><h1>People</h1></div>
-      {error && <p class="problem" role="alert">{error}</p>}
+      <div class="bar">
+        <h1>People</h1>
+      </div>
+      <Problem text={error} />
       <Keys failed={failed} />
       <Usage failed={failed} />
       <Audit failed={failed} />
@@ -31,43 +46,79 @@ const count = (tokens: number) => Math.round(tokens).toLocaleString("en"); // ho
 type Part = { failed: (refused: Error | null) => void };
 
 function Keys({ failed }: Part) {
-  const [found, setFound] = useState<{ keys: Key[]; left_out: number } | null>(null);
-  const [withOld, setWithOld] = useState(false);
-  const load = () => getKeys().then((keys) => (setFound(keys), failed(null)), failed);
+  const [listing, setListing] = useState<KeysResponse | null>(null);
+  const [withOld, setOld] = useState(false);
+  const load = () =>
+    getKeys().then((keys) => {
+      setListing(keys);
+      failed(null);
+    }, failed);
   useEffect(() => poll(load, POLL_SECONDS), []);
   const revoke = (key: Key) => {
     const whose = key.is_own ? "the key that you have signed in with" : `key ${key.id} of ${key.owner}`;
-    if (confirm(`Revoke ${whose}? This cannot be undone.`)) void request("DELETE", url`/console/api/keys/${key.id}`).then(load, failed);
+    if (confirm(`Revoke ${whose}? This cannot be undone.`))
+      void request("DELETE", url`/console/api/keys/${key.id}`).then(load, failed);
   };
-  if (!found) return <Loading />;
-  const shown = found.keys.filter((key) => withOld || !key.problem);
+  if (!listing) return <Loading />;
+  const shown = listing.keys.filter((key) => withOld || !key.problem);
   return (
     <Wide label="API keys">
       <h2>API keys</h2>
-      {found.keys.length === 0 && <p class="empty">There are no keys, so everyone who can reach the server has access. <code>spmd-tx keys create</code> makes one.</p>}
-      {found.keys.length > 0 && (
+      {listing.keys.length === 0 && (
+        <p class="empty">
+          There are no keys, so everyone who can reach the server has access. <code>spmd-tx keys create</code> makes
+          one.
+        </p>
+      )}
+      {listing.keys.length > 0 && (
         <>
-          <label class="check"><input type="checkbox" checked={withOld} onChange={(event) => setWithOld(event.currentTarget.checked)} /> Show revoked and expired keys</label>
+          <label class="check">
+            <input type="checkbox" checked={withOld} onChange={(event) => setOld(event.currentTarget.checked)} /> Show
+            revoked and expired keys
+          </label>
           <table class="rows">
-            <thead><tr>{["Owner", "ID", "Role", "Limits", "Created", "Expires", "Last used", "State", ""].map((name) => <th key={name} scope="col">{name || <span class="unseen">Actions</span>}</th>)}</tr></thead>
+            <Head names={["Owner", "ID", "Role", "Limits", "Created", "Expires", "Last used", "State", ""]} />
             <tbody>
               {shown.map((key) => (
                 <tr key={key.id}>
                   <th scope="row">{key.owner}</th>
-                  <td><code>{key.id}</code>{key.is_own && <small>yours</small>}</td>
+                  <td>
+                    <code>{key.id}</code>
+                    {key.is_own && <small>yours</small>}
+                  </td>
                   <td>{key.role}</td>
-                  <td>{Object.entries(key.limits).map(([name, amount]) => `${number(amount)} ${name.replaceAll("_", " ")}`).join(", ") || "none"}</td>
+                  <td>
+                    {Object.entries(key.limits)
+                      .map(([name, amount]) => `${number(amount)} ${name.replaceAll("_", " ")}`)
+                      .join(", ") || "none"}
+                  </td>
                   <td title={dateTime(key.created_at)}>{ago(key.created_at)}</td>
                   <td>{key.expires_at === null ? "never" : dateTime(key.expires_at)}</td>
-                  <td title={key.last_used_at === null ? undefined : dateTime(key.last_used_at)}>{key.last_used_at === null ? "never" : ago(key.last_used_at)}</td>
+                  <td title={key.last_used_at === null ? undefined : dateTime(key.last_used_at)}>
+                    {key.last_used_at === null ? "never" : ago(key.last_used_at)}
+                  </td>
                   <td>{key.problem ? <span class="bad">{key.problem}</span> : <span class="good">valid</span>}</td>
-                  <td>{!key.problem && <button type="button" class="bad" aria-label={`Revoke key ${key.id} of ${key.owner}`} onClick={() => revoke(key)}>Revoke</button>}</td>
+                  <td>
+                    {!key.problem && (
+                      <button
+                        type="button"
+                        class="bad"
+                        aria-label={`Revoke key ${key.id} of ${key.owner}`}
+                        onClick={() => revoke(key)}
+                      >
+                        Revoke
+                      </button>
+                    )}
+                  </td>
                 </tr>
               ))}
             </tbody>
           </table>
-          {found.left_out > 0 && <p class="note">and {number(found.left_out)} older ones</p>}
-          <p class="note"><code>spmd-tx keys create</code> makes a key, with its limits, and <code>spmd-tx keys rotate</code> replaces one.</p>
+          {listing.left_out > 0 && <p class="note">and {number(listing.left_out)} older ones</p>}
+          <p class="note">
+            <code>spmd-tx keys create</code> makes a key, with its limits, and <code>spmd-tx keys rotate</code> replaces
+            one.
+          </p>
         </>
       )}
     </Wide>
@@ -77,45 +128,61 @@ function Keys({ failed }: Part) {
 function Usage({ failed }: Part) {
   const [hours, setHours] = useState(Number(place.value.query.get("hours")) || 24);
   const [owner, setOwner] = useState("");
-  const [use, setUse] = useState<Use | null>(null);
+  const [use, setUse] = useState<UseResponse | null>(null);
   useEffect(() => poll(() => getUse(hours).then(setUse, failed), 2 * POLL_SECONDS), [hours]);
   if (!use) return null;
+  const choose = (value: number) => {
+    setHours(value);
+    remember({ hours: value === 24 ? "" : String(value) });
+  };
   const owners = [...new Set(use.hours.map((each) => each.owner))].sort();
   const wanted = use.hours.filter((each) => !owner || each.owner === owner);
   return (
     <Wide label="Usage">
-      <h2>Usage <small>tokens by the hour</small></h2>
+      <h2>
+        Usage <small>tokens by the hour</small>
+      </h2>
       <div class="bar">
-        <fieldset class="choice">
-          <legend class="hidden">Time</legend>
-          {WINDOWS.map(([value, name]) => (
-            <label key={value}>
-              <input type="radio" name="hours" checked={hours === value} onChange={() => (setHours(value), remember({ hours: value === 24 ? "" : String(value) }))} />
-              <span>{name}</span>
-            </label>
-          ))}
-        </fieldset>
-        <label class="check">Owner
+        <Choice legend="Time" name="hours" options={WINDOWS} value={hours} choose={choose} />
+        <label class="check">
+          Owner
           <select value={owner} onChange={(event) => setOwner(event.currentTarget.value)}>
             <option value="">all</option>
-            {owners.map((name) => <option key={name}>{name}</option>)}
+            {owners.map((name) => (
+              <option key={name}>{name}</option>
+            ))}
           </select>
         </label>
       </div>
       <div class="charts three">
         {(["trained", "prompt", "sampled"] as const).map((amount) => (
-          <Columns key={amount} name={`Tokens: ${amount === "prompt" ? "prompts" : amount}`} values={perHour(use, wanted, amount)} seconds={HOUR} show={count} />
+          <Columns
+            key={amount}
+            name={`Tokens: ${amount === "prompt" ? "prompts" : amount}`}
+            values={perHour(use, wanted, amount)}
+            seconds={HOUR}
+            show={count}
+          />
         ))}
       </div>
       {owners.length === 0 && <p class="empty">Nobody has used anything in this time.</p>}
       {owners.length > 0 && (
         <table class="rows">
-          <thead><tr><th scope="col">Owner</th>{AMOUNTS.map(([, name]) => <th key={name} scope="col" class="number">{name}</th>)}</tr></thead>
+          <Head names={["Owner", ...AMOUNT_NAMES]} numbers={AMOUNT_NAMES} />
           <tbody>
             {owners.map((name) => (
               <tr key={name}>
                 <th scope="row">{name}</th>
-                {AMOUNTS.map(([amount]) => <td key={amount} class="number">{count(sum(use.hours.filter((each) => each.owner === name), amount))}</td>)}
+                {AMOUNTS.map(([amount]) => (
+                  <td key={amount} class="number">
+                    {count(
+                      sum(
+                        use.hours.filter((each) => each.owner === name),
+                        amount,
+                      ),
+                    )}
+                  </td>
+                ))}
               </tr>
             ))}
           </tbody>
@@ -126,38 +193,55 @@ function Usage({ failed }: Part) {
   );
 }
 
-function sum(hours: HourOfUse[], amount: (typeof AMOUNTS)[number][0]): number {
-  return hours.reduce((total, each) => total + each[amount], 0);
-}
-
-function perHour(use: Use, wanted: HourOfUse[], amount: (typeof AMOUNTS)[number][0]): number[] {
-  const values: number[] = Array(Math.round((use.until + 1 - use.since) / HOUR)).fill(0);
-  for (const each of wanted) values[(each.hour - use.since) / HOUR]! += each[amount];
-  return values;
-}
-
 function Audit({ failed }: Part) {
   const today = new Date().toISOString().slice(0, 10);
   const [day, setDay] = useState(today);
   const [filter, setFilter] = useState("");
   const [entries, setEntries] = useState<AuditEntry[] | null>(null);
   const [isCut, setIsCut] = useState(false);
-  useEffect(() => poll(() => getAudit(day).then((found) => (setEntries(found.entries.reverse()), setIsCut(found.next_before != null)), failed), 2 * POLL_SECONDS), [day]);
+  const load = () =>
+    getAudit(day).then((audit) => {
+      setEntries(audit.entries.reverse());
+      setIsCut(audit.next_before != null);
+    }, failed);
+  useEffect(() => poll(load, 2 * POLL_SECONDS), [day]);
   if (!entries) return null;
-  const words = filter.toLowerCase().split(/\s+/);
-  const wanted = entries.filter((each) => words.every((word) => JSON.stringify(each).toLowerCase().includes(word)));
+  const wanted = entries.filter((each) => fits(filter, JSON.stringify(each)));
   return (
     <Wide label="Audit log">
-      <h2>Audit log <small>of one day, UTC</small></h2>
+      <h2>
+        Audit log <small>of one day, UTC</small>
+      </h2>
       <div class="bar">
-        <label class="check">Day <input type="date" required max={today} value={day} onInput={(event) => event.currentTarget.value && setDay(event.currentTarget.value)} /></label>
-        <input type="search" placeholder="Filter events" aria-label="Filter events" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
-        <span class="note" role="status">{number(wanted.length)} of {number(entries.length)} events</span>
+        <label class="check">
+          Day{" "}
+          <input
+            type="date"
+            required
+            max={today}
+            value={day}
+            onInput={(event) => event.currentTarget.value && setDay(event.currentTarget.value)}
+          />
+        </label>
+        <input
+          type="search"
+          placeholder="Filter events"
+          aria-label="Filter events"
+          value={filter}
+          onInput={(event) => setFilter(event.currentTarget.value)}
+        />
+        <span class="note" role="status">
+          {number(wanted.length)} of {number(entries.length)} events
+        </span>
       </div>
       {entries.length > 0 && (
         <table class="rows">
-          <thead><tr>{["Time", "Event", "By", "Owner", "Details"].map((name) => <th key={name} scope="col">{name}</th>)}</tr></thead>
-          <tbody>{wanted.slice(0, MOST_ENTRIES).map((each, i) => <Entry key={`${each.timestamp} ${i}`} entry={each} />)}</tbody>
+          <Head names={["Time", "Event", "By", "Owner", "Details"]} />
+          <tbody>
+            {wanted.slice(0, MOST_ENTRIES).map((each, i) => (
+              <Entry key={`${each.timestamp} ${i}`} entry={each} />
+            ))}
+          </tbody>
         </table>
       )}
       {wanted.length > MOST_ENTRIES && <p class="note">and {number(wanted.length - MOST_ENTRIES)} older ones</p>}
@@ -168,14 +252,16 @@ function Audit({ failed }: Part) {
 
 function Entry({ entry }: { entry: AuditEntry }) {
   const { actor, api_key_id, owner, ...details } = entry.event_details;
-  const told = Object.entries(details).map(([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  const facts = Object.entries(details).map(
+    ([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`,
+  );
   return (
     <tr>
       <td>{entry.timestamp.slice(11, 19)}</td>
       <th scope="row">{entry.event.replaceAll("_", " ")}</th>
       <td title={api_key_id ? `with key ${api_key_id}` : undefined}>{String(actor)}</td>
       <td>{String(owner)}</td>
-      <td class="dim told">{told.join(", ")}</td>
+      <td class="dim details">{facts.join(", ")}</td>
     </tr>
   );
 }

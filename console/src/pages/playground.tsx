@@ -1,25 +1,28 @@
 // Samples from the base model or a checkpoint: completions, and conversations.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { caller } from "../api";
-import { number } from "../format";
-import { align, listModels, stream, type Delta, type Message, type Settings } from "../openai";
+import { modelName } from "../logic/checkpoints";
+import { number } from "../logic/format";
+import { align } from "../logic/samples";
+import { extended, listModels, stream, type Answer, type Message, type Settings } from "../openai";
+import { Choice, Problem } from "../parts";
 import { place, remember } from "../router";
 import { Legend, Tokens } from "../tokens";
-
-interface Answer {
-  text: string;
-  tokens: string[];
-  logprobs: number[];
-  finish: Delta["finish"];
-}
 
 const EMPTY: Answer = { text: "", tokens: [], logprobs: [], finish: null };
 const DEFAULTS: Settings = { model: "", temperature: 1, top_p: 1, max_tokens: 256, n: 1, seed: null };
 
+type Mode = "completion" | "chat";
+const MODES = [
+  ["completion", "Completion"],
+  ["chat", "Chat"],
+] as const;
+
 export function Playground() {
   const [models, setModels] = useState<string[]>([]);
   const [settings, setSettings] = useState<Settings>({ ...DEFAULTS, model: place.value.query.get("model") ?? "" });
-  const [isChat, setChat] = useState(place.value.query.get("mode") === "chat");
+  const [mode, setMode] = useState<Mode>(place.value.query.get("mode") === "chat" ? "chat" : "completion");
+  const isChat = mode === "chat";
   const [messages, setMessages] = useState<Message[]>([]);
   const [system, setSystem] = useState("");
   const [prompt, setPrompt] = useState("");
@@ -30,9 +33,9 @@ export function Playground() {
   const [isRunning, setRunning] = useState(false);
   useEffect(() => {
     listModels().then(
-      (found) => {
-        setModels(found);
-        setSettings((known) => ({ ...known, model: known.model || found[0]! }));
+      (listed) => {
+        setModels(listed);
+        setSettings((known) => ({ ...known, model: known.model || listed[0]! }));
       },
       (refused: Error) => setError(refused.message),
     );
@@ -46,26 +49,27 @@ export function Playground() {
     const asked: Message[] = [...messages, { role: "user", content: prompt }];
     const full: Message[] = system ? [{ role: "system", content: system }, ...asked] : asked;
     const wanted = isChat ? { ...settings, n: 1 } : settings;
-    const found = Array.from({ length: wanted.n }, () => EMPTY);
-    const leaving = (running.current = new AbortController());
+    const drawn = Array.from({ length: wanted.n }, () => EMPTY);
+    const leaving = new AbortController();
+    running.current = leaving;
     setRunning(true);
     setError(null);
-    setAnswers(found);
+    setAnswers(drawn);
     if (isChat) {
       setMessages(asked);
       setPrompt("");
     }
     try {
       for await (const delta of stream(isChat ? full : prompt, wanted, leaving.signal)) {
-        found[delta.index] = added(found[delta.index]!, delta);
-        setAnswers([...found]);
+        drawn[delta.index] = extended(drawn[delta.index]!, delta);
+        setAnswers([...drawn]);
       }
     } catch (refused) {
       if (!leaving.signal.aborted) setError((refused as Error).message);
     }
     if (isChat) {
-      if (found[0]!.text) {
-        setMessages([...asked, { role: "assistant", content: found[0]!.text }]);
+      if (drawn[0]!.text) {
+        setMessages([...asked, { role: "assistant", content: drawn[0]!.text }]);
       } else {
         setMessages(messages);
         setPrompt(prompt);
@@ -74,10 +78,11 @@ export function Playground() {
     }
     setRunning(false);
   };
-  const choose = (chat: boolean) => {
-    setChat(chat);
+  const toggleColours = () => setColours(!hasColours);
+  const choose = (chosen: Mode) => {
+    setMode(chosen);
     setAnswers([]);
-    remember({ mode: chat ? "chat" : "" });
+    remember({ mode: chosen === "chat" ? "chat" : "" });
   };
   const change = (news: Partial<Settings>) => {
     setSettings({ ...settings, ...news });
@@ -87,65 +92,75 @@ export function Playground() {
     setMessages([]);
     setAnswers([]);
   };
-  const earlier = isRunning ? messages : messages.slice(0, answers.length ? -1 : undefined); // the last answer is shown with its tokens
+  // The last answer is shown with its tokens.
+  const earlier = isRunning ? messages : messages.slice(0, answers.length ? -1 : undefined);
   return (
     <>
       <div class="bar">
         <h1>Playground</h1>
-        <fieldset class="choice">
-          <legend class="hidden">Mode</legend>
-          {[false, true].map((chat) => (
-            <label key={String(chat)}>
-              <input type="radio" name="mode" checked={isChat === chat} disabled={isRunning} onChange={() => choose(chat)} />
-              <span>{chat ? "Chat" : "Completion"}</span>
-            </label>
-          ))}
-        </fieldset>
-        <label class="check"><input type="checkbox" checked={hasColours} onChange={(event) => setColours(event.currentTarget.checked)} /> Colour tokens by log-probability</label>
+        <Choice legend="Mode" name="mode" options={MODES} value={mode} disabled={isRunning} choose={choose} />
+        <label class="check">
+          <input type="checkbox" checked={hasColours} onChange={toggleColours} /> Colour tokens by log-probability
+        </label>
       </div>
-      {mayNot && <p class="problem" role="alert">{mayNot}</p>}
-      {error && <p class="problem" role="alert">{error}</p>}
+      <Problem text={mayNot} />
+      <Problem text={error} />
       <form class="playground" onSubmit={run}>
         <Controls models={models} settings={settings} isChat={isChat} change={change} />
         <section aria-label="Text">
           {isChat && (
-            <label>System message <textarea rows={2} value={system} onInput={(event) => setSystem(event.currentTarget.value)} /></label>
+            <label>
+              System message{" "}
+              <textarea rows={2} value={system} onInput={(event) => setSystem(event.currentTarget.value)} />
+            </label>
           )}
-          {isChat && earlier.map((each, i) => <article key={i} class={`message ${each.role}`}><h3>{each.role}</h3><pre>{each.content}</pre></article>)}
+          {isChat &&
+            earlier.map((each, i) => (
+              <article key={i} class={`message ${each.role}`}>
+                <h3>{each.role}</h3>
+                <pre>{each.content}</pre>
+              </article>
+            ))}
           {isChat && answers.map((each, i) => <One key={i} answer={each} name="assistant" hasColours={hasColours} />)}
-          <label>{isChat ? "Message" : "Prompt"} <textarea rows={isChat ? 3 : 8} required value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} onKeyDown={sendOnEnter} /></label>
+          <label>
+            {isChat ? "Message" : "Prompt"}{" "}
+            <textarea
+              rows={isChat ? 3 : 8}
+              required
+              value={prompt}
+              onInput={(event) => setPrompt(event.currentTarget.value)}
+              onKeyDown={sendOnEnter}
+            />
+          </label>
           <p class="bar">
-            <button type="submit" class="main" disabled={isRunning || mayNot !== null || !settings.model}>{isChat ? "Send" : "Complete"}</button>
-            <button type="button" disabled={!isRunning} onClick={() => running.current?.abort()}>Stop</button>
-            {isChat && <button type="button" disabled={isRunning || !messages.length} onClick={clear}>New conversation</button>}
-            <span class="note" role="status">{isRunning ? "Sampling …" : ""}</span>
+            <button type="submit" class="main" disabled={isRunning || mayNot !== null || !settings.model}>
+              {isChat ? "Send" : "Complete"}
+            </button>
+            <button type="button" disabled={!isRunning} onClick={() => running.current?.abort()}>
+              Stop
+            </button>
+            {isChat && (
+              <button type="button" disabled={isRunning || !messages.length} onClick={clear}>
+                New conversation
+              </button>
+            )}
+            <span class="note" role="status">
+              {isRunning ? "Sampling …" : ""}
+            </span>
           </p>
           {hasColours && <Legend />}
-          {!isChat && answers.map((each, i) => <One key={i} answer={each} name={`Sample ${i + 1}`} hasColours={hasColours} />)}
+          {!isChat &&
+            answers.map((each, i) => <One key={i} answer={each} name={`Sample ${i + 1}`} hasColours={hasColours} />)}
         </section>
       </form>
     </>
   );
 }
 
-/** A checkpoint by its name, and the beginning of its run's. */
-function modelName(model: string): string {
-  const [run, , ...name] = model.startsWith("tinker://") ? model.slice("tinker://".length).split("/") : [];
-  return run && name.length ? `${name.join("/")} · ${run.slice(0, 8)}` : `${model} (base model)`;
-}
-
 /** Sends with Ctrl+Enter, since Enter alone begins a new line. */
 function sendOnEnter(event: KeyboardEvent): void {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) (event.currentTarget as HTMLTextAreaElement).form?.requestSubmit();
-}
-
-function added(answer: Answer, delta: Delta): Answer {
-  return {
-    text: answer.text + delta.text,
-    tokens: [...answer.tokens, ...delta.tokens],
-    logprobs: [...answer.logprobs, ...delta.logprobs],
-    finish: delta.finish ?? answer.finish,
-  };
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey))
+    (event.currentTarget as HTMLTextAreaElement).form?.requestSubmit();
 }
 
 function One({ answer, name, hasColours }: { answer: Answer; name: string; hasColours: boolean }) {
@@ -153,29 +168,79 @@ function One({ answer, name, hasColours }: { answer: Answer; name: string; hasCo
   const content = { texts: align(text, tokens), tokens, logprobs, left_out: 0, left_out_at: -1 };
   return (
     <article class="message assistant">
-      <h3>{name}: {number(tokens.length)} tokens{finish && `, ended by ${finish}`}</h3>
-      {hasColours ? <Tokens content={content} /> : <pre class="tokens" tabIndex={0}>{text}</pre>}
+      <h3>
+        {name}: {number(tokens.length)} tokens{finish && `, ended by ${finish}`}
+      </h3>
+      {hasColours ? (
+        <Tokens content={content} />
+      ) : (
+        <pre class="tokens" tabIndex={0}>
+          {text}
+        </pre>
+      )}
     </article>
   );
 }
 
-function Controls({ models, settings, isChat, change }: { models: string[]; settings: Settings; isChat: boolean; change: (news: Partial<Settings>) => void }) {
+function Controls({
+  models,
+  settings,
+  isChat,
+  change,
+}: {
+  models: string[];
+  settings: Settings;
+  isChat: boolean;
+  change: (news: Partial<Settings>) => void;
+}) {
   const listed = models.includes(settings.model) || !settings.model ? models : [settings.model, ...models];
-  const amount = (label: string, name: "temperature" | "top_p" | "max_tokens" | "n", bounds: { min: number; max?: number; step?: number | "any" }) => (
-    <label>{label} <input type="number" required value={settings[name]} {...bounds} onInput={(event) => change({ [name]: event.currentTarget.valueAsNumber })} /></label>
+  const amount = (
+    label: string,
+    name: "temperature" | "top_p" | "max_tokens" | "n",
+    bounds: { min: number; max?: number; step?: number | "any" },
+  ) => (
+    <label>
+      {label}{" "}
+      <input
+        type="number"
+        required
+        value={settings[name]}
+        {...bounds}
+        onInput={(event) => change({ [name]: event.currentTarget.valueAsNumber })}
+      />
+    </label>
   );
   return (
     <section aria-label="Settings" class="controls">
-      <label>Model
-        <select value={settings.model} title={settings.model} onChange={(event) => change({ model: event.currentTarget.value })}>
-          {listed.map((model) => <option key={model} value={model}>{modelName(model)}</option>)}
+      <label>
+        Model
+        <select
+          value={settings.model}
+          title={settings.model}
+          onChange={(event) => change({ model: event.currentTarget.value })}
+        >
+          {listed.map((model) => (
+            <option key={model} value={model}>
+              {modelName(model)}
+            </option>
+          ))}
         </select>
       </label>
       {amount("Temperature", "temperature", { min: 0, step: "any" })}
       {amount("Top p", "top_p", { min: 0.001, max: 1, step: "any" })}
       {amount("Max tokens", "max_tokens", { min: 1 })}
       {!isChat && amount("Samples", "n", { min: 1, max: 16 })}
-      <label>Seed <input type="number" placeholder="none" value={settings.seed ?? ""} onInput={(event) => change({ seed: event.currentTarget.value === "" ? null : event.currentTarget.valueAsNumber })} /></label>
+      <label>
+        Seed{" "}
+        <input
+          type="number"
+          placeholder="none"
+          value={settings.seed ?? ""}
+          onInput={(event) =>
+            change({ seed: event.currentTarget.value === "" ? null : event.currentTarget.valueAsNumber })
+          }
+        />
+      </label>
     </section>
   );
 }

@@ -1,12 +1,14 @@
 // One training run: what it is, and its curves.
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { getRun, type Run as RunFacts } from "../api";
+import { getRun } from "../api";
+import type { Run as RunFacts } from "../api_types";
 import { Curves } from "../curves";
-import { ago, dateTime, number } from "../format";
 import { Histories } from "../history";
 import { poll, watch } from "../live";
-import { Copy, Loading } from "../parts";
-import { RunHeader, runName, state } from "../run_header";
+import { ago, dateTime, number } from "../logic/format";
+import { runName, state } from "../logic/runs";
+import { Copy, Loading, Problem } from "../parts";
+import { RunHeader } from "../run_header";
 
 const HEARTBEAT_SECONDS = 10; // between two of a client
 
@@ -15,7 +17,11 @@ export function Run({ id }: { id: string }) {
   const [error, setError] = useState<string | null>(null);
   const histories = useMemo(() => new Histories(), [id]);
   useEffect(() => {
-    const load = () => getRun(id).then((facts) => (setRun(facts), setError(null)), (refused: Error) => setError(refused.message));
+    const show = (facts: RunFacts) => {
+      setRun(facts);
+      setError(null);
+    };
+    const load = () => getRun(id).then(show, (refused: Error) => setError(refused.message));
     void histories.refresh([id]);
     const endPoll = poll(load, HEARTBEAT_SECONDS); // a client that is gone brings no news
     const endWatch = watch((changed) => {
@@ -23,17 +29,25 @@ export function Run({ id }: { id: string }) {
       void load();
       void histories.refresh([id], changed);
     });
-    return () => (endPoll(), endWatch());
+    return () => {
+      endPoll();
+      endWatch();
+    };
   }, [id]);
   const problem = error ?? histories.error.value;
   const points = histories.points.value.get(id) ?? [];
   return (
     <>
       <RunHeader id={id} run={run} />
-      {problem && <p class="problem" role="alert">{problem}</p>}
+      <Problem text={problem} />
       {!run && !problem && <Loading />}
       {run && <Facts run={run} />}
-      {(run || !problem) && <Curves runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]} empty="This run has no steps yet." />}
+      {(run || !problem) && (
+        <Curves
+          runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]}
+          empty="This run has no steps yet."
+        />
+      )}
     </>
   );
 }
@@ -48,11 +62,21 @@ function Facts({ run }: { run: RunFacts }) {
     ["State", state(run)],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],
-    ...Object.entries(run.metadata ?? {}).filter(([, value]) => value !== runName(run)).map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
+    ...Object.entries(run.metadata ?? {})
+      .filter(([, value]) => value !== runName(run))
+      .map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
   ];
   return (
     <dl class="facts">
-      {facts.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value || "–"}{name === "Run" && <Copy text={value} />}</dd></div>)}
+      {facts.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>
+            {value || "–"}
+            {name === "Run" && <Copy text={value} />}
+          </dd>
+        </div>
+      ))}
     </dl>
   );
 }

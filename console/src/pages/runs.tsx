@@ -1,15 +1,18 @@
 // All training runs, and the curves of those that are chosen.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { caller, getRun, listRuns, type Run } from "../api";
+import { caller, getRun, listRuns } from "../api";
+import type { Run } from "../api_types";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
-import { ago, number, shortName } from "../format";
 import { Histories } from "../history";
 import { watch } from "../live";
-import { Loading } from "../parts";
-import { address, place, remember, url } from "../router";
-import { runName, state } from "../run_header";
-import { headline } from "../series";
+import { url } from "../logic/addresses";
+import { fits } from "../logic/filters";
+import { ago, number, shortName } from "../logic/format";
+import { merged, runName, runText, state } from "../logic/runs";
+import { headline } from "../logic/series";
+import { Loading, Problem } from "../parts";
+import { address, place, remember } from "../router";
 
 // Told apart by readers with colour blindness, and legible on white and on black.
 const COLORS = ["#3b7dd8", "#d1602f", "#2e9463", "#9a63d3", "#a8821a", "#1593a5", "#d24b86", "#7b8494"];
@@ -27,10 +30,17 @@ export function Runs() {
 
   const load = async (cursor: number | null) => {
     try {
-      const page = await listRuns(cursor);
+      const page = await listRuns(cursor ?? undefined);
       setRuns((known) => merged(known ?? [], page.runs));
       setNext((old) => (cursor === null && old !== null ? old : page.next_cursor));
-      setChosen((ids) => ids ?? page.runs.filter((run) => run.steps).slice(0, SHOWN_AT_FIRST).map((run) => run.id));
+      setChosen(
+        (ids) =>
+          ids ??
+          page.runs
+            .filter((run) => run.steps)
+            .slice(0, SHOWN_AT_FIRST)
+            .map((run) => run.id),
+      );
       setError(null);
     } catch (refused) {
       setError((refused as Error).message);
@@ -42,7 +52,14 @@ export function Runs() {
     void histories.refresh(ids);
     return watch((changed) => {
       if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
-      else changed.forEach((id) => void getRun(id).then((run) => setRuns((known) => merged(known ?? [], [run])), () => undefined));
+      else
+        changed.forEach(
+          (id) =>
+            void getRun(id).then(
+              (run) => setRuns((known) => merged(known ?? [], [run])),
+              () => undefined,
+            ),
+        );
       void histories.refresh(ids, changed);
     });
   }, [ids.join()]);
@@ -69,26 +86,48 @@ export function Runs() {
     color: color(id)!,
     points: histories.points.value.get(id) ?? [],
   }));
-  const words = filter.toLowerCase().split(/\s+/);
-  const listed = runs?.filter((run) => words.every((word) => described(run).includes(word))) ?? [];
+  const listed = runs?.filter((run) => fits(filter, runText(run))) ?? [];
   const problem = error ?? histories.error.value;
   return (
     <div class="split">
       <section class="list" aria-label="Runs">
         <div class="bar">
           <h1>Runs</h1>
-          <input ref={field} type="search" placeholder="Filter runs  /" aria-label="Filter runs" value={filter} onInput={(event) => setFilter(event.currentTarget.value)} />
+          <input
+            ref={field}
+            type="search"
+            placeholder="Filter runs  /"
+            aria-label="Filter runs"
+            value={filter}
+            onInput={(event) => setFilter(event.currentTarget.value)}
+          />
         </div>
-        {problem && <p class="problem" role="alert">{problem}</p>}
-        {runs && runs.length > 0 && listed.length === 0 && <p class="empty">{next === null ? "No run" : `None of the newest ${runs.length} runs`} has “{filter}” in its name, metadata, model or owner.</p>}
-        {runs?.length === 0 && <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>}
+        <Problem text={problem} />
+        {runs && runs.length > 0 && listed.length === 0 && (
+          <p class="empty">
+            {next === null ? "No run" : `None of the newest ${runs.length} runs`} has “{filter}” in its name, metadata,
+            model or owner.
+          </p>
+        )}
+        {runs?.length === 0 && (
+          <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>
+        )}
         {!runs && !problem && <Loading />}
         <ul class="runs">
-          {listed.map((run) => <Row key={run.id} run={run} color={color(run.id)} choose={choose} />)}
+          {listed.map((run) => (
+            <Row key={run.id} run={run} color={color(run.id)} choose={choose} />
+          ))}
         </ul>
-        {next !== null && <button type="button" onClick={() => load(next)}>Older runs</button>}
+        {next !== null && (
+          <button type="button" onClick={() => load(next)}>
+            Older runs
+          </button>
+        )}
       </section>
-      <Curves runs={shown} empty={ids.length ? "The chosen runs have no steps yet." : "Choose runs in the list to see their curves."} />
+      <Curves
+        runs={shown}
+        empty={ids.length ? "The chosen runs have no steps yet." : "Choose runs in the list to see their curves."}
+      />
     </div>
   );
 }
@@ -98,25 +137,31 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
   return (
     <li class="run">
       <label>
-        <input type="checkbox" checked={color !== null} aria-label={`Show curves of ${runName(run)}`} onChange={() => choose(run.id)} />
+        <input
+          type="checkbox"
+          checked={color !== null}
+          aria-label={`Show curves of ${runName(run)}`}
+          onChange={() => choose(run.id)}
+        />
         <Swatch color={color} />
       </label>
-      <a href={address(url`/runs/${run.id}`)} title={run.id}>{runName(run)}</a>
-      <span class="value">{best && <><small>{best[0]}</small> {number(best[1])}</>}</span>
-      <span class="about">
-        {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}{shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
+      <a href={address(url`/runs/${run.id}`)} title={run.id}>
+        {runName(run)}
+      </a>
+      <span class="value">
+        {best && (
+          <>
+            <small>{best[0]}</small> {number(best[1])}
+          </>
+        )}
       </span>
-      <span class="when">{run.is_open ? <em>{state(run)}</em> : ""} {ago(run.last_at ?? run.created_at)}</span>
+      <span class="about">
+        {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}
+        {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
+      </span>
+      <span class="when">
+        {run.is_open ? <em>{state(run)}</em> : ""} {ago(run.last_at ?? run.created_at)}
+      </span>
     </li>
   );
-}
-
-function described(run: Run): string {
-  return [run.id, run.base_model, run.owner, JSON.stringify(run.metadata ?? "")].join(" ").toLowerCase();
-}
-
-/** Newest first, each once, as the newest answer tells it. */
-function merged(known: Run[], fresh: Run[]): Run[] {
-  const byId = new Map([...known, ...fresh].map((run) => [run.id, run]));
-  return [...byId.values()].sort((a, b) => b.created_at - a.created_at);
 }

@@ -1,16 +1,19 @@
 // What a run has sampled, newest first: prompts and answers as text, to be searched.
 import { useEffect, useState } from "preact/hooks";
-import { listSamples, type Excerpt, type SampledRequest } from "../api";
-import { ago, dateTime, number } from "../format";
+import { listSamples } from "../api";
+import type { Excerpt, SampledRequest } from "../api_types";
 import { poll } from "../live";
-import { Loading } from "../parts";
-import { address, place, remember, url } from "../router";
+import { url } from "../logic/addresses";
+import { ago, dateTime, number } from "../logic/format";
+import { level, nats } from "../logic/logprobs";
+import { grouped, weightsName } from "../logic/samples";
+import { Head, Loading, Problem } from "../parts";
+import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
-import { level, nats } from "../tokens";
 
 const POLL_SECONDS = 5;
 
-interface Found {
+interface Listing {
   requests: SampledRequest[];
   lookedAt: number;
   next: number | null; // where older ones begin
@@ -22,15 +25,15 @@ export function Samples({ id }: { id: string }) {
   const run = useRun(id);
   const [search, setSearch] = useState(place.value.query.get("search") ?? "");
   const [typed, setTyped] = useState(search);
-  const [found, setFound] = useState<Found | null>(null);
+  const [listing, setListing] = useState<Listing | null>(null);
   const [isBusy, setBusy] = useState(false);
   const [error, setError] = useState<string | null>(null);
 
-  const load = async (known: Found | null) => {
+  const load = async (known: Listing | null) => {
     setBusy(known !== null || search !== "");
     try {
       const page = await listSamples(id, search, known?.next ?? null);
-      setFound({
+      setListing({
         requests: [...(known?.requests ?? []), ...page.requests],
         lookedAt: (known?.lookedAt ?? 0) + page.looked_at,
         next: page.next_before,
@@ -43,7 +46,7 @@ export function Samples({ id }: { id: string }) {
     }
     setBusy(false);
   };
-  const isFollowing = !search && (found?.pages ?? 1) === 1;
+  const isFollowing = !search && (listing?.pages ?? 1) === 1;
   useEffect(() => {
     if (isFollowing) return poll(() => load(null), POLL_SECONDS);
     if (search) void load(null);
@@ -52,39 +55,48 @@ export function Samples({ id }: { id: string }) {
   const submit = (event: Event) => {
     event.preventDefault();
     remember({ search: typed.trim() });
-    setFound(null);
+    setListing(null);
     setSearch(typed.trim());
   };
   return (
     <>
       <RunHeader id={id} run={run} />
       <form class="bar" role="search" onSubmit={submit}>
-        <input type="search" placeholder="Search prompts and answers" aria-label="Search prompts and answers" value={typed} onInput={(event) => setTyped(event.currentTarget.value)} />
+        <input
+          type="search"
+          placeholder="Search prompts and answers"
+          aria-label="Search prompts and answers"
+          value={typed}
+          onInput={(event) => setTyped(event.currentTarget.value)}
+        />
         <button type="submit">Search</button>
-        <span class="note" role="status">{isBusy ? "Searching …" : search && found ? `${found.requests.length} of the newest ${number(found.lookedAt)} requests` : ""}</span>
+        <span class="note" role="status">
+          {isBusy
+            ? "Searching …"
+            : search && listing
+              ? `${listing.requests.length} of the newest ${number(listing.lookedAt)} requests`
+              : ""}
+        </span>
       </form>
-      {error && <p class="problem" role="alert">{error}</p>}
-      {!found && !error && <Loading />}
-      {found?.requests.length === 0 && search && !isBusy && <p class="empty">None of these requests has “{search}” in its prompt or its answers.</p>}
-      {found?.requests.length === 0 && !search && (
-        <p class="empty">There are no samples of this run. The server keeps them for {found.keptHours} hours after they are finished (<code>--keep-results-hours</code>).</p>
+      <Problem text={error} />
+      {!listing && !error && <Loading />}
+      {listing?.requests.length === 0 && search && !isBusy && (
+        <p class="empty">None of these requests has “{search}” in its prompt or its answers.</p>
       )}
-      {found && groups(found.requests).map((each) => <Group key={each[0]!.id} id={id} requests={each} />)}
-      {found?.next != null && <button type="button" disabled={isBusy} onClick={() => void load(found)}>{search ? "Search older samples" : "Older samples"}</button>}
+      {listing?.requests.length === 0 && !search && (
+        <p class="empty">
+          There are no samples of this run. The server keeps them for {listing.keptHours} hours after they are finished
+          (<code>--keep-results-hours</code>).
+        </p>
+      )}
+      {listing && grouped(listing.requests).map((each) => <Group key={each[0]!.id} id={id} requests={each} />)}
+      {listing?.next != null && (
+        <button type="button" disabled={isBusy} onClick={() => void load(listing)}>
+          {search ? "Search older samples" : "Older samples"}
+        </button>
+      )}
     </>
   );
-}
-
-/** Puts requests of one prompt to one sampler together, where the newest of them is. */
-function groups(requests: SampledRequest[]): SampledRequest[][] {
-  const found = new Map<string, SampledRequest[]>();
-  for (const each of requests) found.set(each.group, [...(found.get(each.group) ?? []), each]);
-  return [...found.values()];
-}
-
-export function weightsName({ weights, steps }: { weights: string | null; steps: number | null }): string {
-  const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
-  return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
 }
 
 function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
@@ -97,20 +109,42 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
       <p class="bar">
         <span title={first.weights ?? undefined}>{weightsName(first)}</span>
         <span class="dim">temperature {first.temperature}</span>
-        <span class="dim" title={dateTime(first.at)}>{ago(first.at)}</span>
-        {first.prompt && <a href={address(url`/runs/${id}/samples/${first.id}`)}>{count === 1 ? "Token by token" : `${number(count)} samples side by side`}</a>}
+        <span class="dim" title={dateTime(first.at)}>
+          {ago(first.at)}
+        </span>
+        {first.prompt && (
+          <a href={address(url`/runs/${id}/samples/${first.id}`)}>
+            {count === 1 ? "Token by token" : `${number(count)} samples side by side`}
+          </a>
+        )}
       </p>
-      {first.prompt ? <pre class="prompt" tabIndex={0}><Cut excerpt={first.prompt} atEnd={false} /></pre> : <p class="empty">This request is too large to show, or no longer kept.</p>}
-      {errors.map((each) => <p key={each.id} class="problem">{each.error}</p>)}
+      {first.prompt ? (
+        <pre class="prompt" tabIndex={0}>
+          <Cut excerpt={first.prompt} atEnd={false} />
+        </pre>
+      ) : (
+        <p class="empty">This request is too large to show, or no longer kept.</p>
+      )}
+      {errors.map((each) => (
+        <p key={each.id} class="problem">
+          {each.error}
+        </p>
+      ))}
       {shown.length > 0 && (
         <table class="rows">
-          <thead><tr><th scope="col">Answer</th><th scope="col" class="number">Tokens</th><th scope="col" class="number">Mean log-prob.</th><th scope="col">Ended by</th></tr></thead>
+          <Head names={["Answer", "Tokens", "Mean log-prob.", "Ended by"]} numbers={["Tokens", "Mean log-prob."]} />
           <tbody>
             {shown.map(({ excerpt, stop_reason, mean_logprob }, i) => (
               <tr key={i}>
-                <td><pre><Cut excerpt={excerpt} atEnd /></pre></td>
+                <td>
+                  <pre>
+                    <Cut excerpt={excerpt} atEnd />
+                  </pre>
+                </td>
                 <td class="number">{number(excerpt.tokens)}</td>
-                <td class="number"><span class={`mean lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span></td>
+                <td class="number">
+                  <span class={`mean lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span>
+                </td>
                 <td>{stop_reason}</td>
               </tr>
             ))}
@@ -124,5 +158,11 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
 
 function Cut({ excerpt, atEnd }: { excerpt: Excerpt; atEnd: boolean }) {
   const dots = excerpt.is_cut && <em class="cut">…</em>;
-  return <>{!atEnd && dots}{excerpt.text}{atEnd && dots}</>;
+  return (
+    <>
+      {!atEnd && dots}
+      {excerpt.text}
+      {atEnd && dots}
+    </>
+  );
 }

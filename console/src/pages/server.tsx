@@ -1,82 +1,123 @@
 // The state of the server, for admins: tenants, throughput, memory, programs, generations of workers, disk.
 import { useEffect, useState } from "preact/hooks";
-import { getServer, type Server as Facts } from "../api";
-import { ago, bytes, dateTime, number, percent, span } from "../format";
+import { getServer } from "../api";
+import type { ServerPage } from "../api_types";
 import { poll } from "../live";
-import { Columns, Loading, Parts, Wide } from "../parts";
-import { address, url } from "../router";
-import { shortId } from "../run_header";
+import { url } from "../logic/addresses";
+import { ago, bytes, dateTime, number, percent, span } from "../logic/format";
+import { shortId } from "../logic/runs";
+import { Columns, Head, Loading, Parts, Problem, Wide } from "../parts";
+import { address } from "../router";
 
 const POLL_SECONDS = 3;
 const MOST_PROGRAMS = 8;
 
 export function Server() {
-  const [facts, setFacts] = useState<Facts | null>(null);
+  const [page, setPage] = useState<ServerPage | null>(null);
   const [error, setError] = useState<string | null>(null);
-  useEffect(() => poll(() => getServer().then((found) => (setFacts(found), setError(null)), (refused: Error) => setError(refused.message)), POLL_SECONDS), []);
+  const show = (news: ServerPage) => {
+    setPage(news);
+    setError(null);
+  };
+  const load = () => getServer().then(show, (refused: Error) => setError(refused.message));
+  useEffect(() => poll(load, POLL_SECONDS), []);
   return (
     <>
-      <div class="bar"><h1>Server</h1>{facts && <Phase facts={facts} />}</div>
-      {error && <p class="problem" role="alert">{error}</p>}
-      {!facts && !error && <Loading />}
-      {facts && (
+      <div class="bar">
+        <h1>Server</h1>
+        {page && <Phase page={page} />}
+      </div>
+      <Problem text={error} />
+      {!page && !error && <Loading />}
+      {page && (
         <>
-          <About facts={facts} />
-          <Tenants facts={facts} />
-          <Queue facts={facts} />
-          <Work facts={facts} />
+          <About page={page} />
+          <Tenants page={page} />
+          <Queue page={page} />
+          <Work page={page} />
           <div class="columns">
-            <Memory facts={facts} />
-            <Disk facts={facts} />
+            <Memory page={page} />
+            <Disk page={page} />
           </div>
           <div class="columns">
-            <Generations facts={facts} />
-            <Programs facts={facts} />
+            <Generations page={page} />
+            <Programs page={page} />
           </div>
-          <Suspects facts={facts} />
+          <Suspects page={page} />
         </>
       )}
     </>
   );
 }
 
-function Phase({ facts }: { facts: Facts }) {
-  const problem = facts.refusal ?? facts.disk.problem;
-  return <span class={facts.is_ready && !problem ? "state good" : "state bad"}>{problem ?? facts.phase}</span>;
+function Phase({ page }: { page: ServerPage }) {
+  const problem = page.refusal ?? page.disk.problem;
+  return <span class={page.is_ready && !problem ? "state good" : "state bad"}>{problem ?? page.phase}</span>;
 }
 
-function About({ facts }: { facts: Facts }) {
-  const mesh = Object.entries(facts.mesh).map(([axis, size]) => `${axis} ${size}`).join(" · ");
+function About({ page }: { page: ServerPage }) {
+  const mesh = Object.entries(page.mesh)
+    .map(([axis, size]) => `${axis} ${size}`)
+    .join(" · ");
   const shown: [string, string][] = [
-    ["Base model", facts.model],
+    ["Base model", page.model],
     ["Mesh", mesh],
-    ["Devices", facts.device ?? ""],
-    ["Hosts", [...new Set(facts.hosts)].join(", ")],
-    ["Started", `${dateTime(facts.started_at)}, ${ago(facts.started_at, facts.now)}`],
-    ["Version", facts.version],
+    ["Devices", page.device ?? ""],
+    ["Hosts", [...new Set(page.hosts)].join(", ")],
+    ["Started", `${dateTime(page.started_at)}, ${ago(page.started_at, page.now)}`],
+    ["Version", page.version],
   ];
-  return <dl class="facts">{shown.map(([name, value]) => <div key={name}><dt>{name}</dt><dd>{value || "–"}</dd></div>)}</dl>;
+  return (
+    <dl class="facts">
+      {shown.map(([name, value]) => (
+        <div key={name}>
+          <dt>{name}</dt>
+          <dd>{value || "–"}</dd>
+        </div>
+      ))}
+    </dl>
+  );
 }
 
-function Tenants({ facts }: { facts: Facts }) {
+function Tenants({ page }: { page: ServerPage }) {
   return (
     <Wide label="Tenants">
-      <h2>Tenants <small>in the last {Math.round(facts.window_seconds / 60)} min</small></h2>
-      {facts.tenants.length === 0 && <p class="empty">Nobody has sent a request.</p>}
-      {facts.tenants.length > 0 && (
+      <h2>
+        Tenants <small>in the last {Math.round(page.window_seconds / 60)} min</small>
+      </h2>
+      {page.tenants.length === 0 && <p class="empty">Nobody has sent a request.</p>}
+      {page.tenants.length > 0 && (
         <table class="rows">
-          <thead>
-            <tr>
-              {["Owner", "Share of devices", "Waiting", "Running", "Oldest", "Median wait", "Longest wait", "Finished", "Tokens"].map((name, i) => (
-                <th key={name} scope="col" class={i > 0 ? "number" : undefined}>{name}</th>
-              ))}
-            </tr>
-          </thead>
+          <Head
+            names={[
+              "Owner",
+              "Share of devices",
+              "Waiting",
+              "Running",
+              "Oldest",
+              "Median wait",
+              "Longest wait",
+              "Finished",
+              "Tokens",
+            ]}
+            numbers={[
+              "Share of devices",
+              "Waiting",
+              "Running",
+              "Oldest",
+              "Median wait",
+              "Longest wait",
+              "Finished",
+              "Tokens",
+            ]}
+          />
           <tbody>
-            {facts.tenants.map((tenant) => (
+            {page.tenants.map((tenant) => (
               <tr key={tenant.owner}>
                 <th scope="row">{tenant.owner}</th>
-                <td class="number"><Share part={tenant.device_share} /></td>
+                <td class="number">
+                  <Share part={tenant.device_share} />
+                </td>
                 <td class="number">{number(tenant.waiting)}</td>
                 <td class="number">{number(tenant.running)}</td>
                 <td class="number">{tenant.oldest_seconds === null ? "–" : span(tenant.oldest_seconds)}</td>
@@ -94,29 +135,42 @@ function Tenants({ facts }: { facts: Facts }) {
 }
 
 /** What is not finished. While the server ends, it is what is still carried out. */
-function Queue({ facts }: { facts: Facts }) {
-  const what = facts.refusal ? "what the server still tries to finish before it ends; the next start continues the rest" : "requests that are not finished, the oldest first";
+function Queue({ page }: { page: ServerPage }) {
+  const what = page.refusal
+    ? "what the server still tries to finish before it ends; the next start continues the rest"
+    : "requests that are not finished, the oldest first";
   return (
     <Wide label="Queue">
-      <h2>{facts.refusal ? "Draining" : "Queue"} <small>{what}</small></h2>
-      {facts.queue.length === 0 && <p class="empty">There are none.</p>}
-      {facts.queue.length > 0 && (
+      <h2>
+        {page.refusal ? "Draining" : "Queue"} <small>{what}</small>
+      </h2>
+      {page.queue.length === 0 && <p class="empty">There are none.</p>}
+      {page.queue.length > 0 && (
         <table class="rows">
-          <thead><tr><th scope="col">Request</th><th scope="col">Owner</th><th scope="col">Of</th><th scope="col" class="number">Age</th><th scope="col">State</th></tr></thead>
+          <Head names={["Request", "Owner", "Of", "Age", "State"]} numbers={["Age"]} />
           <tbody>
-            {facts.queue.map((each) => (
+            {page.queue.map((each) => (
               <tr key={each.id}>
-                <th scope="row">{each.kind} <small>{each.id.slice(0, 8)}</small></th>
+                <th scope="row">
+                  {each.kind} <small>{each.id.slice(0, 8)}</small>
+                </th>
                 <td>{each.owner}</td>
-                <td><Of line={each.line} /></td>
+                <td>
+                  <Of line={each.line} />
+                </td>
                 <td class="number">{span(each.seconds)}</td>
-                <td>{each.is_running ? "running" : "waiting"}{each.reason && `: ${each.reason}`}</td>
+                <td>
+                  {each.is_running ? "running" : "waiting"}
+                  {each.reason && `: ${each.reason}`}
+                </td>
               </tr>
             ))}
           </tbody>
         </table>
       )}
-      {facts.queue_length > facts.queue.length && <p class="note">and {number(facts.queue_length - facts.queue.length)} younger ones</p>}
+      {page.queue_length > page.queue.length && (
+        <p class="note">and {number(page.queue_length - page.queue.length)} younger ones</p>
+      )}
     </Wide>
   );
 }
@@ -124,68 +178,119 @@ function Queue({ facts }: { facts: Facts }) {
 /** A run as a link; a sampler has no page. */
 function Of({ line }: { line: string }) {
   const short = shortId(line);
-  return line.includes(":train:") ? <a href={address(url`/runs/${line}`)} title={line}>{short}</a> : <span title={line}>{line.includes(":") ? short : line}</span>;
+  return line.includes(":train:") ? (
+    <a href={address(url`/runs/${line}`)} title={line}>
+      {short}
+    </a>
+  ) : (
+    <span title={line}>{line.includes(":") ? short : line}</span>
+  );
 }
 
 function Share({ part }: { part: number }) {
   return (
     <>
-      <svg class="meter" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect class="p-rest" width="100" height="6" /><rect class="p-0" width={100 * part} height="6" /></svg>
+      <svg class="meter" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
+        <rect class="p-rest" width="100" height="6" />
+        <rect class="p-0" width={100 * part} height="6" />
+      </svg>
       <span class="value">{percent(part, 1)}</span>
     </>
   );
 }
 
-function Work({ facts }: { facts: Facts }) {
+function Work({ page }: { page: ServerPage }) {
   const rate = (value: number) => `${number(Math.round(value))} / s`;
   return (
     <section>
       <h2>Throughput</h2>
       <div class="charts three">
-        <Columns name="Tokens trained" values={facts.throughput.map((slice) => slice.trained)} show={rate} />
-        <Columns name="Tokens sampled and read" values={facts.throughput.map((slice) => slice.sampled)} show={rate} />
-        <Columns name="Devices at work" values={facts.throughput.map((slice) => slice.busy)} show={(value) => percent(value, 1)} most={1} />
+        <Columns name="Tokens trained" values={page.throughput.map((slice) => slice.trained)} show={rate} />
+        <Columns name="Tokens sampled and read" values={page.throughput.map((slice) => slice.sampled)} show={rate} />
+        <Columns
+          name="Devices at work"
+          values={page.throughput.map((slice) => slice.busy)}
+          show={(value) => percent(value, 1)}
+          most={1}
+        />
       </div>
     </section>
   );
 }
 
-function Memory({ facts: { memory } }: { facts: Facts }) {
+function Memory({ page: { memory } }: { page: ServerPage }) {
   return (
     <section>
       <h2>Memory of each device {memory && <small>{bytes(memory.device_bytes)} in all</small>}</h2>
       {!memory && <p class="empty">No workers were ready yet.</p>}
-      {memory && <Parts label="Memory" whole={memory.device_bytes} show={bytes} parts={memory.uses.map(({ use, bytes: size, note }) => ({ name: use, size, note }))} />}
-      {memory && <dl class="pairs">{memory.choices.map(([what, choice]) => <div key={what}><dt>{what}</dt><dd>{choice}</dd></div>)}</dl>}
+      {memory && (
+        <Parts
+          label="Memory"
+          whole={memory.device_bytes}
+          show={bytes}
+          parts={memory.uses.map(({ use, bytes: size, note }) => ({ name: use, size, note }))}
+        />
+      )}
+      {memory && (
+        <dl class="pairs">
+          {memory.choices.map(([what, choice]) => (
+            <div key={what}>
+              <dt>{what}</dt>
+              <dd>{choice}</dd>
+            </div>
+          ))}
+        </dl>
+      )}
     </section>
   );
 }
 
-function Disk({ facts: { disk } }: { facts: Facts }) {
-  const kinds = Object.entries(disk.bytes_by_kind).filter(([, size]) => size > 0).sort((a, b) => b[1] - a[1]);
+function Disk({ page: { disk } }: { page: ServerPage }) {
+  const kinds = Object.entries(disk.bytes_by_kind)
+    .filter(([, size]) => size > 0)
+    .sort((a, b) => b[1] - a[1]);
   const used = kinds.reduce((sum, [, size]) => sum + size, 0);
   return (
     <section>
-      <h2>Data directory <small>{kinds.length > 0 && `${bytes(used)} used, measured every 5 min; `}{disk.free_bytes === null ? "" : `${bytes(disk.free_bytes)} free`}</small></h2>
+      <h2>
+        Data directory{" "}
+        <small>
+          {kinds.length > 0 && `${bytes(used)} used, measured every 5 min; `}
+          {disk.free_bytes === null ? "" : `${bytes(disk.free_bytes)} free`}
+        </small>
+      </h2>
       {kinds.length === 0 && <p class="empty">It has not been measured yet.</p>}
-      {kinds.length > 0 && <Parts label="Data directory" whole={used} show={bytes} parts={kinds.map(([kind, size]) => ({ name: kind.replaceAll("_", " "), size }))} />}
+      {kinds.length > 0 && (
+        <Parts
+          label="Data directory"
+          whole={used}
+          show={bytes}
+          parts={kinds.map(([kind, size]) => ({ name: kind.replaceAll("_", " "), size }))}
+        />
+      )}
     </section>
   );
 }
 
-function Generations({ facts }: { facts: Facts }) {
+function Generations({ page }: { page: ServerPage }) {
   return (
     <Wide label="Generations of workers">
       <h2>Generations of workers</h2>
       <table class="rows">
-        <thead><tr><th scope="col">No.</th><th scope="col" class="number">Began</th><th scope="col" class="number">Start took</th><th scope="col">End</th></tr></thead>
+        <Head names={["No.", "Began", "Start took", "End"]} numbers={["Began", "Start took"]} />
         <tbody>
-          {facts.generations.map((each) => (
+          {page.generations.map((each) => (
             <tr key={each.number}>
               <th scope="row">{each.number}</th>
-              <td class="number">{ago(each.began_at, facts.now)}</td>
+              <td class="number">{ago(each.began_at, page.now)}</td>
               <td class="number">{each.ready_at === null ? "–" : span(each.ready_at - each.began_at)}</td>
-              <td>{each.ended_at === null ? <span class="good">{each.ready_at === null ? "starting" : "running"}</span> : `${ago(each.ended_at, facts.now)}: ${each.reason}`}</td>
+              <td>
+                {each.ended_at === null ? (
+                  <span class="good">{each.ready_at === null ? "starting" : "running"}</span>
+                ) : (
+                  `${ago(each.ended_at, page.now)}: ${each.reason}`
+                )}
+              </td>
             </tr>
           ))}
         </tbody>
@@ -194,19 +299,32 @@ function Generations({ facts }: { facts: Facts }) {
   );
 }
 
-function Programs({ facts: { programs, now } }: { facts: Facts }) {
+function Programs({ page: { programs, now } }: { page: ServerPage }) {
   const recent = programs.recent.slice(0, MOST_PROGRAMS);
   return (
     <Wide label="Programs">
-      <h2>Programs <small>{[programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`, programs.compiling && `compiling ${programs.compiling}`].filter(Boolean).join(", ")}</small></h2>
+      <h2>
+        Programs{" "}
+        <small>
+          {[
+            programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`,
+            programs.compiling && `compiling ${programs.compiling}`,
+          ]
+            .filter(Boolean)
+            .join(", ")}
+        </small>
+      </h2>
       {recent.length === 0 && <p class="empty">None has been compiled.</p>}
       {recent.length > 0 && (
         <table class="rows">
-          <thead><tr><th scope="col">Program</th><th scope="col" class="number">Took</th><th scope="col" class="number">Sessions waiting</th><th scope="col">When</th></tr></thead>
+          <Head names={["Program", "Took", "Sessions waiting", "When"]} numbers={["Took", "Sessions waiting"]} />
           <tbody>
             {recent.map((each) => (
               <tr key={`${each.program} ${each.ended_at}`}>
-                <th scope="row">{each.program}{each.error && <span class="bad"> {each.error}</span>}</th>
+                <th scope="row">
+                  {each.program}
+                  {each.error && <span class="bad"> {each.error}</span>}
+                </th>
                 <td class="number">{span(each.seconds)}</td>
                 <td class="number">{each.waiting || "–"}</td>
                 <td>{ago(each.ended_at, now)}</td>
@@ -219,23 +337,35 @@ function Programs({ facts: { programs, now } }: { facts: Facts }) {
   );
 }
 
-function Suspects({ facts }: { facts: Facts }) {
+function Suspects({ page }: { page: ServerPage }) {
   return (
     <Wide label="Quarantine">
-      <h2>Quarantine <small>requests that may have ended workers or the server, or were given up</small></h2>
-      {facts.suspects.length === 0 && <p class="empty">There are none.</p>}
-      {facts.suspects.length > 0 && (
+      <h2>
+        Quarantine <small>requests that may have ended workers or the server, or were given up</small>
+      </h2>
+      {page.suspects.length === 0 && <p class="empty">There are none.</p>}
+      {page.suspects.length > 0 && (
         <table class="rows">
-          <thead><tr><th scope="col">Request</th><th scope="col">Owner</th><th scope="col">Of</th><th scope="col" class="number">Workers lost</th><th scope="col" class="number">Server ended</th><th scope="col">State</th></tr></thead>
+          <Head
+            names={["Request", "Owner", "Of", "Workers lost", "Server ended", "State"]}
+            numbers={["Workers lost", "Server ended"]}
+          />
           <tbody>
-            {facts.suspects.map((each) => (
+            {page.suspects.map((each) => (
               <tr key={each.id}>
-                <th scope="row">{each.kind} <small>{each.id.slice(0, 8)}</small></th>
+                <th scope="row">
+                  {each.kind} <small>{each.id.slice(0, 8)}</small>
+                </th>
                 <td>{each.owner}</td>
-                <td><Of line={each.line} /></td>
+                <td>
+                  <Of line={each.line} />
+                </td>
                 <td class="number">{each.losses}</td>
                 <td class="number">{each.coordinator_losses}</td>
-                <td>{each.state}{each.reason && `: ${each.reason}`}</td>
+                <td>
+                  {each.state}
+                  {each.reason && `: ${each.reason}`}
+                </td>
               </tr>
             ))}
           </tbody>

@@ -145,13 +145,13 @@ class Agent:
         )
 
     async def _count_devices(self) -> None:
-        found = await count_devices(os.environ)
+        devices = await count_devices(os.environ)
         self._link.send(
             DevicesFound(
                 process=self._options.process,
-                kind=found.kind,
-                count=found.count,
-                bytes=found.bytes,
+                kind=devices.kind,
+                count=devices.count,
+                bytes=devices.bytes,
                 visible=restriction(os.environ),
             )
         )

@@ -28,21 +28,21 @@ def find_model(base_model: str, revision: str | None = None) -> Path:
 
 
 def _cached(model_id: str, revision: str | None, names: Sequence[str]) -> Path | None:
-    found = hub.cached(model_id, revision, names)
-    return found if found is not None and _problem(found) is None else None
+    directory = hub.cached(model_id, revision, names)
+    return directory if directory is not None and _problem(directory) is None else None
 
 
 def _downloaded(model_id: str, revision: str | None) -> Path:
     """Download the model; if that cannot be, a cached one that is complete but for small files will do."""
     try:
-        found = hub.download(model_id, revision)
+        directory = hub.download(model_id, revision)
     except StartError as error:
-        found = _cached(model_id, revision, ())
-        if found is None:
+        directory = _cached(model_id, revision, ())
+        if directory is None:
             raise
-        logger.warning("%s; going on with %s, which lacks a file that the model has", error, found)
-    _check(found)
-    return found
+        logger.warning("%s; going on with %s, which lacks a file that the model has", error, directory)
+    _check(directory)
+    return directory
 
 
 def find_config(base_model: str, revision: str | None = None) -> Path:
@@ -52,10 +52,10 @@ def find_config(base_model: str, revision: str | None = None) -> Path:
         if not (directory / CONFIG).is_file():
             _check(directory)
         return directory
-    found = hub.cached(base_model, revision, ())
-    if found is None or not (found / CONFIG).is_file():
-        found = hub.download_config(base_model, revision)
-    return found
+    config = hub.cached(base_model, revision, ())
+    if config is None or not (config / CONFIG).is_file():
+        config = hub.download_config(base_model, revision)
+    return config
 
 
 def is_directory(base_model: str) -> bool:
@@ -90,12 +90,12 @@ def _directory(base_model: str, revision: str | None) -> Path | None:
 def fingerprint(directory: Path) -> dict[str, str]:
     """What identifies the model: a digest of its configuration, and size and samples of its weight files."""
     try:
-        found = {CONFIG: blake2b((directory / CONFIG).read_bytes(), digest_size=8).hexdigest()}
+        digests = {CONFIG: blake2b((directory / CONFIG).read_bytes(), digest_size=8).hexdigest()}
         for name in weight_files(directory):
-            found[name] = _fingerprint_of_weights(directory / name)
+            digests[name] = _fingerprint_of_weights(directory / name)
     except OSError as error:
         raise StartError(f"{directory} is not a complete model: {error.strerror}: {error.filename}") from None
-    return found
+    return digests
 
 
 def _fingerprint_of_weights(path: Path) -> str:
@@ -110,9 +110,9 @@ def _fingerprint_of_weights(path: Path) -> str:
 
 def check_same(directory: Path, expected: dict[str, str]) -> None:
     """Raise StartError, which names a difference, unless the directory has the coordinator's model."""
-    found = fingerprint(directory)
-    for name in sorted(found.keys() | expected.keys()):
-        here, there = found.get(name, "absent"), expected.get(name, "absent")
+    digests = fingerprint(directory)
+    for name in sorted(digests.keys() | expected.keys()):
+        here, there = digests.get(name, "absent"), expected.get(name, "absent")
         if here != there:
             raise StartError(
                 f"{directory} holds another base model than the coordinator has: {name} is {here} here and "

@@ -19,7 +19,7 @@ ACCELERATORS = ("nvidia[0-9]*", "accel*", "kfd", "vfio/[0-9]*")
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
 
 
-class Found(msgspec.Struct, frozen=True):
+class CountedDevices(msgspec.Struct, frozen=True):
     """Holds the number of devices, what they are, and how much memory each has."""
 
     kind: str
@@ -27,10 +27,10 @@ class Found(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
 
-async def count_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> Found:
+async def count_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> CountedDevices:
     """Count the devices that a worker would see; the CPUs of a host are one. Raises StartError."""
     if environment.get("JAX_PLATFORMS") == CPU or not any(any(folder.glob(each)) for each in ACCELERATORS):
-        return Found(CPU, 1)
+        return CountedDevices(CPU, 1)
     process = await asyncio.create_subprocess_exec(
         *tied([sys.executable, *COUNT]),
         env=of_worker(environment),
@@ -40,7 +40,7 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
     )
     try:
         async with asyncio.timeout(COUNT_SECONDS):
-            said, complaints = await process.communicate()
+            output, complaints = await process.communicate()
     except TimeoutError:
         raise _failure(f"it took more than {COUNT_SECONDS:.0f} s") from None
     finally:
@@ -50,8 +50,8 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
     if process.returncode:
         lines = complaints.decode(errors="replace").strip().splitlines()
         raise _failure(lines[-1] if lines else f"exit code {process.returncode}")
-    found = msgspec.json.decode(said.splitlines()[-1], type=Found)
-    return Found(CPU, 1) if found.kind == CPU else found
+    devices = msgspec.json.decode(output.splitlines()[-1], type=CountedDevices)
+    return CountedDevices(CPU, 1) if devices.kind == CPU else devices
 
 
 def restriction(environment: Mapping[str, str]) -> str:

@@ -27,12 +27,12 @@ SIGN_IN = "HF_TOKEN in the environment, or hf auth login"
 def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | None:
     """The cached snapshot of a revision, unless it is known to lack any of these files that the model has."""
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             model_id, revision=revision, allow_patterns=[layout.CONFIG, *names], local_files_only=True
         )
     except (OSError, ValueError):
         return None
-    return Path(found)
+    return Path(folder)
 
 
 def download_config(model_id: str, revision: str | None) -> Path:

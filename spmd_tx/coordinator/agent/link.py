@@ -121,10 +121,10 @@ class AgentLink:
         """Return the first address that answers, as HOST:PORT; None, and say why, if none does."""
         problems = list[str]()
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(
+            address_infos = await asyncio.get_running_loop().getaddrinfo(
                 self._host, self._port, type=socket.SOCK_STREAM
             )
-            for address in dict.fromkeys(_literals(found)):
+            for address in dict.fromkeys(_literals(address_infos)):
                 try:
                     async with asyncio.timeout(CONNECT_SECONDS):
                         _, writer = await asyncio.open_connection(address, self._port)
@@ -172,8 +172,8 @@ def local_address(peer: str) -> str:
         return probe.getsockname()[0]
 
 
-def _literals(found: list[Any]) -> Iterator[str]:
+def _literals(address_infos: list[Any]) -> Iterator[str]:
     """Write the results of getaddrinfo as addresses, with their zones."""
-    for family, _, _, _, place in found:
+    for family, _, _, _, place in address_infos:
         zone = place[3] if family == socket.AF_INET6 else 0
         yield f"{place[0]}%{zone}" if zone else place[0]

@@ -30,8 +30,8 @@ def find_counters(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgrou
             continue
         for tree in trees:
             candidates.append([tree / path.lstrip("/") / file, tree / file])
-    found = [next((file for file in files if _count(file) is not None), None) for files in candidates]
-    return [file for file in found if file is not None] or [proc / "vmstat"]
+    counters = [next((file for file in files if _count(file) is not None), None) for files in candidates]
+    return [file for file in counters if file is not None] or [proc / "vmstat"]
 
 
 class OomKills:

@@ -27,10 +27,10 @@ class WorkerExit:
 
     def __str__(self) -> str:
         if self.code < 0:
-            how = f"was killed by signal {-self.code} ({signal.Signals(-self.code).name})"
+            end = f"was killed by signal {-self.code} ({signal.Signals(-self.code).name})"
         else:
-            how = f"exited with code {self.code}"
-        return f"worker {self.worker} {how}"
+            end = f"exited with code {self.code}"
+        return f"worker {self.worker} {end}"
 
 
 @dataclass

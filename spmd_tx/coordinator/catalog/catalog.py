@@ -6,14 +6,14 @@ This process is the only writer, so rows that were looked up once are answered f
 import logging
 import uuid
 from collections.abc import Collection, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Model, Sampler, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, ModelRow, SamplerRow, SessionRow
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.audit import AuditEvent
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
@@ -23,7 +23,7 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
 
-Row = TypeVar("Row", Session, Model, Sampler)
+Row = TypeVar("Row", SessionRow, ModelRow, SamplerRow)
 
 SILENT_SECONDS = 30.0  # without a heartbeat, of which a client sends one every 10 s
 MAX_DETAIL = 2000  # characters of a client's detail about its end
@@ -39,18 +39,27 @@ def sampler_id(session_id: str, seq_id: int) -> str:
     return f"{session_id}:sample:{seq_id}"
 
 
+class SamplerWeights(NamedTuple):
+    """Says what a sampler samples from: a checkpoint, a model's weights, or else the base model."""
+
+    model_path: str | None = None  # tinker:// path of a checkpoint
+    model_id: str | None = None
+    version: str | None = None  # of the model's weights
+    inflight: bool = False  # whether it always uses the weights that the model has saved last in this way
+
+
 class Catalog:
     """Serves rows that are detached from the database; callers must not change them."""
 
-    def __init__(self, database: Database, open_sessions: Iterable[Session]) -> None:
+    def __init__(self, database: Database, open_sessions: Iterable[SessionRow]) -> None:
         self._database = database
         self._sessions = {session.id: session for session in open_sessions}
-        self._models: dict[str, Model] = {}
-        self._samplers: dict[str, Sampler] = {}
+        self._models: dict[str, ModelRow] = {}
+        self._samplers: dict[str, SamplerRow] = {}
         self._last_seen = dict.fromkeys(self._sessions, clock.now())  # of the open sessions
 
-    async def create_session(self, request: CreateSessionRequest, caller: Caller = EVERYONE) -> Session:
-        session = Session(
+    async def create_session(self, request: CreateSessionRequest, caller: Caller = EVERYONE) -> SessionRow:
+        session = SessionRow(
             id=str(uuid.uuid4()),
             created_at=clock.now(),
             tags=request.tags,
@@ -68,14 +77,14 @@ class Catalog:
         self._last_seen[session.id] = session.created_at
         return session
 
-    async def session(self, session_id: str) -> Session:
+    async def session(self, session_id: str) -> SessionRow:
         session = self._sessions.get(session_id)
         if session is None:
-            session = await self._load(Session, session_id)
+            session = await self._load(SessionRow, session_id)
             self._sessions[session_id] = session
         return session
 
-    async def open_session(self, session_id: str) -> Session:
+    async def open_session(self, session_id: str) -> SessionRow:
         """A session that still takes requests. Raises NotFound or InvalidRequest."""
         session = await self.session(session_id)
         if session.id not in self._last_seen:
@@ -109,7 +118,9 @@ class Catalog:
         session = await self.session(session_id)
         details = {"session_id": session_id, "project_id": project_id}
         async with self._database.transaction() as db:
-            await db.execute(update(Session).where(Session.id == session_id).values(project_id=project_id))
+            await db.execute(
+                update(SessionRow).where(SessionRow.id == session_id).values(project_id=project_id)
+            )
             audit.add(db, AuditEvent("project_session_assigned", caller, session.owner, details))
         session.project_id = project_id
 
@@ -134,7 +145,7 @@ class Catalog:
         session.ended_at, session.ended_because = clock.now(), values["ended_because"]
         details = {"session_id": session_id, "because": values["ended_because"]}
         async with self._database.transaction() as db:
-            ending = update(Session).where(Session.id == session_id)
+            ending = update(SessionRow).where(SessionRow.id == session_id)
             await db.execute(ending.values(ended_at=session.ended_at, **values))
             audit.add(db, AuditEvent("session_ended", caller, session.owner, details))
         self._forget(session_id)
@@ -148,10 +159,10 @@ class Catalog:
             await self.end_session(session_id, f"its client was silent for {timeout:.0f} seconds")
         return silent
 
-    async def model(self, model_id: str) -> Model:
+    async def model(self, model_id: str) -> ModelRow:
         model = self._models.get(model_id)
         if model is None:
-            model = await self._load(Model, model_id)
+            model = await self._load(ModelRow, model_id)
             self._models[model_id] = model
         return model
 
@@ -159,101 +170,91 @@ class Catalog:
         """Store the adapter that a model has after loading a checkpoint."""
         values = msgspec.to_builtins(adapter)
         async with self._database.transaction() as db:
-            await db.execute(update(Model).where(Model.id == model_id).values(values))
+            await db.execute(update(ModelRow).where(ModelRow.id == model_id).values(values))
         self._models.pop(model_id, None)
 
-    async def open_models(self, others: Collection[str]) -> list[Model]:
+    async def open_models(self, others: Collection[str]) -> list[ModelRow]:
         """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""
         sessions = self._last_seen.keys() | set(others)
-        are_wanted = select(Model).where(Model.session_id.in_(sorted(sessions)))
-        have_ended = select(Session).where(Session.id.in_(sorted(sessions - self._sessions.keys())))
+        are_wanted = select(ModelRow).where(ModelRow.session_id.in_(sorted(sessions)))
+        have_ended = select(SessionRow).where(SessionRow.id.in_(sorted(sessions - self._sessions.keys())))
         async with self._database.reading() as db:
             self._sessions.update({session.id: session for session in await db.scalars(have_ended)})
-            return list(await db.scalars(are_wanted.order_by(Model.created_at, Model.id)))
+            return list(await db.scalars(are_wanted.order_by(ModelRow.created_at, ModelRow.id)))
 
     async def ranks(self) -> set[int]:
         """The ranks that models were asked for with; 0: all weights."""
-        are_trained = select(Model.rank).where(Model.copied_from.is_(None))
+        are_trained = select(ModelRow.rank).where(ModelRow.copied_from.is_(None))
         async with self._database.reading() as db:
             return set(await db.scalars(are_trained.distinct()))
 
     def has_ended(self, session_id: str) -> bool:
         return session_id not in self._last_seen
 
-    async def set_version(self, sampler: Sampler, version: str) -> None:
+    async def set_version(self, sampler: SamplerRow, version: str) -> None:
         """Store which weights a sampler was opened with."""
         async with self._database.transaction() as db:
-            await db.execute(update(Sampler).where(Sampler.id == sampler.id).values(version=version))
+            await db.execute(update(SamplerRow).where(SamplerRow.id == sampler.id).values(version=version))
         sampler.version = version
 
-    async def sampler(self, sampler_id: str) -> Sampler:
+    async def sampler(self, sampler_id: str) -> SamplerRow:
         sampler = self._samplers.get(sampler_id)
         if sampler is None:
-            sampler = await self._load(Sampler, sampler_id)
+            sampler = await self._load(SamplerRow, sampler_id)
             self._samplers[sampler_id] = sampler
         return sampler
 
-    async def join_sampler(self, sampler: Sampler) -> int:
+    async def join_sampler(self, sampler: SamplerRow) -> int:
         """Count one more client of a sampler, and return its unique number."""
-        one_more = update(Sampler).where(Sampler.id == sampler.id).values(clients=Sampler.clients + 1)
+        one_more = (
+            update(SamplerRow).where(SamplerRow.id == sampler.id).values(clients=SamplerRow.clients + 1)
+        )
         async with self._database.transaction() as db:
-            number = (await db.execute(one_more.returning(Sampler.clients))).scalar_one()
+            number = (await db.execute(one_more.returning(SamplerRow.clients))).scalar_one()
         sampler.clients = max(sampler.clients, number)
         return number
 
     async def inflight_samplers(self, model_id: str) -> list[str]:
         """The ids of a model's in-flight samplers, newest first."""
-        query = select(Sampler.id).where(Sampler.model_id == model_id, Sampler.inflight.is_(True))
+        query = select(SamplerRow.id).where(SamplerRow.model_id == model_id, SamplerRow.inflight.is_(True))
         async with self._database.reading() as db:
-            return list(await db.scalars(query.order_by(Sampler.created_at.desc())))
+            return list(await db.scalars(query.order_by(SamplerRow.created_at.desc())))
 
-    async def problem(self, row: Model | Sampler) -> str | None:
+    async def problem(self, row: ModelRow | SamplerRow) -> str | None:
         """Why a model or sampler takes no more requests; None when it does."""
         session = await self.session(row.session_id)
         if session.id not in self._last_seen:
             return f"{_ending(session)}, and {row.id} with it; {START_AGAIN}"
         self._last_seen[session.id] = clock.now()  # work is a sign of life, too
-        if isinstance(row, Model) and row.copied_from is not None:
+        if isinstance(row, ModelRow) and row.copied_from is not None:
             return cannot_be_trained(row.id, row.copied_from)
         return None
 
     async def add_sampler(
-        self,
-        session_id: str,
-        seq_id: int,
-        base_model: str,
-        *,
-        path: str | None = None,
-        of: str | None = None,
-        version: str | None = None,
-        inflight: bool = False,
-    ) -> Sampler:
-        """Create a sampler of a checkpoint (``path``), of a model's weights (``of``), or of the base model.
+        self, session_id: str, seq_id: int, base_model: str, weights: SamplerWeights = SamplerWeights()
+    ) -> SamplerRow:
+        """Create a sampler, by default of the base model.
 
-        An ``inflight`` sampler always uses the weights that the model has saved last in this way. The same
-        number in the same session gives the same sampler again, if the model's weights have the same
-        ``version``; other ones raise InvalidRequest.
+        The same number in the same session gives the same sampler again, if the weights are the same; other
+        ones raise InvalidRequest.
         """
-        sampler = Sampler(
+        sampler = SamplerRow(
             id=sampler_id(session_id, seq_id),
             session_id=session_id,
             base_model=base_model,
-            model_path=path,
-            model_id=of,
-            version=version,
-            inflight=inflight,
             created_at=clock.now(),
+            **weights._asdict(),
         )
         async with self._database.transaction() as db:
-            known = await db.get(Sampler, sampler.id)
-            if known is None:
+            existing = await db.get(SamplerRow, sampler.id)
+            if existing is None:
                 db.add(sampler)
-        if known is not None and not _is_same(known, sampler):
+        if existing is not None and not _is_same(existing, sampler):
             raise InvalidRequest(
                 f"sampling_session_seq_id {seq_id} of session {session_id!r} is already in use; "
                 "send the next one"
             )
-        return self._samplers.setdefault(sampler.id, known or sampler)
+        return self._samplers.setdefault(sampler.id, existing or sampler)
 
     def _forget(self, session_id: str) -> None:
         """Drop an ended session's rows from memory; later requests read them from the database."""
@@ -276,25 +277,27 @@ class Catalog:
 async def open_catalog(database: Database) -> Catalog:
     """Continue with what is in the database."""
     async with database.reading() as db:
-        open_sessions = (await db.scalars(select(Session).where(Session.ended_at.is_(None)))).all()
+        open_sessions = (await db.scalars(select(SessionRow).where(SessionRow.ended_at.is_(None)))).all()
     return Catalog(database, open_sessions)
 
 
-def unknown(table: type[Session] | type[Model] | type[Sampler], id: str) -> NotFound:
-    return NotFound(f"{table.__name__.lower()} {id!r} does not exist on this server; {START_AGAIN}")
+def unknown(table: type[SessionRow] | type[ModelRow] | type[SamplerRow], id: str) -> NotFound:
+    return NotFound(
+        f"{table.__tablename__.removesuffix('s')} {id!r} does not exist on this server; {START_AGAIN}"
+    )
 
 
 def cannot_be_trained(model_id: str, source: str) -> str:
     return f"{model_id} only holds a copy of {source}; load the copy into a new model to train it"
 
 
-def _is_same(known: Sampler, asked: Sampler) -> bool:
+def _is_same(existing: SamplerRow, requested: SamplerRow) -> bool:
     """Whether a sampler is what is asked for. Rows from before 0.2 have no version of a model's weights."""
-    source = (known.model_path, known.model_id, known.inflight)
-    if source != (asked.model_path, asked.model_id, asked.inflight):
+    source = (existing.model_path, existing.model_id, existing.inflight)
+    if source != (requested.model_path, requested.model_id, requested.inflight):
         return False
-    return known.model_id is None or known.version in (None, asked.version)
+    return existing.model_id is None or existing.version in (None, requested.version)
 
 
-def _ending(session: Session) -> str:
+def _ending(session: SessionRow) -> str:
     return f"session {session.id!r} has ended ({session.ended_because})"

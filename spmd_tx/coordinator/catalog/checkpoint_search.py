@@ -1,18 +1,17 @@
 """Searches checkpoints, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, and_, or_, select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.catalog.searched_page import SearchedPage
-from spmd_tx.coordinator.catalog.session_search import ROUNDING_SECONDS, ROWS_AT_ONCE
+from spmd_tx.coordinator.catalog.searched_page import SearchedPage, newest_first, of_owner
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointSearchCursor,
@@ -20,8 +19,8 @@ from spmd_tx.coordinator.wire.checkpoints import (
     CheckpointSearchResponse,
 )
 from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
-from spmd_tx.coordinator.wire.moments import read_moment, write_moment
-from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, UserSearchOwner, as_texts
+from spmd_tx.coordinator.wire.moments import write_moment
+from spmd_tx.coordinator.wire.sessions import as_texts
 from spmd_tx.errors import InvalidRequest, NotFound
 
 MOST_NUMBER = 2**31 - 1  # of the column
@@ -37,71 +36,50 @@ async def search(
     """
     async with database.reading() as db:
         await _check_projects(db, request.project_ids or [], caller)
-        page = SearchedPage[Checkpoint](request.limit, bounds)
-        async with aclosing(_candidates(db, request, caller)) as candidates:
+        page = SearchedPage[CheckpointRow](request.limit, bounds)
+        query = select(CheckpointRow).where(*_conditions(request, caller))
+        cursor = request.cursor and (request.cursor.last_created_at, _last_number(request.cursor))
+        rows = newest_first(db, query, CheckpointRow, CheckpointRow.number, cursor)
+        async with aclosing(rows) as candidates:
             async for row in candidates:
                 is_wanted = request.user_metadata.items() <= (as_texts(row.user_metadata) or {}).items()
                 if not page.look_at(row, listings.on_the_wire(row) if is_wanted else None):
                     break
     last = page.last
     return CheckpointSearchResponse(
-        [listings.on_the_wire(row) for row in page.found],
+        [listings.on_the_wire(row) for row in page.matches],
         last and CheckpointSearchCursor(write_moment(last.created_at), str(UUID(int=last.number))),
     )
 
 
 async def _check_projects(db: AsyncSession, project_ids: Sequence[str], caller: Caller) -> None:
-    wanted = select(Session.project_id).where(
-        is_seen(caller, Session.owner), Session.project_id.in_(project_ids)
+    visible = select(SessionRow.project_id).where(
+        is_seen(caller, SessionRow.owner), SessionRow.project_id.in_(project_ids)
     )
-    missing = set(project_ids) - set(await db.scalars(wanted.distinct()))
+    missing = set(project_ids) - set(await db.scalars(visible.distinct()))
     if missing:
         raise NotFound(
             f"project {min(missing)!r} has no sessions that you may see; leave it out of project_ids"
         )
 
 
-async def _candidates(
-    db: AsyncSession, request: CheckpointSearchRequest, caller: Caller
-) -> AsyncGenerator[Checkpoint]:
-    """Yield the checkpoints that meet the conditions on columns, from the cursor on."""
-    query = select(Checkpoint).where(*_conditions(request, caller))
-    query = query.order_by(*listings.NEWEST_FIRST).limit(ROWS_AT_ONCE)
-    place = request.cursor and await _place(db, request.cursor)
-    while True:
-        rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
-        for row in rows:
-            yield row
-        if len(rows) < ROWS_AT_ONCE:
-            return
-        place = rows[-1].created_at, rows[-1].number
-
-
-def _is_behind(created_at: float, number: int) -> ColumnElement[bool]:
-    is_earlier = Checkpoint.created_at < created_at
-    return or_(is_earlier, and_(Checkpoint.created_at == created_at, Checkpoint.number < number))
-
-
 def _conditions(request: CheckpointSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
-    conditions = [is_seen(caller, Checkpoint.owner), listings.is_there()]
-    if isinstance(request.owner, OwnSearchOwner):
-        conditions.append(Checkpoint.owner == caller.owner)
-    elif isinstance(request.owner, UserSearchOwner):
-        conditions.append(Checkpoint.owner.in_(request.owner.owner_urns))
+    conditions = [is_seen(caller, CheckpointRow.owner), listings.is_there()]
+    conditions += of_owner(request.owner, CheckpointRow.owner, caller)
     if request.checkpoint_type is not None:
         kinds = [kind for kind, type in listings.TYPES.items() if type == request.checkpoint_type]
-        conditions.append(Checkpoint.kind.in_(kinds))
+        conditions.append(CheckpointRow.kind.in_(kinds))
     if request.base_models is not None:
-        conditions.append(Checkpoint.base_model.in_(request.base_models))
+        conditions.append(CheckpointRow.base_model.in_(request.base_models))
     if request.project_ids is not None:
-        runs = select(Model.id).join(Session, Session.id == Model.session_id)
-        conditions.append(Checkpoint.run_id.in_(runs.where(Session.project_id.in_(request.project_ids))))
+        runs = select(ModelRow.id).join(SessionRow, SessionRow.id == ModelRow.session_id)
+        conditions.append(
+            CheckpointRow.run_id.in_(runs.where(SessionRow.project_id.in_(request.project_ids)))
+        )
     return conditions
 
 
-async def _place(db: AsyncSession, cursor: CheckpointSearchCursor) -> tuple[float, int]:
-    """Return where the last page ended: creation time, exact if the checkpoint is still there, and number."""
-    seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
+def _last_number(cursor: CheckpointSearchCursor) -> int:
     try:
         number = UUID(cursor.last_checkpoint_uuid).int
     except ValueError:
@@ -110,7 +88,4 @@ async def _place(db: AsyncSession, cursor: CheckpointSearchCursor) -> tuple[floa
         raise InvalidRequest(
             f"cursor.last_checkpoint_uuid is {cursor.last_checkpoint_uuid!r}; send next_cursor as it came"
         )
-    exact = await db.scalar(select(Checkpoint.created_at).where(Checkpoint.number == number))
-    if exact is not None and abs(exact - seconds) < ROUNDING_SECONDS:
-        seconds = exact
-    return seconds, number
+    return number

@@ -41,11 +41,11 @@ class ServedNames:
 
     def need(self, name: str) -> str:
         """Return the model's name in answers. Raises InvalidRequest if another model is meant."""
-        found = self.find(name)
-        if found is None:
+        served_name = self.find(name)
+        if served_name is None:
             served = " and ".join(map(repr, self.names))
             raise InvalidRequest(f"base_model is {name!r}; this server serves {served} only")
-        return found
+        return served_name
 
 
 def tokenizer_id(base_model: str, directory: Path) -> str:

@@ -1,39 +1,35 @@
 """Searches sessions, newest first, page by page. Reads only."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 
-from sqlalchemy import ColumnElement, and_, false, func, or_, select
+from sqlalchemy import ColumnElement, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog.searched_page import SearchedPage
+from spmd_tx.coordinator.catalog.searched_page import SearchedPage, newest_first, of_owner
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.wire.limits import DEFAULT_BOUNDS
-from spmd_tx.coordinator.wire.moments import read_moment, write_moment
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.coordinator.wire.sessions import (
     Active,
     ActiveQuery,
     ClientFinished,
     ClientFinishedQuery,
     FinishedFor,
-    OwnSearchOwner,
     SessionSearchCursor,
     SessionSearchRequest,
     SessionSearchResponse,
     SessionSummary,
     StatusQuery,
-    UserSearchOwner,
     as_texts,
 )
 
 Status = Active | ClientFinished | None
 SilentSeconds = Callable[[str], float | None]
-ROWS_AT_ONCE = 50  # with metadata of 64 KiB each
-ROUNDING_SECONDS = 1e-5  # more than a time loses on its way to a client and back
 
 
 async def search(
@@ -48,55 +44,33 @@ async def search(
     Names and metadata are compared here, since databases differ in case and JSON. ``silent_seconds`` says of
     an open session for how long its client has been silent, if that is unusual.
     """
-    page = SearchedPage[Session](request.limit, bounds)
+    page = SearchedPage[SessionRow](request.limit, bounds)
 
-    def summary(session: Session, checkpoints: int, size: int) -> SessionSummary:
+    def summary(session: SessionRow, checkpoints: int, size: int) -> SessionSummary:
         return _summary(session, _status(session, silent_seconds), checkpoints, size)
 
-    async with database.reading() as db, aclosing(_candidates(db, request, caller)) as candidates:
-        async for session in candidates:
-            entry = summary(session, 0, 0) if _is_wanted(session, request) else None
-            if not page.look_at(session, entry):
-                break
-        saved = await _saved(db, [session.id for session in page.found])
+    query = select(SessionRow).where(*_conditions(request, caller))
+    cursor = request.cursor and (request.cursor.last_created_at, request.cursor.last_session_id)
+    async with database.reading() as db:
+        async with aclosing(newest_first(db, query, SessionRow, SessionRow.id, cursor)) as candidates:
+            async for session in candidates:
+                entry = summary(session, 0, 0) if _is_wanted(session, request) else None
+                if not page.look_at(session, entry):
+                    break
+        saved = await _saved(db, [session.id for session in page.matches])
     last = page.last
     return SessionSearchResponse(
-        [summary(session, *saved.get(session.id, (0, 0))) for session in page.found],
+        [summary(session, *saved.get(session.id, (0, 0))) for session in page.matches],
         last and SessionSearchCursor(write_moment(last.created_at), last.id),
     )
 
 
-async def _candidates(
-    db: AsyncSession, request: SessionSearchRequest, caller: Caller
-) -> AsyncGenerator[Session]:
-    """The sessions that meet the conditions on columns, from the cursor on."""
-    query = select(Session).where(is_seen(caller, Session.owner), *_conditions(request, caller))
-    query = query.order_by(Session.created_at.desc(), Session.id.desc()).limit(ROWS_AT_ONCE)
-    place = request.cursor and await _place(db, request.cursor)
-    while True:
-        rows = (await db.scalars(query if place is None else query.where(_is_behind(*place)))).all()
-        for row in rows:
-            yield row
-        if len(rows) < ROWS_AT_ONCE:
-            return
-        place = rows[-1].created_at, rows[-1].id
-
-
-def _is_behind(created_at: float, id: str) -> ColumnElement[bool]:
-    is_earlier = Session.created_at < created_at
-    return or_(is_earlier, and_(Session.created_at == created_at, Session.id < id))
-
-
 def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnElement[bool]]:
-    conditions: list[ColumnElement[bool]] = []
-    if isinstance(request.owner, OwnSearchOwner):
-        conditions.append(Session.owner == caller.owner)
-    elif isinstance(request.owner, UserSearchOwner):
-        conditions.append(Session.owner.in_(request.owner.owner_urns))
+    conditions = [is_seen(caller, SessionRow.owner), *of_owner(request.owner, SessionRow.owner, caller)]
     if request.project_ids is not None:
-        conditions.append(func.coalesce(Session.project_id, "").in_(request.project_ids))
+        conditions.append(func.coalesce(SessionRow.project_id, "").in_(request.project_ids))
     if request.session_id is not None and request.display_name is None:
-        conditions.append(Session.id == request.session_id)
+        conditions.append(SessionRow.id == request.session_id)
     if request.statuses is not None:
         conditions.append(or_(false(), *map(_has_status, request.statuses)))
     return conditions
@@ -104,14 +78,14 @@ def _conditions(request: SessionSearchRequest, caller: Caller) -> list[ColumnEle
 
 def _has_status(status: StatusQuery) -> ColumnElement[bool]:
     if isinstance(status, ActiveQuery):
-        return Session.ended_at.is_(None)
+        return SessionRow.ended_at.is_(None)
     if isinstance(status, ClientFinishedQuery):
-        reason = Session.finish_reason
+        reason = SessionRow.finish_reason
         return reason.is_not(None) if status.reasons is None else reason.in_(status.reasons)
     return false()
 
 
-def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
+def _is_wanted(session: SessionRow, request: SessionSearchRequest) -> bool:
     if request.display_name is not None and session.id != request.session_id:
         name = (session.display_name or "").casefold()
         if not all(word in name for word in request.display_name.casefold().split()):
@@ -120,27 +94,18 @@ def _is_wanted(session: Session, request: SessionSearchRequest) -> bool:
     return request.user_metadata.items() <= metadata.items()
 
 
-async def _place(db: AsyncSession, cursor: SessionSearchCursor) -> tuple[float, str]:
-    """Where the last page ended: creation time, exact if the session is still known, and id."""
-    seconds = read_moment("cursor.last_created_at", cursor.last_created_at).timestamp()
-    exact = await db.scalar(select(Session.created_at).where(Session.id == cursor.last_session_id))
-    if exact is not None and abs(exact - seconds) < ROUNDING_SECONDS:
-        seconds = exact
-    return seconds, cursor.last_session_id
-
-
 async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The number of checkpoints of each session, and their bytes."""
     query = (
-        select(Model.session_id, func.count(), func.sum(Checkpoint.size_bytes))
-        .join(Checkpoint, Checkpoint.run_id == Model.id)
-        .where(Model.session_id.in_(session_ids))
-        .group_by(Model.session_id)
+        select(ModelRow.session_id, func.count(), func.sum(CheckpointRow.size_bytes))
+        .join(CheckpointRow, CheckpointRow.run_id == ModelRow.id)
+        .where(ModelRow.session_id.in_(session_ids))
+        .group_by(ModelRow.session_id)
     )
     return {session_id: (count, int(size)) for session_id, count, size in await db.execute(query)}
 
 
-def _summary(session: Session, status: Status, checkpoints: int, size: int) -> SessionSummary:
+def _summary(session: SessionRow, status: Status, checkpoints: int, size: int) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
         created_at=_time(session.created_at),
@@ -154,7 +119,7 @@ def _summary(session: Session, status: Status, checkpoints: int, size: int) -> S
     )
 
 
-def _status(session: Session, silent_seconds: SilentSeconds) -> Status:
+def _status(session: SessionRow, silent_seconds: SilentSeconds) -> Status:
     if session.ended_at is None:
         return Active(silent_seconds(session.id))
     if session.finish_reason is None:

@@ -16,20 +16,20 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.shapes import check_shapes
-from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
-from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Checkpoint, Model, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, CheckpointRow, ModelRow, SessionRow
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.models.declared.model import Model as BaseModel
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Visible = Callable[[Checkpoint], bool]  # whether a caller may know of a checkpoint
+Visible = Callable[[CheckpointRow], bool]  # whether a caller may know of a checkpoint
 
 GIVEN_UP_SECONDS = 60.0  # after which lost workers have ended for certain
 
@@ -57,7 +57,7 @@ class CheckpointCatalog:
         base_model: str,
         storage: DiskGuard,
         most_bytes: int = 0,
-        model: BaseModel | None = None,
+        model: Model | None = None,
     ) -> None:
         """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``model`` is the base model."""
         self._most_bytes = most_bytes
@@ -146,9 +146,9 @@ class CheckpointCatalog:
     async def _check_quota(self, owner: str, besides: CheckpointPath) -> None:
         """Raise InvalidRequest if the owner has too many bytes, not counting an overwritten checkpoint."""
         now = time.time()
-        is_there = or_(Checkpoint.expires_at.is_(None), Checkpoint.expires_at > now)
-        query = select(func.sum(Checkpoint.size_bytes)).where(
-            Checkpoint.owner == owner, is_there, not_(and_(*_is(besides)))
+        is_there = or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now)
+        query = select(func.sum(CheckpointRow.size_bytes)).where(
+            CheckpointRow.owner == owner, is_there, not_(and_(*_is(besides)))
         )
         async with self._database.reading() as db:
             total = int(await db.scalar(query) or 0)
@@ -161,7 +161,7 @@ class CheckpointCatalog:
 
     async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
         async with self._database.transaction() as db:
-            await db.execute(delete(Checkpoint).where(*_is(path)))
+            await db.execute(delete(CheckpointRow).where(*_is(path)))
             db.add(_new_row(path, manifest))
 
     def _manifest(
@@ -192,7 +192,11 @@ class CheckpointCatalog:
 
     async def _owner(self, run_id: str) -> str:
         """The owner of the model."""
-        query = select(Session.owner).join(Model, Model.session_id == Session.id).where(Model.id == run_id)
+        query = (
+            select(SessionRow.owner)
+            .join(ModelRow, ModelRow.session_id == SessionRow.id)
+            .where(ModelRow.id == run_id)
+        )
         async with self._database.reading() as db:
             return await db.scalar(query) or LOCAL_OWNER
 
@@ -200,7 +204,7 @@ class CheckpointCatalog:
         manifest = await self._do(self._store.manifest, path)
         return request_id is not None and manifest is not None and manifest.saved_by == request_id
 
-    async def find(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> Checkpoint:
+    async def find(self, path: CheckpointPath, is_visible: Visible = lambda _: True) -> CheckpointRow:
         """The row of a checkpoint. Raises NotFound, also for one that is not visible."""
         row = await self._row(path)
         if row is not None and not is_visible(row):
@@ -217,10 +221,12 @@ class CheckpointCatalog:
 
         Such a client sends the address of "final" for "final#2", which earlier versions took as a name.
         """
-        is_misread = or_(*(Checkpoint.name.contains(sign, autoescape=True) for sign in "#?%"))
-        query = select(Checkpoint).where(Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind)
+        is_misread = or_(*(CheckpointRow.name.contains(sign, autoescape=True) for sign in "#?%"))
+        query = select(CheckpointRow).where(
+            CheckpointRow.run_id == path.run_id, CheckpointRow.kind == path.kind
+        )
         async with self._database.reading() as db:
-            rows = (await db.scalars(query.where(is_misread, Checkpoint.name != path.name))).all()
+            rows = (await db.scalars(query.where(is_misread, CheckpointRow.name != path.name))).all()
         for row in rows:
             if checkpoint_paths.as_read_in_a_url(row.name) == path.name and is_visible(row):
                 raise InvalidRequest(
@@ -243,8 +249,8 @@ class CheckpointCatalog:
     ) -> OpenCheckpoint:
         """Fetch a checkpoint that can be loaded here. Raises NotFound or InvalidRequest."""
         await self.find(path, is_visible)
-        found = await self._do(self._store.fetch, path)
-        manifest = found.manifest
+        opened = await self._do(self._store.fetch, path)
+        manifest = opened.manifest
         if manifest.base_model != self._base_model:
             raise InvalidRequest(
                 f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
@@ -263,8 +269,8 @@ class CheckpointCatalog:
             )
         if self._model is not None and not manifest.is_encrypted:
             title = f"checkpoint {path}"
-            await self._do(check_shapes, title, found.folder, manifest, self._model, self._base_model)
-        return found
+            await self._do(check_shapes, title, opened.folder, manifest, self._model, self._base_model)
+        return opened
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         check_ttl(ttl_seconds)
@@ -285,7 +291,7 @@ class CheckpointCatalog:
     async def expire(self, now: float) -> list[CheckpointPath]:
         """Delete the expired checkpoints, and return their paths."""
         async with self._database.reading() as db:
-            rows = (await db.scalars(select(Checkpoint).where(Checkpoint.expires_at <= now))).all()
+            rows = (await db.scalars(select(CheckpointRow).where(CheckpointRow.expires_at <= now))).all()
         expired = []
         for path in map(_path, rows):
             try:
@@ -298,10 +304,10 @@ class CheckpointCatalog:
     async def reconcile(self) -> None:
         """Make the rows equal to the folders at start, since a crash may have come between the two."""
         async with self._database.reading() as db:
-            known = {_path(row) for row in await db.scalars(select(Checkpoint))}
-        complete = await self._do(self._store.tidy, known)
+            paths = {_path(row) for row in await db.scalars(select(CheckpointRow))}
+        complete = await self._do(self._store.tidy, paths)
         async with self._database.transaction() as db:
-            listed = {_path(row): row for row in (await db.scalars(select(Checkpoint))).all()}
+            listed = {_path(row): row for row in (await db.scalars(select(CheckpointRow))).all()}
             for path in listed.keys() - complete.keys():
                 await db.delete(listed[path])
             for path in listed.keys() & complete.keys():
@@ -311,11 +317,11 @@ class CheckpointCatalog:
     async def _delete(self, path: CheckpointPath) -> None:
         await self._do(self._store.delete, path)
         async with self._database.transaction() as db:
-            await db.execute(delete(Checkpoint).where(*_is(path)))
+            await db.execute(delete(CheckpointRow).where(*_is(path)))
 
     async def _change(self, path: CheckpointPath, **values: object) -> None:
         async with self._database.transaction() as db:
-            await db.execute(update(Checkpoint).where(*_is(path)).values(values))
+            await db.execute(update(CheckpointRow).where(*_is(path)).values(values))
 
     async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
         """Change the manifest like the row, so that rows can be made again from the folders."""
@@ -324,24 +330,22 @@ class CheckpointCatalog:
     async def _do(self, work: Callable[..., Result], *arguments: object) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._store.threads, work, *arguments)
 
-    async def _row(self, path: CheckpointPath) -> Checkpoint | None:
+    async def _row(self, path: CheckpointPath) -> CheckpointRow | None:
         if "\0" in path.run_id:  # PostgreSQL refuses to look for it
             return None
         async with self._database.reading() as db:
-            return await db.scalar(select(Checkpoint).where(*_is(path)))
+            return await db.scalar(select(CheckpointRow).where(*_is(path)))
 
 
 async def open_checkpoints(
     database: Database,
-    directory: Path,
+    store: CheckpointStore,
     base_model: str,
-    storage: DiskGuard | None = None,
-    store: CheckpointStore | None = None,
+    storage: DiskGuard,
     most_bytes: int = 0,
-    model: BaseModel | None = None,
+    model: Model | None = None,
 ) -> CheckpointCatalog:
-    """Open the catalog of a local directory, or of another ``store``."""
-    store, storage = store or LocalStore(directory), storage or DiskGuard(directory)
+    """Open the catalog of a store; parameters as in CheckpointCatalog."""
     checkpoints = CheckpointCatalog(database, store, base_model, storage, most_bytes, model)
     try:
         await checkpoints.reconcile()
@@ -350,7 +354,7 @@ async def open_checkpoints(
     return checkpoints
 
 
-def _path(row: Checkpoint) -> CheckpointPath:
+def _path(row: CheckpointRow) -> CheckpointPath:
     return CheckpointPath(row.run_id, row.kind, row.name)
 
 
@@ -361,7 +365,11 @@ def _way_out(path: CheckpointPath) -> str:
 
 
 def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:
-    return Checkpoint.run_id == path.run_id, Checkpoint.kind == path.kind, Checkpoint.name == path.name
+    return (
+        CheckpointRow.run_id == path.run_id,
+        CheckpointRow.kind == path.kind,
+        CheckpointRow.name == path.name,
+    )
 
 
 def check_ttl(ttl_seconds: int | None) -> None:
@@ -376,12 +384,12 @@ def _expiry(now: float, ttl_seconds: int | None) -> float | None:
     return None if ttl_seconds is None else now + ttl_seconds
 
 
-def _is_expired(row: Checkpoint) -> bool:
+def _is_expired(row: CheckpointRow) -> bool:
     return row.expires_at is not None and row.expires_at <= time.time()
 
 
-def _new_row(path: CheckpointPath, manifest: Manifest) -> Checkpoint:
-    return Checkpoint(
+def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:
+    return CheckpointRow(
         run_id=path.run_id,
         kind=path.kind,
         name=path.name,

@@ -16,7 +16,7 @@ from spmd_tx.models.adapter_formats.base_names import are_same
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    Module,
+    AdapterModule,
     config_of,
     modules,
     trained_maps,
@@ -57,16 +57,16 @@ def convert(
     config = _read_config(folder / CONFIG_FILE, announced, model, base_models)
     # An adapter of a higher rank than the file's has the file's scale.
     adapter = msgspec.structs.replace(announced, alpha=config.alpha * (announced.rank / config.r))
-    wanted = list(modules(adapter, model))
+    adapted = list(modules(adapter, model))
     _check_header_size(folder / WEIGHTS_FILE, _most_of_header(most_of(adapter, model).tensors))
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="np") as tensors:
             factors = ForeignFactors(tensors, config, adapter, model)
             factors.check()  # first, as shapes tell most of another base model
-            _check_names(factors, wanted, adapter, model)
-            shapes = {name: shape for module in wanted for name, shape in module.shapes.items()}
-            places: dict[str, tuple[Module, Factor]] = {}
-            for module in wanted:
+            _check_names(factors, adapted, adapter, model)
+            shapes = {name: shape for module in adapted for name, shape in module.shapes.items()}
+            places: dict[str, tuple[AdapterModule, Factor]] = {}
+            for module in adapted:
                 places |= {module.name_a: (module, "a"), module.name_b: (module, "b")}
             make_folder(place)
             with open(place / WEIGHTS_FILE, "wb", buffering=BUFFER_BYTES) as file:
@@ -103,11 +103,13 @@ def _check_header_size(path: Path, most: int) -> None:
         )
 
 
-def _check_names(factors: ForeignFactors, wanted: list[Module], adapter: AdapterSpec, model: Model) -> None:
+def _check_names(
+    factors: ForeignFactors, adapted: list[AdapterModule], adapter: AdapterSpec, model: Model
+) -> None:
     """Raise InvalidRequest for factors that the adapter cannot have, and for those that it lacks."""
     if factors.unknown:
         flags = ", ".join(f"{flag} {getattr(adapter, flag)}" for flag in FLAGS)
-        targets = sorted({module.name.rpartition(".")[2] for module in wanted})
+        targets = sorted({module.name.rpartition(".")[2] for module in adapted})
         raise InvalidRequest(
             f"{WEIGHTS_FILE} has {some(factors.unknown)}; adapters of this model with {flags} have factors "
             f"of {', '.join(targets)} alone"

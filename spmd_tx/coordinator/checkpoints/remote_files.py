@@ -46,12 +46,12 @@ class RemoteFiles:
                 f"{option} {url} needs another package ({error}); pip install 'spmd_tx[s3]' or 'spmd_tx[gcs]'"
             ) from error
         except (ValueError, OSError) as error:
-            known = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
-            raise StartError(f"{option} {url} cannot be used: {error}; name {known}") from error
+            supported = "a directory, or a URL as s3://bucket/path or gs://bucket/path"
+            raise StartError(f"{option} {url} cannot be used: {error}; name {supported}") from error
         self._root = root.rstrip("/")
         if not (self._root or self._is_local):
             raise StartError(f"{option} {url} names no bucket; name one, as in s3://bucket/path")
-        self._refusals, self._failures = _known(REFUSALS), _known(FAILURES)
+        self._refusals, self._failures = _existing(REFUSALS), _existing(FAILURES)
 
     def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes:
         with self._errors():
@@ -83,8 +83,8 @@ class RemoteFiles:
         """The names of all files in a folder and its subfolders; none if there is no such folder."""
         with self._errors():
             self._system.invalidate_cache()
-            found = self._system.find(self._place(folder) if folder else self._root)
-        names = (str(place).removeprefix(f"{self._root}/") for place in found)
+            paths = self._system.find(self._place(folder) if folder else self._root)
+        names = (str(place).removeprefix(f"{self._root}/") for place in paths)
         # Of a folder that is not there, some file systems list what begins with its name.
         return sorted(name for name in names if not folder or name.startswith(f"{folder}/"))
 
@@ -92,8 +92,8 @@ class RemoteFiles:
         """The sizes in bytes of all files, by name."""
         with self._errors():
             self._system.invalidate_cache()
-            found = self._system.find(self._root, detail=True)
-        return {str(place).removeprefix(f"{self._root}/"): known["size"] for place, known in found.items()}
+            entries = self._system.find(self._root, detail=True)
+        return {str(place).removeprefix(f"{self._root}/"): entry["size"] for place, entry in entries.items()}
 
     def own(self, server_id: str) -> None:
         """Claim the base for a server. Raises StartError if that is impossible, or ConnectionError."""
@@ -134,13 +134,13 @@ class RemoteFiles:
             raise ConnectionError(f"{self.url} does not answer: {error}") from error
 
 
-def _known(names: tuple[str, ...]) -> tuple[type[Exception], ...]:
+def _existing(names: tuple[str, ...]) -> tuple[type[Exception], ...]:
     """The classes with these names whose packages are installed."""
-    found = []
+    exceptions = []
     for name in names:
         module, _, error = name.rpartition(".")
         try:
-            found.append(getattr(import_module(module), error))
+            exceptions.append(getattr(import_module(module), error))
         except ImportError:
             continue
-    return tuple(found)
+    return tuple(exceptions)

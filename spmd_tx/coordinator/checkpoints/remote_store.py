@@ -19,10 +19,12 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from spmd_tx.byte_sizes import parse_size
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import MANIFEST, Manifest
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
-from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
@@ -66,10 +68,10 @@ class CheckpointCache:
     def evict(self, besides: CheckpointPath) -> None:
         """Delete the least recently used checkpoints beyond the capacity, except ``besides``."""
         used_at = {folder: (folder / MANIFEST).stat().st_mtime for folder in self._folders()}
-        total, kept = 0, {self.folder(besides)}
+        total, retained = 0, {self.folder(besides)}
         for folder in sorted(used_at, key=lambda folder: used_at[folder], reverse=True):
             total += size_of(folder)
-            is_used = folder in kept or used_at[folder] > time.time() - IN_USE_SECONDS
+            is_used = folder in retained or used_at[folder] > time.time() - IN_USE_SECONDS
             if total > self._most_bytes and not is_used:
                 files.delete(folder)
 
@@ -146,7 +148,7 @@ class RemoteStore:
                 self._remote.delete(file)
             self._cache.drop(path)
 
-    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+    def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         """As CheckpointStore.tidy. Known checkpoints that are only cached predate this store: upload them."""
         cached, places = self._cache.tidy(), self._by_place()
         for place, names in places.items():
@@ -161,7 +163,7 @@ class RemoteStore:
                 _, kind, name = place.split("/")
                 complete[CheckpointPath(manifest.run_id, kind, name)] = manifest
         for path in cached.keys() - complete.keys():
-            if path in known:
+            if path in listed:
                 logger.info("checkpoint %s is only here, and moves to %s", path, self._remote.url)
                 self._upload(path, self._cache.folder(path), cached[path])
                 complete[path] = cached[path]
@@ -171,12 +173,12 @@ class RemoteStore:
 
     def _by_place(self) -> dict[str, list[str]]:
         """The files of each checkpoint, without files that are no checkpoint's."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for file in self._remote.list(""):
             parts = file.split("/")
             if len(parts) > PLACE_PARTS and parts[1] in KINDS:
-                found.setdefault("/".join(parts[:PLACE_PARTS]), []).append(file)
-        return found
+                names.setdefault("/".join(parts[:PLACE_PARTS]), []).append(file)
+        return names
 
     def _read(self, place: str) -> Manifest | None:
         """The manifest; None when it is missing or damaged."""
@@ -210,9 +212,9 @@ class RemoteStore:
 
     def _sweep(self, place: str, names: list[str], manifest: Manifest | None) -> None:
         """Delete the files that do not belong to the present version."""
-        kept = None if manifest is None else f"{place}/{manifest.version}/"
+        current = None if manifest is None else f"{place}/{manifest.version}/"
         for file in names:
-            if kept is None or not (file.startswith(kept) or file == f"{place}/{MANIFEST}"):
+            if current is None or not (file.startswith(current) or file == f"{place}/{MANIFEST}"):
                 with suppress(FileNotFoundError):
                     self._remote.delete(file)
 
@@ -253,3 +255,12 @@ def server_id(data_dir: Path) -> str:
     if not file.exists():
         write_file(file, uuid.uuid4().hex.encode())
     return file.read_text()
+
+
+def open_store(config: ServerConfig) -> CheckpointStore:
+    """Open the place of named checkpoints. Blocks. Raises StartError."""
+    base = config.checkpoints_base
+    if base is None or "://" not in base:
+        return LocalStore(config.checkpoints_dir)
+    cache = CheckpointCache(config.checkpoints_dir, parse_size(config.max_checkpoint_cache, whole=0))
+    return open_remote_store(base, config.data_dir, cache)

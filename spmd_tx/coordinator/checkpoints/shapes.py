@@ -17,7 +17,7 @@ from spmd_tx.errors import InvalidRequest, StartError
 from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, modules, spelling, stored_names
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.state_shapes import RANK, Shape, of_adapter, of_model
+from spmd_tx.models.declared.state_shapes import RANK, ArrayShape, of_adapter, of_model
 
 ARRAYS, METADATA = "manifest.ocdbt", "_METADATA"  # in the folder of a training checkpoint
 WEIGHTS = "w."  # with which the names of weights begin there; those of moments are alike
@@ -25,36 +25,36 @@ MODEL_CONFIG = "config.json"  # in the folder of a whole model
 SIZES = "its layers, heads and their width, feed-forward blocks, channels and vocabulary"
 
 
-class Wanted(NamedTuple):
+class ServedShape(NamedTuple):
     """Holds the shape of an array in the base model that is served."""
 
-    shape: Shape
+    shape: ArrayShape
     has_any_rank: bool = False  # whether the dimension RANK may differ, as servers pad it or not
 
-    def is_of(self, stored: Shape | None) -> bool:
+    def is_of(self, stored: ArrayShape | None) -> bool:
         """Whether an array has the shape, but for its rank."""
-        return stored is not None and self._known(stored) == self._known(self.shape)
+        return stored is not None and self._without_rank(stored) == self._without_rank(self.shape)
 
-    def _known(self, shape: Shape) -> Shape:
+    def _without_rank(self, shape: ArrayShape) -> ArrayShape:
         return (*shape[:RANK], *shape[RANK + 1 :]) if self.has_any_rank else shape
 
 
 def check_shapes(title: str, folder: Path, manifest: Manifest, model: Model, base_model: str) -> None:
     """Raise InvalidRequest where the checkpoint is of another base model than the one that is served."""
     if (folder / CONFIG_FILE).exists():
-        wanted = _of_peft(manifest, model)
-        found = _stored_by_peft(folder / WEIGHTS_FILE, title)
+        expected = _of_peft(manifest, model)
+        actual = _stored_by_peft(folder / WEIGHTS_FILE, title)
     elif (folder / ARRAYS).exists():
-        wanted = _of_state(manifest, model)
-        found = {name: _stored(folder, name) for name in _names(folder, title)}
+        expected = _of_state(manifest, model)
+        actual = {name: _stored(folder, name) for name in _names(folder, title)}
     elif (folder / MODEL_CONFIG).exists():
-        wanted = {SIZES: Wanted(_sizes(model))}
-        found = {SIZES: _sizes(_model_of(folder, title))}
+        expected = {SIZES: ServedShape(_sizes(model))}
+        actual = {SIZES: _sizes(_model_of(folder, title))}
     else:
         return
-    others = sorted(name for name, shape in found.items() if shape is not None and name not in wanted)
-    for name in (*wanted, *others):
-        stored, served = found.get(name), wanted.get(name)
+    others = sorted(name for name, shape in actual.items() if shape is not None and name not in expected)
+    for name in (*expected, *others):
+        stored, served = actual.get(name), expected.get(name)
         if stored is None or served is None or not served.is_of(stored):
             raise InvalidRequest(
                 f"{title} was trained on a base model {manifest.base_model!r}, in which {name} is "
@@ -63,24 +63,24 @@ def check_shapes(title: str, folder: Path, manifest: Manifest, model: Model, bas
             )
 
 
-def _shown(shape: Shape | None) -> str:
+def _shown(shape: ArrayShape | None) -> str:
     return "not there" if shape is None else str(list(shape))
 
 
-def _of_peft(manifest: Manifest, model: Model) -> dict[str, Wanted]:
+def _of_peft(manifest: Manifest, model: Model) -> dict[str, ServedShape]:
     """Return those of factors by their names in ``spelling``."""
     each = (module.shapes.items() for module in modules(manifest.adapter, model))
-    return {spelling(name): Wanted(shape) for name, shape in chain.from_iterable(each)}
+    return {spelling(name): ServedShape(shape) for name, shape in chain.from_iterable(each)}
 
 
-def _of_state(manifest: Manifest, model: Model) -> dict[str, Wanted]:
+def _of_state(manifest: Manifest, model: Model) -> dict[str, ServedShape]:
     if manifest.rank:
         arrays = of_adapter(model, manifest.rank)
-        return {name: Wanted(shape, has_any_rank=True) for name, shape in arrays}
-    return {name: Wanted(shape) for name, shape in of_model(model)}
+        return {name: ServedShape(shape, has_any_rank=True) for name, shape in arrays}
+    return {name: ServedShape(shape) for name, shape in of_model(model)}
 
 
-def _stored_by_peft(path: Path, title: str) -> dict[str, Shape | None]:
+def _stored_by_peft(path: Path, title: str) -> dict[str, ArrayShape | None]:
     try:
         with safe_open(path, framework="np") as file:
             stored = stored_names(file.keys())
@@ -99,7 +99,7 @@ def _names(folder: Path, title: str) -> set[str]:
     return {name for name in names if name.startswith(WEIGHTS)}
 
 
-def _stored(folder: Path, name: str) -> Shape | None:
+def _stored(folder: Path, name: str) -> ArrayShape | None:
     """Return the shape of an array; None: there is none."""
     base = {"driver": "file", "path": f"{folder.absolute()}/"}
     store = {"driver": "ocdbt", "base": base, "path": f"{name}/"}
@@ -116,6 +116,6 @@ def _model_of(folder: Path, title: str) -> Model:
         raise InvalidRequest(f"{title} is damaged: {problem}; use another one") from None
 
 
-def _sizes(model: Model) -> Shape:
+def _sizes(model: Model) -> ArrayShape:
     heads = model.n_layers, model.n_heads, model.n_kv_heads, model.head_dim
     return (*heads, model.d_ff, model.d_model, model.vocab_size)

@@ -60,10 +60,10 @@ class CheckpointStore(Protocol):
         """Delete a checkpoint, if it is there."""
         ...
 
-    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+    def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         """Finish or delete what was interrupted, and return the complete checkpoints.
 
-        ``known`` are those that have rows.
+        ``listed`` are those that have rows.
         """
         ...
 
@@ -111,7 +111,7 @@ class LocalStore:
         if self._folder(path).exists():
             files.delete(self._folder(path))
 
-    def tidy(self, known: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
+    def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         return files.tidy(self._directory)
 
     def _verified(self, path: CheckpointPath) -> OpenCheckpoint:

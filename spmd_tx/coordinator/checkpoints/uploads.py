@@ -38,7 +38,7 @@ class Upload(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: dict[str, int]  # by file
 
 
-class Part(NamedTuple):
+class UploadedPart(NamedTuple):
     """Says how much of a file has arrived."""
 
     size: int  # bytes
@@ -79,8 +79,8 @@ class Uploads:
 
     def _make_room(self, owner: str) -> None:
         """Forget refused uploads of an owner, if need be. Raises InvalidRequest if there are not enough."""
-        found = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
-        is_open = [each for each in found if each.owner == owner and each.expires_at > self._clock()]
+        uploads = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
+        is_open = [each for each in uploads if each.owner == owner and each.expires_at > self._clock()]
         refused = [each for each in is_open if (self.folder(each.id) / REFUSED).exists()]
         surplus = len(is_open) + 1 - self._most_open
         if surplus > len(refused):
@@ -101,15 +101,15 @@ class Uploads:
     def folder(self, id: str) -> Path:
         return self._directory / id
 
-    def part(self, upload: Upload, name: str) -> Part:
+    def part(self, upload: Upload, name: str) -> UploadedPart:
         """Say how much of a file has arrived. Raises NotFound for a file that the upload does not have."""
         if name not in upload.most_bytes:
             raise NotFound(f"upload {upload.id} has no file {name!r}; it has {', '.join(upload.most_bytes)}")
         whole = self.folder(upload.id) / name
         for path, is_whole in ((_part(whole), False), (whole, True)):
             if path.exists():
-                return Part(path.stat().st_size, is_whole)
-        return Part(0, False)
+                return UploadedPart(path.stat().st_size, is_whole)
+        return UploadedPart(0, False)
 
     def open(self, upload: Upload, name: str, start: int) -> BinaryIO:
         """Open a file to write it from byte ``start`` on, which must not be beyond what has arrived."""
@@ -162,13 +162,13 @@ def check_size(upload: Upload, name: str, size: int) -> None:
 
 def expired(data_dir: Path, now: float) -> list[Path]:
     """List the folders of uploads that were not finished in time, or whose beginning was interrupted."""
-    found = []
+    folders = []
     for folder in _folders(data_dir / FOLDER):
         upload = _read(folder)
         ends_at = upload.expires_at if upload is not None else _made_at(folder) + LIFETIME_SECONDS
         if ends_at + OVERTIME_SECONDS <= now:
-            found.append(folder)
-    return found
+            folders.append(folder)
+    return folders
 
 
 def folders(data_dir: Path) -> dict[str, Path]:

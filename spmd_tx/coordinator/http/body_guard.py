@@ -23,7 +23,7 @@ from spmd_tx.coordinator.http.authentication import (
     IS_STREAMED,
 )
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
-from spmd_tx.coordinator.http.security.body_room import BodyRoom, Place
+from spmd_tx.coordinator.http.security.body_room import BodyRoom, BodyShare
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
@@ -70,7 +70,7 @@ class _Body:
         self._is_streamed = False
         self._weight = 1
         self._room: BodyRoom | None = None
-        self._place: Place | None = None
+        self._place: BodyShare | None = None
         self._began_at: float | None = None
         self._waited = 0.0  # seconds, for room: they do not count against the sender
         self._received = 0  # bytes
@@ -144,7 +144,7 @@ class _Body:
         in_time = max(bounds.body_grace_seconds, self._received / bounds.body_bytes_per_second)
         return min(deadline, began_at + in_time)  # a slower body would keep room from others
 
-    async def _take(self, room: BodyRoom, place: Place, piece: int) -> None:
+    async def _take(self, room: BodyRoom, place: BodyShare, piece: int) -> None:
         """Take room for the part that has arrived."""
         if self._must_give_way:
             raise _no_room()

@@ -30,7 +30,7 @@ class CheckpointCopies:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by training run
 
     async def make(
-        self, request: CopyWeightsRequest, key: str | None, own: Access, reader: Access
+        self, request: CopyWeightsRequest, key: str | None, writer: Access, reader: Access
     ) -> CheckpointPath:
         """Copy a checkpoint that ``reader`` can read to a run of the caller's; ``key`` is an idempotency key.
 
@@ -38,7 +38,7 @@ class CheckpointCopies:
         """
         check_ttl(request.ttl_seconds)
         source = checkpoint_paths.parse(request.source_path)
-        session_id, number = await _place(request, key, own)
+        session_id, number = await _place(request, key, writer)
         run_id = model_id(session_id, number)
         target = CheckpointPath(run_id, source.kind, source.name)
         async with self._locks.setdefault(run_id, asyncio.Lock()):
@@ -46,7 +46,7 @@ class CheckpointCopies:
                 if (await self._checkpoints.describe(target)).copied_from == str(source):
                     return target
             manifest = (await reader.open_checkpoint(source, may_be_encrypted=True)).manifest
-            await self._make_run(run_id, source, manifest, request, own)
+            await self._make_run(run_id, source, manifest, request, writer)
             await self._checkpoints.copy(source, target, SaveOptions(ttl_seconds=request.ttl_seconds))
         return target
 
@@ -56,12 +56,12 @@ class CheckpointCopies:
         source: CheckpointPath,
         manifest: Manifest,
         request: CopyWeightsRequest,
-        own: Access,
+        writer: Access,
     ) -> None:
         """Create the run. Its request takes number 0 of the line, so it is created only once."""
         session_id, _, number = run_id.rpartition(":train:")
         with suppress(NotFound):
-            copied_from = (await own.model(run_id)).copied_from
+            copied_from = (await writer.model(run_id)).copied_from
             if copied_from != str(source):
                 raise InvalidRequest(
                     f"model_seq_id {number} of session {session_id!r} is already in use; send the next one"
@@ -69,24 +69,24 @@ class CheckpointCopies:
             return
         rows = [new_model(run_id, str(source), manifest.base_model, manifest.adapter)]
         if request.session_id is None:
-            rows.insert(0, new_session(session_id, request.destination_project_id, own.caller.owner))
+            rows.insert(0, new_session(session_id, request.destination_project_id, writer.caller.owner))
         payload = msgspec.json.encode(msgspec.structs.replace(request, weights_access_token=None))
         refused = Failed(cannot_be_trained(run_id, str(source)), "user")
         await self._queue.submit("copy_weights", run_id, 0, session_id, payload, also=rows, refused=refused)
 
 
-async def _place(request: CopyWeightsRequest, key: str | None, own: Access) -> tuple[str, int]:
+async def _place(request: CopyWeightsRequest, key: str | None, writer: Access) -> tuple[str, int]:
     """Return the session and the number of the training run for the copy."""
     is_numbered = request.session_id is not None and request.model_seq_id is not None
     if is_numbered == (request.destination_project_id is not None):
         raise InvalidRequest("send destination_project_id, or session_id and model_seq_id")
     if request.session_id is not None and request.model_seq_id is not None:
-        await own.open_session(request.session_id)
+        await writer.open_session(request.session_id)
         return request.session_id, request.model_seq_id
     if key is None:
         return str(uuid.uuid4()), 0
     named = [
-        own.caller.owner,
+        writer.caller.owner,
         key,
         request.source_path,
         request.destination_project_id,

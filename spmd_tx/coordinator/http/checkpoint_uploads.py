@@ -17,7 +17,7 @@ import msgspec
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints import foreign_adapter
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
-from spmd_tx.coordinator.checkpoints.uploads import Part, Upload, Uploads, check_size
+from spmd_tx.coordinator.checkpoints.uploads import Upload, UploadedPart, Uploads, check_size
 from spmd_tx.coordinator.http.closed_runs import new_model, new_session
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -76,14 +76,14 @@ class CheckpointUploads:
 
         return await asyncio.to_thread(begin)
 
-    async def part(self, id: str, name: str, total: int) -> Part:
+    async def part(self, id: str, name: str, total: int) -> UploadedPart:
         """Say how much of a file of ``total`` bytes has arrived. Raises NotFound and BodyTooLarge."""
         upload = await asyncio.to_thread(self._uploads.find, id)
         part = await asyncio.to_thread(self._uploads.part, upload, name)
         await self._check_size(upload, name, total)
         return part
 
-    async def receive(self, id: str, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
+    async def receive(self, id: str, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> UploadedPart:
         """Write what a request sends of a file, as far as it comes; return how much has arrived by then.
 
         Raises NotFound, BodyTooLarge, InvalidRequest for a wrong digest, and Unavailable while another
@@ -111,7 +111,9 @@ class CheckpointUploads:
             await asyncio.to_thread(self._uploads.note_refusal, upload)
             raise
 
-    async def _write(self, upload: Upload, name: str, sent: Sent, pieces: AsyncIterator[bytes]) -> Part:
+    async def _write(
+        self, upload: Upload, name: str, sent: Sent, pieces: AsyncIterator[bytes]
+    ) -> UploadedPart:
         file = await asyncio.to_thread(self._uploads.open, upload, name, sent.start)
         digest, waiting = hashlib.md5(usedforsecurity=False), bytearray()
 
@@ -146,19 +148,19 @@ class CheckpointUploads:
         is_whole = sent.total is None or size == sent.total
         if is_whole:
             await asyncio.to_thread(self._uploads.complete, upload, name)
-        return Part(size, is_whole)
+        return UploadedPart(size, is_whole)
 
-    async def finish(self, id: str, own: Access) -> CheckpointPath:
+    async def finish(self, id: str, access: Access) -> CheckpointPath:
         """Make the checkpoint. Raises NotFound, and InvalidRequest for files that were not announced so."""
         target = CheckpointPath(model_id(id, 0), EXTERNAL_WEIGHTS, NAME)
         async with self._locks.setdefault(id, asyncio.Lock()):
             with suppress(NotFound):
-                await own.checkpoint(target)
+                await access.checkpoint(target)
                 with suppress(NotFound):  # else the server ended before it could forget the upload
                     await asyncio.to_thread(lambda: self._uploads.forget(self._uploads.find(id)))
                 return target
             upload = await asyncio.to_thread(self._uploads.find, id)
-            if not own.caller.sees(upload.owner):
+            if not access.caller.sees(upload.owner):
                 raise NotFound(f"upload {id!r} does not exist, or has expired; start a new one")
             await asyncio.to_thread(self._uploads.check_whole, upload)
             async with self._at_once:

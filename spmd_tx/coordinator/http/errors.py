@@ -109,7 +109,7 @@ def _http_error(request: Request, error: HTTPException) -> ErrorResponse:
     elif isinstance(error.__cause__, SerializationException):
         message = f"the body of {request.url.path} is no valid JSON: {error.detail}"
     elif isinstance(error.extra, list):
-        message = f"{request.url.path} cannot take this request: {'; '.join(map(_told, error.extra))}"
+        message = f"{request.url.path} cannot take this request: {'; '.join(map(_description, error.extra))}"
     response = error_response(message, error.status_code)
     response.headers.update(error.headers or {})  # such as the methods that a route has
     _free_body(error)
@@ -124,14 +124,14 @@ def _free_body(error: BaseException) -> None:
     """
     errors = [error]
     for each in errors:
-        found = [each.__cause__, each.__context__]
+        referents = [each.__cause__, each.__context__]
         for frame, _ in traceback.walk_tb(each.__traceback__):
-            found += gc.get_referents(frame)  # unlike f_locals, it leaves no copy with the frame
-        errors += [other for other in found if isinstance(other, BaseException) and other not in errors]
+            referents += gc.get_referents(frame)  # unlike f_locals, it leaves no copy with the frame
+        errors += [other for other in referents if isinstance(other, BaseException) and other not in errors]
         traceback.clear_frames(each.__traceback__)
 
 
-def _told(place: Mapping[str, str]) -> str:
+def _description(place: Mapping[str, str]) -> str:
     """Say what is wrong with a part of a request. Litestar calls a whole body "data"."""
     key, message = place.get("key"), place.get("message")
     if key != BODY:

@@ -7,10 +7,10 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import count
 
-from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.storage.tables import Sampler
+from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -25,7 +25,7 @@ SCHEME = "tinker://"
 class ImplicitSampler:
     """Holds a sampler, and numbers its requests."""
 
-    row: Sampler
+    row: SamplerRow
     numbers: count = field(default_factory=count)
 
 
@@ -73,5 +73,6 @@ class ImplicitSamplers:
             if not self._catalog.has_ended(sampler.row.session_id)
         }
         session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), caller)
-        row = await self._catalog.add_sampler(session.id, 0, self._names.names[0], path=path and str(path))
+        weights = SamplerWeights(path and str(path))
+        row = await self._catalog.add_sampler(session.id, 0, self._names.names[0], weights)
         return ImplicitSampler(row)

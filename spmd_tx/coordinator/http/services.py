@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Protocol
 
 from litestar import Request
@@ -12,11 +13,11 @@ from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 
-from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.uploads import Uploads
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
 from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
@@ -25,34 +26,33 @@ from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
-from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
+from spmd_tx.coordinator.http.security.signed_urls import SignedUrls, open_signed_urls
 from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
 from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
-from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
+from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
-from spmd_tx.coordinator.tenancy.keyring import Keyring
-from spmd_tx.coordinator.text.model_text import LazyModelText
+from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
-from spmd_tx.models.declared.model import Model
 
 OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
 
 
-class QueueStatus(Protocol):
+class RequestStatus(Protocol):
     """Describes an unfinished request to its client."""
 
     @property
@@ -71,7 +71,7 @@ class RequestScheduler(Protocol):
 
     def session_ended(self, session_id: str) -> None: ...
 
-    def status(self, request_id: str) -> QueueStatus: ...
+    def status(self, request_id: str) -> RequestStatus: ...
 
     def cancel(self, request_id: str) -> None: ...
 
@@ -96,38 +96,47 @@ class Health(Protocol):
     def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
 
     @property
-    def record(self) -> MeshRecord: ...  # what became of the workers so far
+    def record(self) -> MeshTimeline: ...  # what became of the workers so far
 
     @property
     def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
 
 
-@dataclass(frozen=True)
-class Services:
+@dataclass(frozen=True, kw_only=True)
+class Stores:
+    """Holds what reads and writes the database and the data directory."""
+
+    database: Database
+    storage: DiskGuard
+    queue: RequestQueue
+    reaper: Reaper
+    catalog: Catalog
+    checkpoints: CheckpointCatalog
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Holds what carries out requests."""
+
+    scheduler: RequestScheduler
+    health: Health
+    progress: SampleProgress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services(Stores, Backend):
     """Holds everything that the routes need."""
 
     config: ServerConfig
-    model: Model
-    max_context: int  # tokens
-    tokenizer_id: str  # Hugging Face id, or the model directory
-    database: Database
-    catalog: Catalog
-    checkpoints: CheckpointCatalog
+    model: ServedModel
     copies: CheckpointCopies
     uploads: CheckpointUploads
-    queue: RequestQueue
-    scheduler: RequestScheduler
-    health: Health
-    storage: DiskGuard
-    reaper: Reaper
     keyring: Keyring
     signed_urls: SignedUrls
     traces: TraceExports
     quotas: Quotas
-    text: LazyModelText
     prompt_texts: PromptTexts
     samples: SampleReader
-    progress: Progress
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
@@ -135,21 +144,65 @@ class Services:
     turns: Turns
     metric_names: MetricNames
     streams: NewsStreams
-    shared_answers: SharedAnswers = field(default_factory=SharedAnswers)
-    body_rooms: BodyRooms = field(default_factory=lambda: make_rooms(Bounds()))
+    shared_answers: SharedAnswers
+    body_rooms: BodyRooms
 
     @property
     def names(self) -> ServedNames:
-        return ServedNames(self.config.model_names, self.max_context)
+        return ServedNames(self.config.model_names, self.model.max_context)
 
     @property
     def limits(self) -> Limits:
         return Limits(
-            vocab_size=self.model.vocab_size,
-            max_context=self.max_context,
+            vocab_size=self.model.config.vocab_size,
+            max_context=self.model.max_context,
             max_rank=self.config.max_rank,
             bounds=self.config.bounds,
         )
+
+
+async def open_services(
+    config: ServerConfig, model: ServedModel, stores: Stores, backend: Backend, stack: AsyncExitStack
+) -> Services:
+    """Make what the routes need, around a scheduler; the stack closes it."""
+    database, queue, bounds = stores.database, stores.queue, config.bounds
+    keyring = await open_keyring(database, config.data_dir)
+    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, bounds)
+    stack.push_async_callback(prompt_texts.close)
+    samples = SampleReader(SamplePlaces(config.data_dir / "payloads", model.directory), model.text, bounds)
+    stack.push_async_callback(samples.close)
+    uploads = CheckpointUploads(
+        Uploads(config.data_dir, bounds.open_uploads),
+        stores.checkpoints,
+        queue,
+        stores.storage,
+        model.config,
+        config.model_name,
+    )
+    names = ServedNames(config.model_names, model.max_context)
+    return Services(
+        **vars(stores),
+        **vars(backend),
+        config=config,
+        model=model,
+        copies=CheckpointCopies(stores.checkpoints, queue),
+        uploads=uploads,
+        keyring=keyring,
+        signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
+        traces=TraceExports(database, config.data_dir),
+        quotas=Quotas(database, stores.catalog, queue, bounds),
+        prompt_texts=prompt_texts,
+        samples=samples,
+        implicit_samplers=ImplicitSamplers(stores.catalog, names),
+        notices=Notices(),
+        body_rooms=make_rooms(bounds),
+        turns=Turns(bounds),
+        polls=Polls(bounds.polls),
+        line_numbers=LineNumbers(database, bounds.seq_ids_ahead),
+        metric_names=MetricNames(database, bounds.metric_names, bounds.metric_name_characters),
+        streams=NewsStreams(queue.news, stores.catalog, keyring, bounds),
+        shared_answers=SharedAnswers(),
+    )
 
 
 Service = NamedDependency[Services]

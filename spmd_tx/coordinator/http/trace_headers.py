@@ -12,8 +12,8 @@ class TraceHeaders:
 
     def __call__(self, app: ASGIApp) -> ASGIApp:
         async def traced(scope: Scope, receive: Receive, send: Send) -> None:
-            found = next((value for name, value in scope["headers"] if name == HEADER), b"")
-            before = TRACEPARENT.set(found.decode("latin-1") if 0 < len(found) <= MOST_BYTES else None)
+            header = next((value for name, value in scope["headers"] if name == HEADER), b"")
+            before = TRACEPARENT.set(header.decode("latin-1") if 0 < len(header) <= MOST_BYTES else None)
             try:
                 await app(scope, receive, send)
             finally:

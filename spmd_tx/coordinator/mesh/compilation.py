@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
-from spmd_tx.coordinator.mesh.program_orders import Order, ProgramOrders, ProgramRequest
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrder, ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.commands import ASIDE
@@ -15,7 +15,7 @@ from spmd_tx.protocol.reports import Compiled
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledProgram:
     """Holds the outcome of an order that all workers have answered."""
 
     program: ProgramShape
@@ -29,7 +29,7 @@ class Compilation:
     def __init__(self, workers: Hub, orders: ProgramOrders) -> None:
         self.orders = orders
         self._workers = workers
-        self._out: list[tuple[Order, asyncio.Future[Compiled]]] = []
+        self._out: list[tuple[ProgramOrder, asyncio.Future[Compiled]]] = []
         self._awaited: Sequence[ProgramRequest] = ()
 
     @property
@@ -47,7 +47,7 @@ class Compilation:
         """The requests whose program may have lost the workers."""
         return self._waiting_for({order.program for order, answer in self._out if _is_blamed(answer)})
 
-    def settle(self) -> list[Settled]:
+    def settle(self) -> list[SettledProgram]:
         """Collect the outcomes of answered orders. Raises MeshError when the workers are lost."""
         done = [(order, answer.result()) for order, answer in self._out if answer.done()]
         if not done:
@@ -58,7 +58,7 @@ class Compilation:
             costs = self.orders.settled(order, report.seconds, report.error)
             self._workers.programs.compiled(order, report.seconds, report.error)
             error = None if report.error is None else _error_text(order.program, report.error)
-            settled.append(Settled(order.program, error, costs))
+            settled.append(SettledProgram(order.program, error, costs))
         self._workers.programs.show(self.orders.progress)
         return settled
 
@@ -75,7 +75,7 @@ class Compilation:
             with contained(f"ordering {order.program} ahead of need"):
                 self._send(order, on_answer)
 
-    def _send(self, order: Order, on_answer: Callable[[], None]) -> None:
+    def _send(self, order: ProgramOrder, on_answer: Callable[[], None]) -> None:
         is_last = not order.sessions and self.orders.is_complete
         how = {"is_last": is_last, "is_hurried": order.is_better}
         try:

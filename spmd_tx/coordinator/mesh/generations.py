@@ -35,11 +35,11 @@ FRUITFUL_SECONDS = 60.0  # a generation that was ready for so long was fruitful 
 NO_LOOPS = frozenset({Suspicion.HOST_GONE, Suspicion.FAULT})
 
 # The work with workers that are ready. It ends with the MeshError of a command, or is cancelled.
-Work = Callable[[Ready], Awaitable[object]]
+GenerationWork = Callable[[Ready], Awaitable[object]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class GenerationPlan:
     """Holds what all generations have in common."""
 
     model_files: dict[str, str]
@@ -47,14 +47,16 @@ class Plan:
     next_number: Callable[[], Awaitable[int]]
     setup: Setup | None = None  # without generation and address; None: ``settle`` returns the whole plan
     devices: int | None = None  # of each process; None: likewise
-    settle: Callable[[list[HostDevices]], Awaitable["Plan"]] | None = None
+    settle: Callable[[list[HostDevices]], Awaitable["GenerationPlan"]] | None = None
     revision: str | None = None  # the model's commit on the Hugging Face Hub, where one was asked for
 
 
 class Generations:
     """Runs workers for the coordinator's life. ``receive``, ``watch`` and ``run`` must run side by side."""
 
-    def __init__(self, port: WorkerPort, hub: Hub, roster: AgentRoster, signs: LossSigns, plan: Plan) -> None:
+    def __init__(
+        self, port: WorkerPort, hub: Hub, roster: AgentRoster, signs: LossSigns, plan: GenerationPlan
+    ) -> None:
         self._port = port
         self._hub = hub
         self._roster = roster
@@ -90,7 +92,7 @@ class Generations:
                 for sign in self._watchdog.passed(seconds, self._hub.current(), self._hub.compiling()):
                     self._signs.add(self._with_hosts(sign))
 
-    async def run(self, work: Work) -> NoReturn:
+    async def run(self, work: GenerationWork) -> NoReturn:
         """Run one generation after the other. Raises CrashLoop when too many in a row were fruitless."""
         fruitless = 0
         while True:
@@ -117,7 +119,7 @@ class Generations:
         await self._roster.stop(STOP_SECONDS)
         self._roster.quit()
 
-    async def _run_one(self, work: Work) -> tuple[GenerationLoss, bool]:
+    async def _run_one(self, work: GenerationWork) -> tuple[GenerationLoss, bool]:
         """Run a generation until its workers are gone: its loss, and whether it was fruitful."""
         number = await self._plan.next_number()
         metrics.GENERATION.set(number)
@@ -148,7 +150,7 @@ class Generations:
                 task.cancel()
             await asyncio.gather(living, noticing, return_exceptions=True)
 
-    async def _settle_plan(self, plan: Plan) -> Plan:
+    async def _settle_plan(self, plan: GenerationPlan) -> GenerationPlan:
         """Choose the mesh for the devices of all hosts."""
         assert plan.settle is not None, "nobody says how many devices each process has"
         self._hub.be_busy("counting devices")
@@ -187,7 +189,7 @@ class Generations:
 
         self._roster.start(number, order)
 
-    async def _live(self, work: Work) -> None:
+    async def _live(self, work: GenerationWork) -> None:
         ready = await self._hub.all_ready()
         assert self._watchdog is not None
         self._watchdog.ready()

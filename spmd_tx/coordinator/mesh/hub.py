@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.errors import CommandGap, MeshError, WorkerLost
 from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile
@@ -80,18 +80,22 @@ class Hub:
         send: Send,
         on_written: Callable[[Written], None],
         on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None],
+        contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: (),
     ) -> None:
-        """``on_written`` hears that a folder written aside is complete, or that it never will be."""
+        """``on_written`` hears that a folder written aside is complete, or that it never will be.
+
+        ``contexts_of`` returns the traceparents of requests, which workers' spans belong to.
+        """
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
         self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
-        self.record = MeshRecord()
+        self.record = MeshTimeline()
         self.programs = CompileProgress(self.record)
         self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
         self._send = send
         self._on_written = on_written
         self._on_custom_loss = on_custom_loss
-        self.contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: ()
+        self._contexts_of = contexts_of
         self._generation: _Generation | None = None
 
     def begin(self, setup: Setup) -> None:
@@ -108,7 +112,7 @@ class Hub:
             answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             _fail(answer, self._absence)
             return answer
-        return self._generation.send(command, self.contexts_of(requests))
+        return self._generation.send(command, self._contexts_of(requests))
 
     def compile(
         self, program: ProgramShape, *, lane: int, is_last: bool = False, is_hurried: bool = False
@@ -235,7 +239,7 @@ class _Generation:
         envelope = encode(
             Envelope(generation=generation, sequence=sequence, command=command, contexts=contexts)
         )
-        name = str(type(command).__struct_config__.tag)
+        name = command.name
         self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
         for worker in self._workers.values():
             self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere

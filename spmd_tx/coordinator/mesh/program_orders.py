@@ -24,7 +24,7 @@ class ProgramRequest:
 
 
 @dataclass(frozen=True)
-class Order:
+class ProgramOrder:
     """Tells workers to compile a program."""
 
     program: ProgramShape
@@ -34,7 +34,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Progress:
+class MenuProgress:
     """Says how much of the menu is ready, and what is being compiled."""
 
     ready: int
@@ -66,7 +66,7 @@ class ProgramOrders:
         self._better: dict[ProgramShape, None] = {}  # than those used in their place; oldest first
         self._ready: dict[str, dict[ProgramShape, None]] = {}  # by step
         self._failed: set[ProgramShape] = set()
-        self._out: list[Order] = []
+        self._out: list[ProgramOrder] = []
         self._awaited: list[ProgramShape] = []  # and not ordered yet, in the order of their turns
         self._sessions: dict[ProgramShape, frozenset[str]] = {}  # that wait for a program
         self._shares = FairShares()
@@ -107,7 +107,7 @@ class ProgramOrders:
             for program in self._awaited
         }
 
-    def next_order(self, only_awaited: bool = False) -> Order | None:
+    def next_order(self, only_awaited: bool = False) -> ProgramOrder | None:
         """The next order, if one is due; it counts as sent until it is settled."""
         busy = {order.lane for order in self._out}
         order = None
@@ -120,7 +120,7 @@ class ProgramOrders:
             self._out.append(order)
         return order
 
-    def take_back(self, order: Order) -> None:
+    def take_back(self, order: ProgramOrder) -> None:
         """Note that an order could not be sent."""
         self._out.remove(order)
 
@@ -130,13 +130,13 @@ class ProgramOrders:
             return None
         return next((lane for lane in self._of_menu if lane not in busy), None)
 
-    def _next_awaited(self, lane: int) -> Order | None:
+    def _next_awaited(self, lane: int) -> ProgramOrder | None:
         served = frozenset[str]().union(*(order.sessions for order in self._out))
         for place, program in enumerate(self._awaited):
             sessions = self._sessions[program]
             if lane == AWAITED or not sessions & served:
                 del self._awaited[place]
-                return Order(program, lane, sessions)
+                return ProgramOrder(program, lane, sessions)
         return None
 
     @property
@@ -144,7 +144,7 @@ class ProgramOrders:
         """Whether no program is left to be compiled ahead of need."""
         return not self._to_come and not self._better
 
-    def settled(self, order: Order, seconds: float, error: str | None) -> dict[str, float]:
+    def settled(self, order: ProgramOrder, seconds: float, error: str | None) -> dict[str, float]:
         """Note that all workers have answered an order. The result is its cost in seconds, by session."""
         self._out.remove(order)
         self._better.pop(order.program, None)
@@ -168,19 +168,19 @@ class ProgramOrders:
         return f"waiting for its program: compiling {program}" + (f" ({others})" if before else "")
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> MenuProgress:
         ready = sum(self.is_ready(program) for program in self._menu)
-        return Progress(ready, len(self._menu), tuple(str(order.program) for order in self._out))
+        return MenuProgress(ready, len(self._menu), tuple(str(order.program) for order in self._out))
 
-    def _next_ahead(self, lane: int) -> Order | None:
+    def _next_ahead(self, lane: int) -> ProgramOrder | None:
         taken = {order.program for order in self._out}
         for program in list(self._better):
             del self._better[program]
             if not self.is_ready(program) and program not in taken:
-                return Order(program, lane, is_better=True)
+                return ProgramOrder(program, lane, is_better=True)
         while self._to_come:
             program = self._uses.next_of(list(self._to_come))
             del self._to_come[program]
             if not self.is_ready(program) and program not in self._failed and program not in taken:
-                return Order(program, lane)
+                return ProgramOrder(program, lane)
         return None

@@ -2,9 +2,9 @@
 
 import logging
 
-from spmd_tx.coordinator.mesh.program_orders import Order, Progress
+from spmd_tx.coordinator.mesh.program_orders import MenuProgress, ProgramOrder
 from spmd_tx.coordinator.runtime import clock, metrics
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord, ProgramRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline, ProgramRecord
 from spmd_tx.protocol.programs import CompileReport
 
 logger = logging.getLogger(__name__)
@@ -13,17 +13,17 @@ logger = logging.getLogger(__name__)
 class CompileProgress:
     """Follows one generation of workers after the other."""
 
-    def __init__(self, record: MeshRecord | None = None) -> None:
-        self._record = record or MeshRecord()
+    def __init__(self, record: MeshTimeline | None = None) -> None:
+        self._record = record or MeshTimeline()
         self.begin()
 
     def begin(self) -> None:
         """Start again for new workers, which have compiled nothing."""
         self._last = CompileReport()
-        self._progress: Progress | None = None
+        self._progress: MenuProgress | None = None
         self._set_gauges()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: MenuProgress) -> None:
         """Publish how much of the plan is ready."""
         was_ready = self._progress is not None and self._progress.ready == self._progress.planned
         self._progress = progress
@@ -31,7 +31,7 @@ class CompileProgress:
         if progress.planned and progress.ready == progress.planned and not was_ready:
             logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
 
-    def compiled(self, order: Order, seconds: float, error: str | None) -> None:
+    def compiled(self, order: ProgramOrder, seconds: float, error: str | None) -> None:
         """Note an order that all workers have answered."""
         waiting = len(order.sessions)
         self._record.programs.append(ProgramRecord(str(order.program), seconds, clock.now(), waiting, error))
@@ -48,7 +48,7 @@ class CompileProgress:
         self._last = report
 
     @property
-    def shown(self) -> Progress | None:
+    def shown(self) -> MenuProgress | None:
         """The progress for health checks; None when nothing is planned or being compiled."""
         now = self._progress
         return now if now is not None and (now.planned or now.compiling) else None

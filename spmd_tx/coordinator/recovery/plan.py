@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import History, Request
+from spmd_tx.coordinator.requests.records import ModelHistory, Request
 from spmd_tx.coordinator.training.line import Restoration
 
 
@@ -53,7 +53,7 @@ async def plan(
 
 
 def refused(
-    model_id: str, session_id: str, refusal: str, first_open: int | None, history: History
+    model_id: str, session_id: str, refusal: str, first_open: int | None, history: ModelHistory
 ) -> Restoration:
     """Plan a model that takes its place in line, but whose requests all fail."""
     answered = history.closed | {each.request.seq_id for each in history.executed}
@@ -61,7 +61,9 @@ def refused(
     return Restoration(model_id, session_id, refusal, next_seq_id=next_seq_id, closed=frozenset(answered))
 
 
-def _problem(model_id: str, start: StoredSnapshot | None, damage: str | None, history: History) -> str | None:
+def _problem(
+    model_id: str, start: StoredSnapshot | None, damage: str | None, history: ModelHistory
+) -> str | None:
     if start is not None:
         return None
     if damage is not None:

@@ -2,23 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import report
-from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.training.execute import WITHOUT_EFFECT, Training
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, MeshError, NotSent, RequestError
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class WorkOn(Protocol):
+    """Does a part of a request, again after each outage. Raises MeshError when the workers are lost."""
+
+    async def __call__(self, request: Request, work: Callable[[], Awaitable[Result]], /) -> Result: ...
 
 
 class Replay:
@@ -29,14 +35,15 @@ class Replay:
         log: RequestQueue,
         training: Training,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        is_lost: Callable[[], bool],
-        at_work: AtWork,
+        work_on: WorkOn,
+        forget: Callable[[str], None],
     ) -> None:
+        """``forget`` is told the id of each request that has run again."""
         self._log = log
         self._training = training
         self._spawn = spawn
-        self._is_lost = is_lost
-        self._marks = at_work
+        self._work_on = work_on
+        self._forget = forget
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
         """Begin a request; its outcome is compared later. A request without effect is passed over."""
@@ -46,11 +53,9 @@ class Replay:
         known = entry.again[request.id]
         try:
             async with self._training.turn(request.kind):
-                body = await retry_through_outages(lambda: self._log.payload(request), self._is_lost)
+                body = await self._work_on(request, lambda: self._log.payload(request))
                 begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
-                begun = await retry_through_outages(
-                    lambda: self._marks.during(request.id, begin), self._is_lost
-                )
+                begun = await self._work_on(request, begin)
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError, NotSent) as error:
@@ -71,8 +76,7 @@ class Replay:
 
     async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
         try:
-            marked = partial(self._marks.during, request.id, begun.outcome)
-            outcome = await retry_through_outages(marked, self._is_lost)
+            outcome = await self._work_on(request, begun.outcome)
         except MeshError:
             return
         except NotSent as error:
@@ -95,7 +99,7 @@ class Replay:
         self._done(entry, request)
 
     def _done(self, entry: ModelLine, request: Request) -> None:
-        self._marks.suspects.discard(request.id)
+        self._forget(request.id)
         entry.ran_again(request)
 
 

@@ -22,7 +22,7 @@ MAX_UNREAD = 100_000  # completions of one client that are held in memory
 MICROSECONDS = 1_000_000
 
 
-class Target(NamedTuple):
+class SamplerClient(NamedTuple):
     """Names one client of a sampler. Each copy of a sampling client in another process has its own number."""
 
     sampler: str
@@ -43,7 +43,7 @@ class Completion(NamedTuple):
     size: int | None = None  # bytes of the result, if known
 
 
-class Span(NamedTuple):
+class CompletionRange(NamedTuple):
     """Selects completions beyond ``after``, up to ``last``, at most ``most`` of them."""
 
     after: int
@@ -51,7 +51,7 @@ class Span(NamedTuple):
     most: int
 
 
-Read = Callable[[Target, Span], Awaitable[list[Completion]]]
+Read = Callable[[SamplerClient, CompletionRange], Awaitable[list[Completion]]]
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Completions:
         self._last = last
         self._announced = last  # all up to this one are durable
         self._read = read
-        self._targets: OrderedDict[Target, _Unread] = OrderedDict()  # the one that asked last is last
+        self._targets: OrderedDict[SamplerClient, _Unread] = OrderedDict()  # the one that asked last is last
 
     def next_number(self) -> int:
         """A new number for an outcome that is about to be stored."""
@@ -82,7 +82,7 @@ class Completions:
     def announce(self, line: str, seq_id: int, completion: Completion) -> None:
         """Add a sample request whose outcome is durable. Must be called in the order of the numbers."""
         self._announced = completion.number
-        target = Target(line, seq_id // SEQ_IDS_PER_CLIENT)
+        target = SamplerClient(line, seq_id // SEQ_IDS_PER_CLIENT)
         unread = self._targets.get(target)
         if unread is None:
             return
@@ -91,7 +91,7 @@ class Completions:
         if len(unread.completions) > MAX_UNREAD:
             del self._targets[target]
 
-    async def after(self, target: Target, number: int) -> list[Completion]:
+    async def after(self, target: SamplerClient, number: int) -> list[Completion]:
         """The completions beyond the number that a client has seen, in order; MAX_AT_ONCE at most.
 
         A number that was never given comes from a log that was lost since: such a client gets all.
@@ -105,7 +105,7 @@ class Completions:
             return news[:MAX_AT_ONCE]
         return await self._from_log(target, number, unread)
 
-    async def wait(self, target: Target) -> None:
+    async def wait(self, target: SamplerClient) -> None:
         """Return when there may be more than ``after`` has just returned."""
         unread = self._held(target)
         unread.waiting += 1
@@ -114,14 +114,14 @@ class Completions:
         finally:
             unread.waiting -= 1
 
-    async def _from_log(self, target: Target, number: int, unread: _Unread) -> list[Completion]:
-        span = Span(number, unread.log_end, MAX_AT_ONCE)
+    async def _from_log(self, target: SamplerClient, number: int, unread: _Unread) -> list[Completion]:
+        span = CompletionRange(number, unread.log_end, MAX_AT_ONCE)
         found = await self._read(target, span)
         if len(found) == MAX_AT_ONCE or unread.log_end != span.last:
             return found  # the next call returns the rest
         return [*found, *unread.completions][:MAX_AT_ONCE]
 
-    def _held(self, target: Target) -> _Unread:
+    def _held(self, target: SamplerClient) -> _Unread:
         """The unread completions of a client that asks; they are held from now on."""
         unread = self._targets.get(target)
         if unread is None:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
-class Scheduler(Protocol):
+class CanGiveUp(Protocol):
     """What is used of the scheduler."""
 
     def give_up(self, request_id: str, why: str) -> bool: ...
@@ -24,7 +24,7 @@ class Scheduler(Protocol):
 class GivenUpWatcher:
     """Passes given-up requests on to the scheduler, and logs once when one comes too late."""
 
-    def __init__(self, database: Database, log: RequestQueue, scheduler: Scheduler) -> None:
+    def __init__(self, database: Database, log: RequestQueue, scheduler: CanGiveUp) -> None:
         self._database = database
         self._log = log
         self._scheduler = scheduler

@@ -15,18 +15,18 @@ from sqlalchemy.orm import Session
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
+    BodyPlace,
     BodyRef,
     Failed,
     Finished,
-    Key,
-    Kind,
     Known,
+    NewOutcome,
     NewRow,
     Outcome,
-    Place,
     Request,
+    RequestKey,
+    RequestKind,
     RequestTimes,
-    Settled,
 )
 from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
@@ -36,7 +36,7 @@ from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.tenancy import audit, usage
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
-AUDITED: dict[Kind, str] = {
+AUDITED: dict[RequestKind, str] = {
     "save_weights": "checkpoint_saved",
     "save_weights_for_sampler": "checkpoint_saved",
     "save_weights_external": "checkpoint_saved",
@@ -47,7 +47,7 @@ AUDITED: dict[Kind, str] = {
 class Submission(NamedTuple):
     """Holds a request on its way into the log."""
 
-    kind: Kind
+    kind: RequestKind
     line: str
     seq_id: int
     session_id: str
@@ -60,7 +60,7 @@ class Submission(NamedTuple):
     accepted: asyncio.Future[str]  # its request_id, once it is durable
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RequestKey:
         return self.line, self.seq_id
 
 
@@ -80,11 +80,11 @@ class Group(NamedTuple):
     endings: Sequence[Ending]
 
 
-class Written(NamedTuple):
+class WrittenGroup(NamedTuple):
     """Holds what has become durable."""
 
     fresh: list[tuple[Request, Submission]]  # submissions that were not in the log
-    known: Mapping[Key, Known]  # of all submissions
+    known: Mapping[RequestKey, Known]  # of all submissions
     unfinished: list[Request]  # all of the log's after an unsure commit; else none
 
 
@@ -99,13 +99,13 @@ class GroupWriter:
 
     def __init__(self, database: Database, files: PayloadFiles, notes: NoteWriter, next_number: int) -> None:
         self._database = database
-        self._files = files
+        self.files = files
         self._notes = notes
         self._next_number = next_number
         self._placed: dict[str, BodyRef] = {}  # results that are in files, but in no row yet
         self._is_unsure = False  # whether a commit that failed may still have happened
 
-    async def write(self, group: Group) -> Written:
+    async def write(self, group: Group) -> WrittenGroup:
         try:
             written = await self._database.write(lambda db, aside: self._write(group, db, aside))
         except OUTAGES:
@@ -118,10 +118,10 @@ class GroupWriter:
 
     def files_to_be(self) -> set[int]:
         """Numbers of files to which rows will refer once they can be written."""
-        places = [place for place in self._placed.values() if isinstance(place, Place)]
-        return {place.file for place in places} | self._files.open_numbers
+        places = [place for place in self._placed.values() if isinstance(place, BodyPlace)]
+        return {place.file for place in places} | self.files.open_numbers
 
-    def _write(self, group: Group, db: Session, aside: Aside) -> Written:
+    def _write(self, group: Group, db: Session, aside: Aside) -> WrittenGroup:
         known = rows.known(db, {each.key for each in group.submissions})
         unfinished = rows.unfinished(db) if self._is_unsure else []
         fresh = first_of_each_key(group.submissions, known)
@@ -133,13 +133,13 @@ class GroupWriter:
         rows.append(db, new_rows)
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
-        settled = [Settled(*each[:2], self._result(each), *each[2:]) for each in group.endings]
+        settled = [NewOutcome(*each[:2], self._result(each), *each[2:]) for each in group.endings]
         # A commit that seemed to fail may have counted some already.
         record(db, rows.without_outcome(db, settled) if self._is_unsure else settled)
         rows.settle(db, settled)
         requests = [row.request for row in new_rows]
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
-        return Written(list(zip(requests, fresh, strict=True)), known, unfinished)
+        return WrittenGroup(list(zip(requests, fresh, strict=True)), known, unfinished)
 
     def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[BodyRef]:
         """Write payloads, and results that were not written before. The result is where the payloads are."""
@@ -151,7 +151,7 @@ class GroupWriter:
                 results[request.id] = outcome.body
         self._notes.finish()
         bodies = [*(each.payload for each in submissions), *results.values()]
-        places = self._files.write(bodies) if bodies else []
+        places = self.files.write(bodies) if bodies else []
         self._placed |= zip(results, places[len(submissions) :], strict=True)
         return places[: len(submissions)]
 
@@ -165,8 +165,10 @@ class GroupWriter:
         return Request(number, secrets.token_hex(16), submission.kind, line, seq_id, session_id)
 
 
-def first_of_each_key(submissions: Sequence[Submission], known: Mapping[Key, Known]) -> list[Submission]:
-    fresh: dict[Key, Submission] = {}
+def first_of_each_key(
+    submissions: Sequence[Submission], known: Mapping[RequestKey, Known]
+) -> list[Submission]:
+    fresh: dict[RequestKey, Submission] = {}
     for submission in submissions:
         if submission.key not in known:
             fresh.setdefault(submission.key, submission)
@@ -197,7 +199,7 @@ def refuse(submission: Submission, error: InvalidRequest | Unavailable | Abandon
         submission.accepted.set_exception(error)
 
 
-def record(db: Session, settled: Sequence[Settled]) -> None:
+def record(db: Session, settled: Sequence[NewOutcome]) -> None:
     """Count the usage, and add audit events and metrics, of outcomes that become durable now, each once."""
     items: list[usage.Item] = []
     run_metrics.add(db, settled)

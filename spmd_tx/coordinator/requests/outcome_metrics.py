@@ -4,13 +4,13 @@ from functools import cache
 
 from prometheus_client import Counter, Histogram
 
-from spmd_tx.coordinator.requests.records import Failed, Finished, Kind, Outcome
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, RequestKind
 from spmd_tx.coordinator.runtime import metrics
 
 _TOKENS = {use: metrics.TOKENS.labels(use) for use in ("trained", "forwarded", "prompt", "cached", "sampled")}
 
 
-def count(kind: Kind, outcome: Outcome, seconds: float) -> None:
+def count(kind: RequestKind, outcome: Outcome, seconds: float) -> None:
     """Count an outcome, the seconds until it was durable, and the tokens of a result."""
     ended, times = _children(kind, outcome.category if isinstance(outcome, Failed) else "")
     ended.inc()
@@ -22,5 +22,5 @@ def count(kind: Kind, outcome: Outcome, seconds: float) -> None:
 
 
 @cache  # looking labels up takes longer than counting
-def _children(kind: Kind, error: str) -> tuple[Counter, Histogram]:
+def _children(kind: RequestKind, error: str) -> tuple[Counter, Histogram]:
     return metrics.REQUESTS.labels(kind, error), metrics.REQUEST_SECONDS.labels(kind)

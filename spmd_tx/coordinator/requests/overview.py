@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests.records import CHANGES_STATE
-from spmd_tx.coordinator.storage.tables import RequestRow, Session
+from spmd_tx.coordinator.storage.tables import RequestRow, SessionRow
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.errors import StartError
 
@@ -40,7 +40,7 @@ class Overview(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
+class RequestFilter:
     """Selects requests."""
 
     owner: str | None = None
@@ -49,18 +49,18 @@ class Choice:
     most: int = 100
 
 
-async def listed(db: AsyncSession, choice: Choice) -> tuple[list[Overview], int]:
+async def listed(db: AsyncSession, choice: RequestFilter) -> tuple[list[Overview], int]:
     """The oldest unfinished requests, or the newest of all; and how many there are without the bound."""
     where: list[ColumnElement[bool]] = [RequestRow.finished_at.is_(None)] if not choice.with_finished else []
     if choice.owner is not None:
-        where.append(Session.owner == choice.owner)
+        where.append(SessionRow.owner == choice.owner)
     if choice.kind is not None:
         where.append(RequestRow.kind == choice.kind)
     order = RequestRow.number.desc() if choice.with_finished else RequestRow.number
     rows = (await db.execute(_with_owner().where(*where).order_by(order).limit(choice.most))).all()
     count = select(func.count(RequestRow.number)).select_from(RequestRow)
     if choice.owner is not None:
-        count = count.outerjoin(Session, Session.id == RequestRow.session_id)
+        count = count.outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
     found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
     return found, await db.scalar(count.where(*where)) or 0
 
@@ -101,7 +101,7 @@ async def with_id(db: AsyncSession, request_id: str) -> Overview | None:
 
 
 def _with_owner() -> "Select[RequestRow, str]":
-    return select(RequestRow, Session.owner).outerjoin(Session, Session.id == RequestRow.session_id)
+    return select(RequestRow, SessionRow.owner).outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
 
 
 async def give_up(db: AsyncSession, request: Overview, why: str) -> bool:

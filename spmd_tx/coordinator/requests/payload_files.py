@@ -14,7 +14,7 @@ from pathlib import Path
 
 import zstandard
 
-from spmd_tx.coordinator.requests.records import BodyRef, Place
+from spmd_tx.coordinator.requests.records import BodyPlace, BodyRef
 from spmd_tx.coordinator.storage import lock_file
 from spmd_tx.durable_files import make_folder, sync
 from spmd_tx.errors import DamagedBody, StartError
@@ -40,14 +40,14 @@ class _Segment:
     def is_full(self) -> bool:
         return self.size >= SEGMENT_BYTES or time.monotonic() - self.began_at > SEGMENT_SECONDS
 
-    def append(self, bodies: Sequence[bytes]) -> list[Place]:
+    def append(self, bodies: Sequence[bytes]) -> list[BodyPlace]:
         """Append bodies, compressed piece by piece to save memory. When it fails, the file is as before."""
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
-        places, end, pending = list[Place](), self.size, bytearray()
+        places, end, pending = list[BodyPlace](), self.size, bytearray()
         try:
             for body in bodies:
                 frame = compressor.compress(body)
-                places.append(Place(self.number, end, len(frame)))
+                places.append(BodyPlace(self.number, end, len(frame)))
                 end += len(frame)
                 pending += frame
                 if len(pending) > PIECE_BYTES:
@@ -105,7 +105,7 @@ class PayloadFiles:
         places = iter(self._append(large) if large else [])
         return [next(places) if len(body) > SMALL_BYTES else body for body in bodies]
 
-    def _append(self, bodies: Sequence[bytes]) -> list[Place]:
+    def _append(self, bodies: Sequence[bytes]) -> list[BodyPlace]:
         segment = self._segment
         if segment is None or segment.is_full:
             segment = self._begin()

@@ -7,7 +7,7 @@ after the second, and until then it runs alone.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,10 +48,9 @@ class Quarantine:
             if times >= MAX_ENDS
         }
 
-    def watch(self, request_ids: Iterable[str]) -> None:
-        """Set the requests that are about to run. With a suspect among them, they run one by one."""
-        self.at_work.suspects.clear()
-        self.at_work.suspects.update(id for id in request_ids if 0 < self.ends.get(id, 0) < MAX_ENDS)
+    def is_suspect(self, request_id: str) -> bool:
+        """Whether a request may end this process, and runs alone."""
+        return 0 < self.ends.get(request_id, 0) < MAX_ENDS
 
 
 async def open_quarantine(database: Database, data_dir: Path) -> Quarantine:

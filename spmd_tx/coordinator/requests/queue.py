@@ -12,20 +12,26 @@ from sqlalchemy import Executable
 
 from spmd_tx.coordinator.requests import loss_counts, outcome_metrics, rows
 from spmd_tx.coordinator.requests.backlog import Backlog
-from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Completions, Span, Target
+from spmd_tx.coordinator.requests.completions import (
+    MICROSECONDS,
+    Completion,
+    CompletionRange,
+    Completions,
+    SamplerClient,
+)
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.group_writer import Ending, Group, GroupWriter, Submission, answer, refuse
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     Failed,
     Finished,
-    History,
-    Kind,
     LossCount,
+    ModelHistory,
     Outcome,
     Request,
+    RequestKind,
+    RequestStage,
     RequestTimes,
-    Stage,
 )
 from spmd_tx.coordinator.requests.runs.recent import RecentWork, Timed
 from spmd_tx.coordinator.requests.runs.run_news import RunNews
@@ -44,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
 RESULTS_BYTES = 128 << 20  # cached for clients
-OnEnd = Callable[[Timed, Failed | None], None]  # told of each request with an outcome, and of its failure
+OnRequestEnd = Callable[[Timed, Failed | None], None]  # told of each ended request, and of its failure
 
 SESSIONS_BYTES = 16 << 20  # cached for 200 000 requests
 GATHER_ROUNDS = 32  # of the event loop, before a group is written
@@ -70,17 +76,17 @@ class RequestQueue:
     def __init__(
         self,
         database: Database,
-        files: PayloadFiles,
         storage: DiskGuard,
         groups: GroupWriter,
         completions: Completions,
-        unfinished: Iterable[Request] = (),
+        unfinished: Iterable[Request],
+        on_end: OnRequestEnd,
     ) -> None:
         self._on_arrival: Callable[[Request], None] = lambda request: None  # what ``run`` is given
-        self.on_end: OnEnd = lambda ended, failed: None
+        self._on_end = on_end
         self.completions = completions
         self._database = database
-        self._files = files
+        self._files = groups.files
         self._storage = storage
         self._groups = groups
         self._submissions: list[Submission] = []
@@ -102,7 +108,7 @@ class RequestQueue:
 
     async def submit(
         self,
-        kind: Kind,
+        kind: RequestKind,
         line: str,
         seq_id: int,
         session_id: str,
@@ -130,7 +136,7 @@ class RequestQueue:
         """List the requests without an outcome, in the order of acceptance; those of earlier runs, too."""
         return [waiting.request for waiting in self._waiting.values()]
 
-    def note(self, stage: Stage, request_ids: Iterable[str]) -> None:
+    def note(self, stage: RequestStage, request_ids: Iterable[str]) -> None:
         """Note how far requests have come; those that have outcomes, and unknown ones, are passed over."""
         for request_id in request_ids:
             waiting = self._waiting.get(request_id)
@@ -151,7 +157,7 @@ class RequestQueue:
         found = (self._waiting[id] for id in request_ids if id in self._waiting)
         return [Timed(waiting.request, waiting.times) for waiting in found]
 
-    async def history(self, line: str, after: int) -> History:
+    async def history(self, line: str, after: int) -> ModelHistory:
         """Read what counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
         async with self._database.reading() as db:
             return await rows.history(db, line, after)
@@ -334,7 +340,7 @@ class RequestQueue:
             if isinstance(outcome, Finished) and outcome.metrics:
                 self.news.add(request.line)
             outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
-            self.on_end(timed, outcome if isinstance(outcome, Failed) else None)
+            self._on_end(timed, outcome if isinstance(outcome, Failed) else None)
             if _is_sample(waiting):
                 self.samples.remove(request)
                 ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
@@ -361,7 +367,12 @@ class RequestQueue:
             return Failed("the server has lost this result, its file is damaged or missing", "server")
 
 
-async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | None = None) -> RequestQueue:
+async def open_queue(
+    database: Database,
+    data_dir: Path,
+    storage: DiskGuard | None = None,
+    on_end: OnRequestEnd = lambda ended, failed: None,
+) -> RequestQueue:
     """Continue the log of earlier runs."""
     storage = storage or DiskGuard(data_dir)
     files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
@@ -371,12 +382,12 @@ async def open_queue(database: Database, data_dir: Path, storage: DiskGuard | No
         last_completion = await rows.last_completion(db)
     groups = GroupWriter(database, files, NoteWriter(data_dir), next_number)
 
-    async def read(target: Target, span: Span) -> list[Completion]:
+    async def read(target: SamplerClient, span: CompletionRange) -> list[Completion]:
         async with database.reading() as db:
             return await rows.completions(db, target, span)
 
     completions = Completions(last_completion, read)
-    return RequestQueue(database, files, storage, groups, completions, unfinished)
+    return RequestQueue(database, storage, groups, completions, unfinished, on_end)
 
 
 async def _gather() -> None:

@@ -13,11 +13,11 @@ from spmd_tx.coordinator.wire.fields import storable
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.errors import UNREADABLE, InvalidRequest
 
-Stage = Literal["began", "sent", "replied", "compiling", "compiled"]
+RequestStage = Literal["began", "sent", "replied", "compiling", "compiled"]
 
-Key = tuple[str, int]  # line, seq_id
+RequestKey = tuple[str, int]  # line, seq_id
 
-Kind = Literal[
+RequestKind = Literal[
     "create_model",
     "load_weights",
     "forward_backward",
@@ -33,7 +33,7 @@ Kind = Literal[
 ]
 
 # The kinds that change a model's state
-CHANGES_STATE = frozenset[Kind]({"create_model", "load_weights", "forward_backward", "optim_step"})
+CHANGES_STATE = frozenset[RequestKind]({"create_model", "load_weights", "forward_backward", "optim_step"})
 
 # Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
 CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
@@ -53,7 +53,7 @@ class RequestTimes:
     compiled: tuple[tuple[float, float], ...] = ()  # when it waited for programs before
     trace: str | None = None  # the client's, as W3C's traceparent
 
-    def note(self, stage: Stage) -> None:
+    def note(self, stage: RequestStage) -> None:
         now = clock.now()
         match stage:
             case "began":
@@ -71,7 +71,7 @@ class RequestTimes:
                 pass
 
 
-class Place(NamedTuple):
+class BodyPlace(NamedTuple):
     """Says where in the files a body is."""
 
     file: int
@@ -79,7 +79,7 @@ class Place(NamedTuple):
     length: int
 
 
-BodyRef = Place | bytes  # a body in a file, or a small one, which its row holds
+BodyRef = BodyPlace | bytes  # a body in a file, or a small one, which its row holds
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Request:
 
     number: int  # order of acceptance
     id: str  # request_id on the wire; unguessable
-    kind: Kind
+    kind: RequestKind
     line: str  # the model's id; for samples the sampler's
     seq_id: int  # place in the line; 0 is the model's creation
     session_id: str
@@ -150,7 +150,7 @@ class NewRow(NamedTuple):
     accepted_at: float  # seconds since the epoch
 
 
-class Settled(NamedTuple):
+class NewOutcome(NamedTuple):
     """Holds an outcome to be stored; ``result`` is where the body of a finished one is."""
 
     request: Request
@@ -168,7 +168,7 @@ class Executed(NamedTuple):
     layout: str | None
 
 
-class History(NamedTuple):
+class ModelHistory(NamedTuple):
     """Holds the requests that a model's state follows from."""
 
     executed: list[Executed]  # in order of seq_id

@@ -7,20 +7,20 @@ from typing import Literal, cast
 from sqlalchemy import Table, func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, Span, Target
+from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, CompletionRange, SamplerClient
 from spmd_tx.coordinator.requests.records import (
     CHANGES_STATE,
+    BodyPlace,
     BodyRef,
     Executed,
     Failed,
-    History,
-    Key,
-    Kind,
     Known,
+    ModelHistory,
+    NewOutcome,
     NewRow,
-    Place,
     Request,
-    Settled,
+    RequestKey,
+    RequestKind,
     by_operator,
     not_run_again,
 )
@@ -49,7 +49,7 @@ async def last_completion(db: AsyncSession) -> int:
     return round((await db.scalar(select(func.max(RequestRow.finished_at))) or 0) * MICROSECONDS)
 
 
-async def completions(db: AsyncSession, target: Target, span: Span) -> list[Completion]:
+async def completions(db: AsyncSession, target: SamplerClient, span: CompletionRange) -> list[Completion]:
     """The completions of one client of a sampler, in order."""
     query = (
         select(RequestRow.finished_at, RequestRow.id, RequestRow.content_type)
@@ -68,7 +68,7 @@ async def completions(db: AsyncSession, target: Target, span: Span) -> list[Comp
     ]
 
 
-def known(db: orm.Session, keys: Iterable[Key]) -> dict[Key, Known]:
+def known(db: orm.Session, keys: Iterable[RequestKey]) -> dict[RequestKey, Known]:
     """The requests in the log under these keys."""
     columns = ("line", "seq_id", "id", "kind")
     found = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
@@ -79,11 +79,11 @@ def append(db: orm.Session, rows: Sequence[NewRow]) -> None:
     bulk_rows.insert(db, _table(), [_new_values(row) for row in rows])
 
 
-def settle(db: orm.Session, settled: Iterable[Settled]) -> None:
+def settle(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
     bulk_rows.update(db, _table(), "number", [_settled_values(each) for each in settled])
 
 
-def without_outcome(db: orm.Session, settled: Sequence[Settled]) -> list[Settled]:
+def without_outcome(db: orm.Session, settled: Sequence[NewOutcome]) -> list[NewOutcome]:
     """Those of the outcomes that are not in the log yet."""
     numbers = [each.request.number for each in settled]
     query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
@@ -107,7 +107,7 @@ async def given_up(db: AsyncSession) -> dict[str, str]:
     return {id: why or "" for id, why in rows}
 
 
-async def history(db: AsyncSession, line: str, after: int) -> History:
+async def history(db: AsyncSession, line: str, after: int) -> ModelHistory:
     """The history of a model's finished requests with a seq_id beyond ``after``; -1 for all."""
     query = (
         select(RequestRow)
@@ -117,7 +117,7 @@ async def history(db: AsyncSession, line: str, after: int) -> History:
     rows = (await db.scalars(query)).all()
     creation = await db.scalar(select(RequestRow).where(RequestRow.line == line, RequestRow.seq_id == 0))
     is_created = creation is None or creation.finished_at is not None
-    found = History([], set(), _broken(line, rows), is_created)
+    found = ModelHistory([], set(), _broken(line, rows), is_created)
     for row in rows:
         if row.executed:
             found.executed.append(Executed(_request(row), row.digest, row.layout))
@@ -154,11 +154,11 @@ async def session_of(db: AsyncSession, request_id: str) -> str:
     return (await _row(db, request_id)).session_id
 
 
-async def kind_of(db: AsyncSession, request_id: str) -> Kind:
-    return cast(Kind, (await _row(db, request_id)).kind)
+async def kind_of(db: AsyncSession, request_id: str) -> RequestKind:
+    return cast(RequestKind, (await _row(db, request_id)).kind)
 
 
-async def succeeded(db: AsyncSession, request_id: str, kind: Kind, session_id: str) -> Request | None:
+async def succeeded(db: AsyncSession, request_id: str, kind: RequestKind, session_id: str) -> Request | None:
     """The request with this id, if it is of this kind and session, and has a result."""
     if "\0" in request_id:  # PostgreSQL refuses to look for it
         return None
@@ -216,7 +216,7 @@ def not_kept(request_id: str) -> NotFound:
 
 
 def _body_ref(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
-    return Place(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
+    return BodyPlace(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
 
 
 def _body_values(name: str, body: BodyRef | None) -> dict[str, object]:
@@ -229,7 +229,7 @@ def _body_values(name: str, body: BodyRef | None) -> dict[str, object]:
 
 
 def _request(row: RequestRow) -> Request:
-    return Request(row.number, row.id, cast(Kind, row.kind), row.line, row.seq_id, row.session_id)
+    return Request(row.number, row.id, cast(RequestKind, row.kind), row.line, row.seq_id, row.session_id)
 
 
 def _table() -> Table:
@@ -258,7 +258,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
     }
 
 
-def _settled_values(settled: Settled) -> Mapping[str, object]:
+def _settled_values(settled: NewOutcome) -> Mapping[str, object]:
     outcome, result, times = settled.outcome, settled.result, settled.times
     is_failed = isinstance(outcome, Failed)
     return {

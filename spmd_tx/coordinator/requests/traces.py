@@ -21,7 +21,7 @@ from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
-from spmd_tx.coordinator.storage.tables import PastRequest, RequestRow, Session
+from spmd_tx.coordinator.storage.tables import PastRequest, RequestRow, SessionRow
 from spmd_tx.errors import NotFound
 
 logger = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class TraceExports:
         self._has_builder = asyncio.Semaphore(BUILDERS)
         self._errors: dict[str, str] = {}  # not reported yet; by session
 
-    async def export(self, session: Session) -> Export:
+    async def export(self, session: SessionRow) -> Export:
         """Begin to build a trace, or say how far it is."""
         path = self.path(session.id)
         if session.id not in self._building:
@@ -162,27 +162,27 @@ class TraceExports:
         error = self._errors.pop(session.id, None)
         return Export(path) if error is None else Export(error=error)
 
-    def _start(self, session: Session, path: Path) -> asyncio.Task[None]:
+    def _start(self, session: SessionRow, path: Path) -> asyncio.Task[None]:
         self._owners.add(session.owner)
         building = self._building[session.id] = asyncio.create_task(self._build(session, path))
         building.add_done_callback(lambda _: self._ended(session))
         return building
 
-    def _ended(self, session: Session) -> None:
+    def _ended(self, session: SessionRow) -> None:
         del self._building[session.id]
         self._owners.discard(session.owner)
 
     def path(self, session_id: str) -> Path:
         return self._folder / f"{folder_name(session_id)}.pftrace"
 
-    async def file(self, session: Session) -> Path:
+    async def file(self, session: SessionRow) -> Path:
         """The file of a trace that was built. Raises NotFound when it is deleted by now."""
         path = self.path(session.id)
         if not await asyncio.to_thread(path.exists):
             raise NotFound(f"the trace of session {session.id!r} is no longer kept; export it again")
         return path
 
-    async def _build(self, session: Session, path: Path) -> None:
+    async def _build(self, session: SessionRow, path: Path) -> None:
         try:
             async with self._has_builder:
                 requests = await self._requests(session.id)

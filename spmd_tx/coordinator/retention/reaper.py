@@ -42,7 +42,7 @@ YOUNG_SECONDS = 3600.0  # a running server may still refer to files that are you
 
 
 @dataclass(frozen=True)
-class Limits:
+class RetentionLimits:
     """Says how long things are kept, in seconds, and how many bytes they may take."""
 
     results: float
@@ -52,8 +52,8 @@ class Limits:
     compilation_cache: int  # bytes
 
 
-def limits_of(config: ServerConfig) -> Limits:
-    return Limits(
+def limits_of(config: ServerConfig) -> RetentionLimits:
+    return RetentionLimits(
         results=max(config.keep_results_hours * 3600, config.session_timeout),
         versions=config.keep_versions_hours * 3600,
         audit=config.keep_audit_days * 24 * 3600,
@@ -89,7 +89,7 @@ class Reaper:
         self,
         database: Database,
         data_dir: Path,
-        limits: Limits,
+        limits: RetentionLimits,
         pending: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         """``pending`` returns payload files that rows will refer to."""
@@ -192,28 +192,28 @@ class Reaper:
 
     async def _snapshots(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         snapshots = self._data_dir / "snapshots"
-        kept = {
+        in_use = {
             snapshots / folder_name(model_id) / str(seq_id) for model_id, seq_id in await rules.snapshots(db)
         }
         return _Doomed(
-            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), kept, at_rest, now)
+            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), in_use, at_rest, now)
         )
 
     async def _versions(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         versions = self._data_dir / "versions"
-        kept = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
+        in_use = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
         return _Doomed(
             "versions of ended sessions",
-            await asyncio.to_thread(_others, versions.glob("*"), kept, at_rest, now),
+            await asyncio.to_thread(_others, versions.glob("*"), in_use, at_rest, now),
         )
 
     async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
         """Find notes of samples; a training request may name them while their session is in use."""
         folder = self._data_dir / kind
-        kept = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
+        in_use = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
         return _Doomed(
             f"{kind} of samples of ended sessions",
-            await asyncio.to_thread(_others, folder.glob("*"), kept, at_rest, now),
+            await asyncio.to_thread(_others, folder.glob("*"), in_use, at_rest, now),
         )
 
     async def _finished_uploads(self, db: AsyncSession) -> _Doomed:
@@ -257,10 +257,10 @@ class Reaper:
                 RECLAIMED_BYTES.labels(each.kind).inc(each.size)
 
 
-def _others(folders: Iterable[Path], kept: set[Path], at_rest: bool, now: float) -> list[Path]:
-    """Return the folders that are not ``kept``; while a server runs, without young ones."""
+def _others(folders: Iterable[Path], in_use: set[Path], at_rest: bool, now: float) -> list[Path]:
+    """Return the folders that are not ``in_use``; while a server runs, without young ones."""
     before = min(time.time(), now) - YOUNG_SECONDS
-    return [path for path in folders if path not in kept and (at_rest or _modified_at(path) < before)]
+    return [path for path in folders if path not in in_use and (at_rest or _modified_at(path) < before)]
 
 
 def _modified_at(path: Path) -> float:
@@ -281,7 +281,9 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
             logger.warning("cannot delete %s: %s", path, error)
 
 
-async def collect(data_dir: Path, database_url: str | None, limits: Limits, dry_run: bool) -> list[Reaped]:
+async def collect(
+    data_dir: Path, database_url: str | None, limits: RetentionLimits, dry_run: bool
+) -> list[Reaped]:
     """Reap a data directory. Raises StartError when a server uses it or its database."""
     if not os.path.isdir(data_dir):
         raise StartError(f"--data-dir {data_dir} does not exist; name the one of the server")

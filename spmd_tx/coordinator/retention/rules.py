@@ -29,12 +29,12 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.checkpoints.snapshots import KEPT, counts
 from spmd_tx.coordinator.storage.tables import (
-    Checkpoint,
-    Model,
+    CheckpointRow,
+    ModelRow,
     PastRequest,
     RequestRow,
-    Sampler,
-    Session,
+    SamplerRow,
+    SessionRow,
     SnapshotRow,
 )
 
@@ -52,21 +52,21 @@ class Ages(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTotals:
     """Counts rows, and the bytes of their bodies."""
 
     count: int
     size: int
 
 
-async def forget_requests(db: AsyncSession, ages: Ages) -> Rows:
+async def forget_requests(db: AsyncSession, ages: Ages) -> RowTotals:
     """Delete the requests that are no longer needed; keep a short row of each."""
     is_deletable = and_(_is_old(ages), ~_is_needed_to_restore())
     size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
     rows = await _measure(db, size, is_deletable)
     names = [column.name for column in PastRequest.__table__.columns]
-    kept = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
-    await db.execute(insert(PastRequest).from_select(names, kept))
+    short_rows = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
+    await db.execute(insert(PastRequest).from_select(names, short_rows))
     await db.execute(delete(RequestRow).where(is_deletable))
     return rows
 
@@ -75,7 +75,7 @@ async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
     await db.execute(delete(PastRequest).where(PastRequest.finished_at < ages.now - TRACES_KEPT_SECONDS))
 
 
-async def forget_results(db: AsyncSession, ages: Ages) -> Rows:
+async def forget_results(db: AsyncSession, ages: Ages) -> RowTotals:
     """Drop the results of old requests that are only kept for replay."""
     is_droppable = and_(_is_old(ages), RequestRow.result_length.is_not(None))
     rows = await _measure(db, func.coalesce(RequestRow.result_length, 0), is_droppable)
@@ -100,15 +100,15 @@ def _different(column: str) -> TextClause:
     )
 
 
-async def forget_snapshots(db: AsyncSession) -> Rows:
+async def forget_snapshots(db: AsyncSession) -> RowTotals:
     """Delete the rows of snapshots of models that are not in use."""
-    in_use = select(Model.id).where(_is_in_use(Model.session_id))
+    in_use = select(ModelRow.id).where(_is_in_use(ModelRow.session_id))
     is_unused = SnapshotRow.model_id.not_in(in_use)
     count, size = (
         await db.execute(select(func.count(), func.sum(SnapshotRow.size_bytes)).where(is_unused))
     ).one()
     await db.execute(delete(SnapshotRow).where(is_unused))
-    return Rows(count, int(size or 0))
+    return RowTotals(count, int(size or 0))
 
 
 async def snapshots(db: AsyncSession) -> list[tuple[str, int]]:
@@ -118,7 +118,7 @@ async def snapshots(db: AsyncSession) -> list[tuple[str, int]]:
 
 
 async def sessions_in_use(db: AsyncSession) -> list[str]:
-    return list(await db.scalars(select(Session.id).where(_is_in_use(Session.id))))
+    return list(await db.scalars(select(SessionRow.id).where(_is_in_use(SessionRow.id))))
 
 
 async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
@@ -126,9 +126,9 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
     first = (
         select(RequestRow.created_at)
         .where(
-            RequestRow.line == Model.id,
+            RequestRow.line == ModelRow.id,
             RequestRow.kind == "forward_backward",
-            RequestRow.seq_id > func.coalesce(_older_of_two(Model.id), -1),
+            RequestRow.seq_id > func.coalesce(_older_of_two(ModelRow.id), -1),
         )
         .order_by(RequestRow.seq_id)
         .limit(1)
@@ -136,7 +136,7 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
     )
     oldest: dict[str, float] = {}
     for session_id, created_at in await db.execute(
-        select(Model.session_id, first).where(_is_in_use(Model.session_id))
+        select(ModelRow.session_id, first).where(_is_in_use(ModelRow.session_id))
     ):
         if created_at is not None:
             oldest[session_id] = min(created_at, oldest.get(session_id, created_at))
@@ -145,26 +145,28 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
     """Return the versions that samplers of sessions in use draw from."""
-    query = select(Sampler.id, Sampler.version).where(_is_in_use(Sampler.session_id))
+    query = select(SamplerRow.id, SamplerRow.version).where(_is_in_use(SamplerRow.session_id))
     return {version or id for id, version in await db.execute(query)}
 
 
 async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
     """Return ephemeral versions that are not the newest of their model and were unused for long."""
-    is_frozen = and_(Sampler.model_id.is_not(None), Sampler.inflight.is_(False))
-    ephemeral = and_(is_frozen, _is_in_use(Sampler.session_id))
+    is_frozen = and_(SamplerRow.model_id.is_not(None), SamplerRow.inflight.is_(False))
+    ephemeral = and_(is_frozen, _is_in_use(SamplerRow.session_id))
     newest = (
-        select(Sampler.model_id, func.max(Sampler.created_at)).where(ephemeral).group_by(Sampler.model_id)
+        select(SamplerRow.model_id, func.max(SamplerRow.created_at))
+        .where(ephemeral)
+        .group_by(SamplerRow.model_id)
     )
     was_used = exists().where(
-        RequestRow.line == Sampler.id,
+        RequestRow.line == SamplerRow.id,
         RequestRow.kind == "sample",
         or_(RequestRow.created_at >= ages.versions, RequestRow.finished_at.is_(None)),
     )
-    query = select(Sampler.id).where(
+    query = select(SamplerRow.id).where(
         ephemeral,
-        Sampler.created_at < ages.versions,
-        tuple_(Sampler.model_id, Sampler.created_at).not_in(newest),
+        SamplerRow.created_at < ages.versions,
+        tuple_(SamplerRow.model_id, SamplerRow.created_at).not_in(newest),
         ~was_used,
     )
     return list(await db.scalars(query))
@@ -172,10 +174,10 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
 
 async def forget_samplers(db: AsyncSession, ages: Ages) -> int:
     """Delete the rows of samplers whose session ended long ago; return their number."""
-    long_ended = select(Session.id).where(Session.ended_at < ages.now - SAMPLERS_KEPT_SECONDS)
-    is_deletable = Sampler.session_id.in_(long_ended)
-    count = await db.scalar(select(func.count()).select_from(Sampler).where(is_deletable)) or 0
-    await db.execute(delete(Sampler).where(is_deletable))
+    long_ended = select(SessionRow.id).where(SessionRow.ended_at < ages.now - SAMPLERS_KEPT_SECONDS)
+    is_deletable = SamplerRow.session_id.in_(long_ended)
+    count = await db.scalar(select(func.count()).select_from(SamplerRow).where(is_deletable)) or 0
+    await db.execute(delete(SamplerRow).where(is_deletable))
     return count
 
 
@@ -207,7 +209,7 @@ def _older_of_two(model_id: InstrumentedAttribute[str]) -> ScalarSelect[int]:
 
 
 def _is_open(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
-    return session_id.in_(select(Session.id).where(Session.ended_at.is_(None)))
+    return session_id.in_(select(SessionRow.id).where(SessionRow.ended_at.is_(None)))
 
 
 def _is_in_use(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
@@ -216,14 +218,14 @@ def _is_in_use(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     return or_(_is_open(session_id), session_id.in_(at_work.correlate(None)))
 
 
-async def _measure(db: AsyncSession, size: ColumnElement[int], which: ColumnElement[bool]) -> Rows:
+async def _measure(db: AsyncSession, size: ColumnElement[int], which: ColumnElement[bool]) -> RowTotals:
     query = select(func.count(), func.sum(size)).select_from(RequestRow).where(which)
     count, total = (await db.execute(query)).one()
-    return Rows(count, int(total or 0))
+    return RowTotals(count, int(total or 0))
 
 
 async def saved_runs(db: AsyncSession, runs: Collection[str]) -> set[str]:
     """Return those of some training runs that have a checkpoint."""
     if not runs:
         return set()
-    return set(await db.scalars(select(Checkpoint.run_id).where(Checkpoint.run_id.in_(runs))))
+    return set(await db.scalars(select(CheckpointRow.run_id).where(CheckpointRow.run_id.in_(runs))))

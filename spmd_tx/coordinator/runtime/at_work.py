@@ -25,15 +25,14 @@ Result = TypeVar("Result")
 class Mark:
     """Keeps a request's id in the file while a block runs. The block must not wait for anything."""
 
-    def __init__(self, at_work: "AtWork", request_id: str) -> None:
+    def __init__(
+        self, at_work: "AtWork", request_id: str, is_careful: Callable[[], bool] = lambda: False
+    ) -> None:
+        """``is_careful`` says whether nothing else may be marked meanwhile."""
+        self.is_careful = is_careful
         self._at_work = at_work
         self._id = request_id.encode()
         self._slots: list[int] = []
-
-    @property
-    def is_careful(self) -> bool:
-        """Whether nothing else may be marked meanwhile."""
-        return bool(self._at_work.suspects)
 
     def __enter__(self) -> None:
         self._slots.append(self._at_work.claim_slot(self._id))
@@ -50,7 +49,6 @@ class AtWork:
 
     def __init__(self, path: Path | None = None) -> None:
         """Read the marks that an earlier process has left, and clear the file. None: keep marks in memory."""
-        self.suspects: set[str] = set()  # requests that must run alone, since they may end the process
         size = SLOTS * ID_BYTES
         if path is None:
             self._map = mmap.mmap(-1, size)
@@ -65,9 +63,17 @@ class AtWork:
     def on(self, request_id: str) -> Mark:
         return Mark(self, request_id)
 
-    async def during(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> Result:
-        """Do work whose computing is marked, in the loop and in threads, but not its waiting."""
-        mark = Mark(self, request_id)
+    async def during(
+        self,
+        request_id: str,
+        work: Callable[[], Awaitable[Result]],
+        is_careful: Callable[[], bool] = lambda: False,
+    ) -> Result:
+        """Do work whose computing is marked, in the loop and in threads, but not its waiting.
+
+        While ``is_careful`` says so, it computes in no thread, so that nothing else is marked meanwhile.
+        """
+        mark = Mark(self, request_id, is_careful)
         token = _current.set(mark)
         try:
             return await _stepwise(mark, work)

@@ -32,7 +32,7 @@ class ProgramRecord(NamedTuple):
     error: str | None
 
 
-class MeshRecord:
+class MeshTimeline:
     """Holds the last generations and programs, and what the present workers have reported."""
 
     def __init__(self) -> None:

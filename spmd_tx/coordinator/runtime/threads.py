@@ -30,7 +30,7 @@ async def compute(
     run one at a time, because one of them may end the process.
     """
     mark = at_work.current()
-    if size < SMALL_BYTES or (mark is not None and mark.is_careful):
+    if size < SMALL_BYTES or (mark is not None and mark.is_careful()):
         return work(*arguments, **options)
 
     def marked() -> Result:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
-from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, Segment, plain_scores
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, PromptSegment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
 from spmd_tx.coordinator.sampling.shard import Shard
@@ -39,10 +39,10 @@ class Admitted:
 
     plan: PrefillPlan
     # The flag: whether the request wants scores of the segment besides keys and values
-    chunks: list[tuple[ChunkedPrefill, Segment, bool]] = field(default_factory=list)
+    chunks: list[tuple[ChunkedPrefill, PromptSegment, bool]] = field(default_factory=list)
     started: set[SampleJob] = field(default_factory=set)
     tokens: int = 0  # prompt tokens of jobs whose first samples start
-    found: int = 0  # those of them that were found in the prefix cache
+    cached: int = 0  # those of them that were found in the prefix cache
     short_of_pages: set[SampleJob] = field(default_factory=set)
 
     @property
@@ -254,10 +254,10 @@ class Admission:
         if self._shapes.batch_invariant and chunk.length and admitted.plan.scores not in (None, scores):
             return False
         needed = admitted.plan.program_with(chunk, scores)
-        found = self._sampling.prefill(needed)
-        if found != needed:
+        program = self._sampling.prefill(needed)
+        if program != needed:
             self._sampling.programs.prefer(needed)
-        return found is not None
+        return program is not None
 
     def _note_missing(self, job: SampleJob, missing: list[ProgramShape]) -> None:
         job.missing = missing
@@ -287,12 +287,12 @@ class Admission:
         best, best_rank = (0, 0), (0, False, 0, 0)
         job.obstacle = NO_ROW
         for number, shard in enumerate(self._shards):
-            mine = shard.count_of(job.sampler)
-            rows = shard.rows - len(shard.residents) if share is None else share - mine
+            held = shard.count_of(job.sampler)
+            rows = shard.rows - len(shard.residents) if share is None else share - held
             rows = min(rows, len(part), admitted.plan.copies_left(number))
             if rows <= 0:
                 continue
-            count = min(rows, shard.room_for(part, is_newcomer=not mine))
+            count = min(rows, shard.room_for(part, is_newcomer=not held))
             if not count:
                 job.obstacle = NO_PAGES
                 admitted.short_of_pages.add(job)
@@ -310,13 +310,13 @@ class Admission:
             sample.shard, sample.bank = number, bank
             self._bank.pin(bank)
         if job.cache_hits is None:
-            job.cache_hits = start.found
+            job.cache_hits = start.cached
             admitted.tokens += len(job.prompt)
-            admitted.found += start.found
+            admitted.cached += start.cached
         admitted.started.add(job)
         content = part[0].content[: part[0].next_position + 1]
         prefill = ChunkedPrefill(part, content, start.pages, start.written, start.copies)
-        prefill.take_found(start.experts)
+        prefill.take_cached(start.experts)
         for sample in part:
             sample.prefill = prefill
         if admitted.plan.states is not None:

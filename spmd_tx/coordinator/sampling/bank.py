@@ -13,16 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
-from spmd_tx.protocol.commands import (
-    AdapterSpec,
-    AnyCommand,
-    DropPaged,
-    LoadSampler,
-    PageIn,
-    PageOut,
-    WriteSampler,
-)
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.coordinator.runtime.slot_pool import SlotPool
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move
+from spmd_tx.protocol.places import BankSlot, Idle, WeightsFolder
+from spmd_tx.protocol.programs import ProgramShape, program_of_move
 
 # Names one frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
 # tinker:// path for a named one, BASE_MODEL for the base model.
@@ -32,8 +26,9 @@ BASE_MODEL: VersionKey = "base"
 BASE_BANK = 0
 UNPLACED = -1
 
-PAGE_OUT, PAGE_IN = ProgramShape(step="page_out"), ProgramShape(step="page_in")
-LOAD_SAMPLER, WRITE_SAMPLER = ProgramShape(step="load_sampler"), ProgramShape(step="write_sampler")
+PAGE_OUT, PAGE_IN = program_of_move(BankSlot, Idle), program_of_move(Idle, BankSlot)
+LOAD_SAMPLER = program_of_move(WeightsFolder, BankSlot)
+WRITE_SAMPLER = program_of_move(BankSlot, WeightsFolder)
 
 
 @dataclass(frozen=True)
@@ -49,49 +44,41 @@ class _Version:
     adapter: AdapterSpec
     path: str | None  # its folder; None: there is none yet
     number: int  # unique in this bank: a version that is saved again gets another one
-    bank: int = UNPLACED
     is_paged: bool = False  # whether the workers keep it in host memory
     requests: int = 0  # how many sample from it
     is_superseded: bool = False
 
 
-@dataclass
-class _Slot:
-    version: VersionKey | None = None
-    users: int = 0  # resident samples that use it
-    used_at: int = 0
-    in_use_since: int = 0
-
-
 class VersionBank:
     """Assigns slots to versions. The least recently used slot goes first; slots that rows use stay."""
 
-    def __init__(self, slots: int, directory: Path, *, is_of_models: bool = False) -> None:
+    def __init__(self, slots: int, directory: Path, *, whole_models: bool = False) -> None:
         """``directory`` is for versions that are written to disk without having a name.
 
-        ``is_of_models``: whether versions are copies of the whole model.
+        ``whole_models``: whether versions are copies of the whole model.
         """
         assert slots >= 3, f"a bank of {slots} slots; the base model, a version in use and a save take 3"
-        self._slots = {bank: _Slot() for bank in range(BASE_BANK + 1, slots)}
-        self._base = _Slot(BASE_MODEL)
-        self._is_of_models = is_of_models
+        self._pool = (
+            SlotPool[VersionKey](slots, most_used=1)
+            if whole_models
+            else SlotPool[VersionKey](slots, shared=range(BASE_BANK + 1, slots), most_used=slots - 2)
+        )
+        self._pool.put(BASE_MODEL, BASE_BANK)
+        self.size = 1 if whole_models else slots  # adapters that rows of a command can use, base model too
+        self._pages_unused = not whole_models  # whether versions wait in host memory that no request needs
         self._versions: dict[VersionKey, _Version] = {}
+        self._registered = 0
         self._directory = directory
         self._abandoned: list[Path] = []
         self._dropped: list[str] = []
-        self._yielding: set[int] = set()
-        self._time = 0
-
-    @property
-    def size(self) -> int:
-        """Number of adapters that rows of a command can use, with that of the base model."""
-        return 1 if self._is_of_models else len(self._slots) + 1
 
     def register(self, version: VersionKey, adapter: AdapterSpec, path: str | None) -> None:
         """Add a version; ``path`` is its folder, if it has one. A known version keeps its slot."""
-        known = self._versions.setdefault(version, _Version(adapter, path, self._tick()))
+        if version not in self._versions:
+            self._registered += 1
+            self._versions[version] = _Version(adapter, path, self._registered)
         if path is not None:
-            known.path = path
+            self._versions[version].path = path
 
     def note_folder(self, version: VersionKey, folder: Path) -> None:
         """Note that a version's folder is complete."""
@@ -105,11 +92,11 @@ class VersionBank:
         return version if version == BASE_MODEL else f"{version}#{self._versions[version].number}"
 
     def reserve(self, version: VersionKey, adapter: AdapterSpec) -> Placement:
-        """Return a slot for a version that SaveSampler will write; forget an earlier one of this name."""
+        """Return a slot for a version that will be saved there; forget an earlier one of this name."""
         self.forget(version)
         bank, before = self._vacate()
-        self._versions[version] = _Version(adapter, None, self._tick())
-        self._move_in(version, bank)
+        self.register(version, adapter, None)
+        self._pool.put(version, bank)
         return Placement(bank, before)
 
     def write_out(self, version: VersionKey) -> tuple[list[AnyCommand], Path] | None:
@@ -120,36 +107,33 @@ class VersionBank:
         known = self._versions.get(version)
         if known is None or known.path is not None:
             return None
-        before: list[AnyCommand] = []
-        if known.bank == UNPLACED:
-            before = self._bring(version, known)
+        bank, before = self._bring(version)
         folder = self._directory / folder_name(version)
-        write = WriteSampler(bank=known.bank, adapter=known.adapter, path=str(folder))
+        write = Move(source=BankSlot(bank), target=WeightsFolder(str(folder)), adapter=known.adapter)
         return [*before, write], folder
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``reserve`` would return."""
-        known = self._versions.get(version)
-        leaves = None if known is None else self._slots.get(known.bank)
-        return self._programs_to_vacate() if leaves is None or leaves.users else []
+        bank = self._pool.slot_of(version)  # of an earlier version of this name, which is forgotten
+        return self._programs_to_vacate() if bank is None or self._pool.has_users(bank) else []
 
     def programs_to_write_out(self, versions: Iterable[VersionKey]) -> list[ProgramShape]:
         """Return the programs of the commands that ``write_out`` would return."""
-        known = [self._versions[version] for version in versions if version in self._versions]
-        to_write = [each for each in known if each.path is None]
-        moves = [PAGE_IN, PAGE_OUT] if any(each.bank == UNPLACED for each in to_write) else []
+        known = {version: self._versions[version] for version in versions if version in self._versions}
+        to_write = [version for version, each in known.items() if each.path is None]
+        moves = [PAGE_IN, PAGE_OUT] if any(self._pool.slot_of(each) is None for each in to_write) else []
         return [WRITE_SAMPLER, *moves] if to_write else []
 
     def programs_to_place(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``place`` would return, if it finds a slot."""
-        if version == BASE_MODEL or self._versions[version].bank != UNPLACED:
+        if self._pool.slot_of(version) is not None:
             return []
         source = PAGE_IN if self._versions[version].is_paged else LOAD_SAMPLER
         return [source, *self._programs_to_vacate()]
 
     def new_round(self) -> None:
         """Let all slots take new rows again, also those that were to yield to waiting versions."""
-        self._yielding.clear()
+        self._pool.new_round()
 
     def place(self, version: VersionKey) -> Placement:
         """Return the slot for new rows of a version, with the command that loads it if necessary.
@@ -157,38 +141,23 @@ class VersionBank:
         When all slots are in use, the one that has been so for longest takes no new rows until the next
         round: a version that waits gets it when its rows have ended.
         """
-        if version == BASE_MODEL and not self._is_of_models:
-            return Placement(BASE_BANK)
-        known = self._versions.get(version)
-        bank = BASE_BANK if known is None else known.bank
-        if bank != UNPLACED and bank in self._yielding:
+        if not self._pool.may_pin(self._pool.slot_of(version)):
             return Placement(UNPLACED)
-        if not self._may_use_another(bank):
-            self._yield_one()
-            return Placement(UNPLACED)
-        if known is None:
-            return Placement(BASE_BANK)
-        if known.bank != UNPLACED:
-            self._touch(known.bank)
-            return Placement(known.bank)
-        before = self._bring(version, known)
-        return Placement(known.bank, before)
+        bank, before = self._bring(version)
+        self._pool.touch(bank)
+        return Placement(bank, before)
 
     def pin(self, bank: int) -> None:
         """Count a resident sample that uses the slot."""
-        slot = self._slot(bank)
-        if slot.users == 0:
-            slot.in_use_since = self._tick()
-        slot.users += 1
+        self._pool.pin(bank)
 
     def unpin(self, bank: int) -> None:
         """Discount a sample: the last command that uses the slot for it has been sent."""
-        self._slot(bank).users -= 1
+        self._pool.unpin(bank)
 
     def unpin_all(self) -> None:
         """Discount all samples."""
-        for slot in (self._base, *self._slots.values()):
-            slot.users = 0
+        self._pool.unpin_all()
 
     def hold(self, version: VersionKey) -> None:
         """Keep a version for a request until ``let_go``."""
@@ -212,8 +181,8 @@ class VersionBank:
         known = self._versions.pop(version, None)
         if known is None:
             return
-        if known.bank != UNPLACED:
-            self._slots[known.bank].version = None
+        if self._pool.slot_of(version) is not None:
+            self._pool.remove(version)
         if known.is_paged:
             self._dropped.append(f"{version}#{known.number}")
         if known.path is not None and Path(known.path).parent == self._directory:
@@ -231,78 +200,49 @@ class VersionBank:
     def take_dropped(self) -> list[AnyCommand]:
         """Return the commands that make workers forget versions in host memory."""
         dropped, self._dropped = self._dropped, []
-        return [DropPaged(versions=dropped)] if dropped else []
+        return [Drop(places=list(map(Idle, dropped)))] if dropped else []
 
     def _forget_if_unused(self, version: VersionKey) -> None:
         known = self._versions[version]
         if known.is_superseded and not known.requests:
             self.forget(version)
 
-    def _may_use_another(self, bank: int) -> bool:
-        if bank != UNPLACED and self._slot(bank).users:
-            return True
-        return len(self._used()) < (1 if self._is_of_models else len(self._slots) - 1)
-
-    def _yield_one(self) -> None:
-        candidates = self._used() - self._yielding
-        if candidates:
-            self._yielding.add(min(candidates, key=lambda bank: self._slot(bank).in_use_since))
-
-    def _slot(self, bank: int) -> _Slot:
-        return self._base if bank == BASE_BANK else self._slots[bank]
-
-    def _used(self) -> set[int]:
-        """Return the slots that rows use; that of the base model only where it is one of those to share."""
-        slots = {**self._slots, BASE_BANK: self._base} if self._is_of_models else self._slots
-        return {bank for bank, slot in slots.items() if slot.users}
-
     def _vacate(self) -> tuple[int, list[AnyCommand]]:
         """Empty the least recently used slot; return it with the commands that this takes."""
-        bank = self._unused()[0]
-        version = self._slots[bank].version
+        bank = self._next_slot()
+        assert bank is not None, "rows use all slots, although one is kept for saves"
+        version = self._pool.content_of(bank)
         if version is None:
             return bank, []
         known = self._versions[version]
-        self._slots[bank].version = None
-        if self._is_of_models and not known.requests:
-            known.bank = UNPLACED
-            if known.path is None:
-                self.forget(version)
-            return bank, []
-        known.bank, known.is_paged = UNPLACED, True
-        return bank, [PageOut(bank=bank, version=self.weights(version))]
+        self._pool.remove(version)
+        if known.requests or self._pages_unused:
+            known.is_paged = True
+            return bank, [Move(source=BankSlot(bank), target=Idle(self.weights(version)))]
+        if known.path is None:
+            self.forget(version)
+        return bank, []
 
-    def _bring(self, version: VersionKey, known: _Version) -> list[AnyCommand]:
-        """Move a version into a slot; return the commands that this takes."""
-        path = known.path or ""
-        assert path or known.is_paged, f"version {version} is neither with the workers nor on disk"
+    def _bring(self, version: VersionKey) -> tuple[int, list[AnyCommand]]:
+        """Return a version's slot, with the commands that move it there if it has none."""
+        bank = self._pool.slot_of(version)
+        if bank is not None:
+            return bank, []
+        known = self._versions[version]
+        assert known.path or known.is_paged, f"version {version} is neither with the workers nor on disk"
         bank, before = self._vacate()
-        self._move_in(version, bank)
+        self._pool.put(version, bank)
         if known.is_paged:
             known.is_paged = False
-            page_in = PageIn(bank=bank, version=self.weights(version), adapter=known.adapter)
-            return [*before, page_in]
-        return [*before, LoadSampler(bank=bank, adapter=known.adapter, path=path)]
+            source = Idle(self.weights(version))
+        else:
+            source = WeightsFolder(known.path or "")
+        return bank, [*before, Move(source=source, target=BankSlot(bank), adapter=known.adapter)]
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
-        version = self._slots[unused[0]].version if (unused := self._unused()) else None
-        return [] if version is None else [PAGE_OUT]
+        bank = self._next_slot()
+        return [] if bank is None or self._pool.content_of(bank) is None else [PAGE_OUT]
 
-    def _unused(self) -> list[int]:
-        """Return the slots without users, least recently used first."""
-        return sorted((bank for bank, slot in self._slots.items() if not slot.users), key=self._last_use)
-
-    def _last_use(self, bank: int) -> tuple[bool, int]:
-        return self._slots[bank].version is not None, self._slots[bank].used_at
-
-    def _move_in(self, version: VersionKey, bank: int) -> None:
-        self._slots[bank].version = version
-        self._versions[version].bank = bank
-        self._touch(bank)
-
-    def _touch(self, bank: int) -> None:
-        self._slots[bank].used_at = self._tick()
-
-    def _tick(self) -> int:
-        self._time += 1
-        return self._time
+    def _next_slot(self) -> int | None:
+        """Return the slot to use next; the base model stays."""
+        return self._pool.next_slot(lambda version: None if version == BASE_MODEL else ())

@@ -20,10 +20,10 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose
-from spmd_tx.coordinator.sampling.drawn import Drawn
+from spmd_tx.coordinator.sampling.drawn import DrawnTokens
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
-from spmd_tx.coordinator.sampling.prefill import Segment
-from spmd_tx.coordinator.sampling.programs import EverythingReady, SamplingPrograms
+from spmd_tx.coordinator.sampling.prefill import PromptSegment
+from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
@@ -49,7 +49,7 @@ class Dispatch:
 
 
 # Each segment with its row, and whether the request wants scores of it besides keys and values
-_Written = list[tuple[ChunkedPrefill, Segment, int, bool]]
+_Written = list[tuple[ChunkedPrefill, PromptSegment, int, bool]]
 
 
 class SampleBatch:
@@ -60,11 +60,11 @@ class SampleBatch:
         model: SamplingModel,
         bank: VersionBank,
         limits: SamplingLimits,
+        programs: ProgramOrders,
         listener: Listener = lambda sample: None,
         at_work: AtWork | None = None,
-        programs: ProgramOrders | None = None,
     ) -> None:
-        """``listener`` is called with every sample that got tokens. Without ``programs`` all are ready."""
+        """``listener`` is called with every sample that got tokens."""
         shapes = limits.shapes
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
@@ -74,7 +74,7 @@ class SampleBatch:
         self._listener = listener
         self._at_work = at_work or AtWork()
         self._programs = SamplingPrograms(
-            programs or EverythingReady(), shapes, bank.size, limits.decode_steps, model.config.vocab_size
+            programs, shapes, bank.size, limits.decode_steps, model.config.vocab_size
         )
         self._jobs: dict[str, SampleJob] = {}
         self._aside: list[SampleJob] = []  # lonely ones that wait until another one has ended
@@ -87,21 +87,9 @@ class SampleBatch:
 
     def _begin(self) -> None:
         """Begin with nothing on the device that could be used."""
-        limits, shapes = self._limits, self._limits.shapes
-        has_states = bool(limits.state_slots)
-        self._shards = [
-            Shard(
-                rows=shapes.rows,
-                page_size=shapes.page_size,
-                pages=limits.pages_per_shard,
-                decode_steps=limits.decode_steps,
-                has_cache=not (has_states and shapes.batch_invariant),
-                piece=shapes.piece,
-                state_slots=limits.state_slots,
-                has_routing=bool(self._model.config.n_experts),
-            )
-            for _ in range(shapes.shards)
-        ]
+        has_routing, has_states = bool(self._model.config.n_experts), bool(self._limits.state_slots)
+        count = self._limits.shapes.shards
+        self._shards = [Shard(self._limits, has_routing=has_routing) for _ in range(count)]
         self._admission = Admission(self._bank, self._shards, self._programs, has_states=has_states)
         self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, by the program they wait for
         self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
@@ -223,7 +211,7 @@ class SampleBatch:
     def _plan_prefill(self) -> None:
         admitted = self._admission.admit()
         metrics.PROMPT_TOKENS.inc(admitted.tokens)
-        metrics.CACHED_PROMPT_TOKENS.inc(admitted.found)
+        metrics.CACHED_PROMPT_TOKENS.inc(admitted.cached)
         self._planned.extend(Dispatch(command, _nothing) for command in self._admission.take_moves())
         if admitted.plan.is_empty:
             return
@@ -253,8 +241,11 @@ class SampleBatch:
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         choice = choose(candidates, self._programs)
-        self._left_out = {sample.job: program for sample, program in choice.waits.items()}
-        chosen = [self._with_pages(*each, steps) for each in zip(self._shards, choice.chosen, strict=True)]
+        self._left_out = {sample.job: program for sample, program in choice.left_out.items()}
+        chosen = [
+            self._with_pages(shard, samples, steps)
+            for shard, samples in zip(self._shards, choice.chosen, strict=True)
+        ]
         if choice.program is None:
             return
         self._at_command = {sample.job for samples in chosen for sample in samples}
@@ -263,8 +254,8 @@ class SampleBatch:
             return
         self._programs.programs.note_use(choice.program)
         shape = self._programs.decode_shape(choice.program, chosen)
-        sizes = self._decodes, self._model.config.vocab_size
-        command = decode_command(chosen, steps, shape, *sizes, has_states=bool(self._limits.state_slots))
+        has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
+        command = decode_command(chosen, steps, shape, self._decodes, vocab_size, has_states=has_states)
         rows = shape.rows
         self._decodes += 1
         self._unanswered += 1
@@ -291,7 +282,7 @@ class SampleBatch:
                 self._wait_again(victim)
         return [sample for sample in candidates if sample.is_resident]
 
-    def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> Drawn:
+    def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> DrawnTokens:
         fed = min(steps, sample.behind)
         count = min(steps - fed, sample.undecided)
         sample.behind -= fed
@@ -299,9 +290,9 @@ class SampleBatch:
         sample.decode, sample.row, sample.placed = self._decodes, row, len(sample.pages)
         if not sample.undecided:
             self._leave(sample)
-        return Drawn(sample, first_row + row, fed, count)
+        return DrawnTokens(sample, first_row + row, fed, count)
 
-    def _absorb_decode(self, drawn: list[Drawn], reply: Reply) -> list[tuple[str, Outcome]]:
+    def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         for each in drawn:
             sample, job = each.sample, each.sample.job

@@ -12,12 +12,12 @@ Candidates = Sequence[Sequence[Sample]]  # of each data shard, oldest first
 
 
 @dataclass(frozen=True)
-class Choice:
+class DecodeChoice:
     """Holds the chosen candidates and their program."""
 
     program: ProgramShape | None  # None: no program is ready for any of them
     chosen: list[list[Sample]]
-    waits: dict[Sample, ProgramShape] = field(
+    left_out: dict[Sample, ProgramShape] = field(
         default_factory=dict
     )  # those left out, by the program they wait for
 
@@ -41,7 +41,7 @@ def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candida
     return [[sample for sample in samples if may_join(sample)] for samples in candidates]
 
 
-def choose(candidates: Candidates, sampling: SamplingPrograms) -> Choice:
+def choose(candidates: Candidates, sampling: SamplingPrograms) -> DecodeChoice:
     """Choose all candidates if a ready program fits them, else as many as one can carry.
 
     Those left out longest come first.
@@ -49,21 +49,20 @@ def choose(candidates: Candidates, sampling: SamplingPrograms) -> Choice:
     everybody = [list(each) for each in candidates]
     best, programs = sampling.decode(candidates), sampling.programs
     if programs.is_ready(best):
-        return Choice(best, everybody)
+        return DecodeChoice(best, everybody)
     ready = list(programs.ready("decode"))
     larger = [program for program in ready if sampling.covers(program, best)]
     if larger:
         programs.prefer(best)
-        return Choice(min(larger, key=_cost), everybody)
+        return DecodeChoice(min(larger, key=_cost), everybody)
     if sampling.shapes.batch_invariant:
         nobody: list[list[Sample]] = [[] for _ in candidates]
-        return Choice(None, nobody, {each: best for shard in candidates for each in shard})
+        return DecodeChoice(None, nobody, {each: best for shard in candidates for each in shard})
     program, chosen = _most(candidates, sampling, ready)
-    left_out = [each for shard in candidates for each in shard if not any(each in some for some in chosen)]
+    others = [each for shard in candidates for each in shard if not any(each in some for some in chosen)]
     is_hopeless = programs.has_failed(best)
-    alone = {each: sampling.decode([[each]]) for each in left_out} if is_hopeless else {}
-    waits = {each: alone.get(each, best) for each in left_out}
-    return Choice(program, chosen, {each: wanted for each, wanted in waits.items() if wanted not in ready})
+    wanted = {each: sampling.decode([[each]]) if is_hopeless else best for each in others}
+    return DecodeChoice(program, chosen, {each: wanted[each] for each in others if wanted[each] not in ready})
 
 
 def _most(

@@ -9,7 +9,7 @@ from spmd_tx.protocol.reports import Reply
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnTokens:
     """Locates the tokens of one sample in a Decode's reply."""
 
     sample: Sample

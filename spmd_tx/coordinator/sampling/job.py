@@ -14,7 +14,7 @@ from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys
-from spmd_tx.coordinator.sampling.prefill import PrefillChunk, Segment
+from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PromptSegment
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
 from spmd_tx.coordinator.sampling.request.stops import Decoder, StopRule, StopWatch, stop_rule
@@ -282,14 +282,15 @@ class ChunkedPrefill:
     def next_chunk(self, end: int) -> PrefillChunk:
         """Return the next chunk, which ends before position ``end``."""
         owner = self.owner
-        place = owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end
-        return PrefillChunk(*place, owner.state)
+        return PrefillChunk(
+            owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end, owner.state
+        )
 
     def is_scored(self, chunk: PrefillChunk) -> bool:
         """Return whether the request wants scores of this chunk besides keys and values."""
         return self.job.wants_scores(chunk.end)
 
-    def take_found(self, experts: np.ndarray | None) -> None:
+    def take_cached(self, experts: np.ndarray | None) -> None:
         """Take the experts of the tokens that were found in the cache, if the model has any."""
         if experts is not None:
             self._known.append((0, {"experts": experts}))
@@ -305,17 +306,18 @@ class ChunkedPrefill:
         self.copies.pop(sample, None)
         self.is_given_up |= sample is self.owner
 
-    def absorb(self, segment: Segment, row: int, arrays: Mapping[str, np.ndarray], is_scored: bool) -> None:
+    def absorb(
+        self, segment: PromptSegment, row: int, arrays: Mapping[str, np.ndarray], is_scored: bool
+    ) -> None:
         """Take the reply to a chunk. With the last one the prompt's scores are complete."""
         if self.is_given_up:
             return
-        mine = {name: array[row, segment.place].copy() for name, array in arrays.items()}
-        if not is_scored:
-            mine = {name: array for name, array in mine.items() if name == "experts"}
-        self._known.append((segment.chunk.first, mine))
+        wanted = [name for name in arrays if is_scored or name == "experts"]
+        known = {name: arrays[name][row, segment.place].copy() for name in wanted}
+        self._known.append((segment.chunk.first, known))
         if segment.chunk.end < self.end:
             return
-        whole = {name: self._whole(name) for name in mine}
+        whole = {name: self._whole(name) for name in wanted}
         experts = whole.pop("experts", None)
         if experts is not None:
             self._complete(experts)

@@ -35,7 +35,7 @@ class PrefillChunk:
 
 
 @dataclass(frozen=True)
-class Segment:
+class PromptSegment:
     """Holds the place of a chunk in a Prefill."""
 
     chunk: PrefillChunk
@@ -73,7 +73,7 @@ class PrefillPlan:
         self.states = StateMoves(shapes.shards, copies) if has_states else None
         self._rows: list[list[_Row]] = [[] for _ in range(shapes.shards)]
         self._copies: list[list[Copy]] = [[] for _ in range(shapes.shards)]
-        self._segments: list[Segment] = []
+        self._segments: list[PromptSegment] = []
         self._row_length = shapes.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: no tables
         self._scores = plain_scores(shapes)
@@ -131,7 +131,7 @@ class PrefillPlan:
             **scores._asdict(),
         )
 
-    def add(self, chunk: PrefillChunk, scores: Scores) -> Segment:
+    def add(self, chunk: PrefillChunk, scores: Scores) -> PromptSegment:
         """Place a chunk; it must fit."""
         self._scores = self._scores.and_of(scores)
         self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
@@ -142,7 +142,7 @@ class PrefillPlan:
             row = len(self._rows[chunk.shard])
             self._rows[chunk.shard].append(_Row(chunk.version, chunk.bank))
         place = self._rows[chunk.shard][row]
-        segment = Segment(chunk, row, place.used)
+        segment = PromptSegment(chunk, row, place.used)
         place.used += chunk.length
         place.segments += 1
         self._segments.append(segment)
@@ -152,7 +152,7 @@ class PrefillPlan:
         """Copy pages after the Prefill has written to them."""
         self._copies[shard] += copies
 
-    def row_of(self, segment: Segment, program: ProgramShape) -> int:
+    def row_of(self, segment: PromptSegment, program: ProgramShape) -> int:
         """Return the segment's row in the command for a program, once all segments are placed."""
         return segment.chunk.shard * self._command_rows(program) + segment.row
 
@@ -163,7 +163,7 @@ class PrefillPlan:
         return program.rows // self._shapes.shards
 
     def command(
-        self, scored: Sequence[tuple[PromptScoring, Segment]], program: ProgramShape, vocab_size: int
+        self, scored: Sequence[tuple[PromptScoring, PromptSegment]], program: ProgramShape, vocab_size: int
     ) -> Prefill:
         """Build the command for a program that is large enough.
 

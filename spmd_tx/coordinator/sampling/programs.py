@@ -3,7 +3,7 @@
 A program may be larger than needed; the better one is compiled meanwhile.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
@@ -11,28 +11,6 @@ from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.request.prompt_scores import NARROWEST, PromptScoring, Scores, width
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
 from spmd_tx.protocol.programs import ProgramShape
-
-
-class EverythingReady(ProgramOrders):
-    """Stands in for program orders when workers compile nothing."""
-
-    def __init__(self) -> None:
-        super().__init__(menu=())
-
-    def is_ready(self, program: ProgramShape) -> bool:
-        return True
-
-    def ready(self, step: str) -> Iterable[ProgramShape]:
-        return ()
-
-    def has_failed(self, program: ProgramShape) -> bool:
-        return False
-
-    def prefer(self, program: ProgramShape) -> None:
-        """Do nothing: no program is better than another."""
-
-    def reason(self, program: ProgramShape) -> str:
-        raise AssertionError(f"nobody waits for {program}")
 
 
 @dataclass(frozen=True)

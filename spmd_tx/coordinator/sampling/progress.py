@@ -24,7 +24,7 @@ class Watch:
         self.changed.set()
 
 
-class Progress:
+class SampleProgress:
     """Passes samples to the watches of their requests.
 
     A watch gets whole samples, not deltas: after a loss of the workers a sample may begin again, with the

@@ -12,7 +12,7 @@ import numpy as np
 
 from spmd_tx.coordinator.requests import sample_notes
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
-from spmd_tx.coordinator.wire.training_protobuf import Span
+from spmd_tx.coordinator.wire.training_protobuf import TokenSpan
 
 ROUTER_CHOOSES = -1  # in place of an expert that is not known
 
@@ -52,7 +52,7 @@ class RoutingFiles:
             data_dir / ROUTING, Routing, "the experts", "send the datum without provenance spans"
         )
 
-    def replayed(self, session_id: str, spans: Sequence[Span], length: int) -> np.ndarray | None:
+    def replayed(self, session_id: str, spans: Sequence[TokenSpan], length: int) -> np.ndarray | None:
         """Return experts int16 [N, L, C] for a datum that the spans tile; None: nothing is known."""
         experts: np.ndarray | None = None
         start = 0
@@ -65,11 +65,11 @@ class RoutingFiles:
             start += span.length
         return experts
 
-    def _of_span(self, session_id: str, span: Span) -> np.ndarray | None:
-        found = SEQUENCE_ID.fullmatch(span.sequence_id)
-        routing = self._files.read(session_id, found[1]) if found else None
-        if found is None or routing is None or int(found[2]) >= len(routing.samples):
+    def _of_span(self, session_id: str, span: TokenSpan) -> np.ndarray | None:
+        match = SEQUENCE_ID.fullmatch(span.sequence_id)
+        routing = self._files.read(session_id, match[1]) if match else None
+        if match is None or routing is None or int(match[2]) >= len(routing.samples):
             return None
-        whole, prompt = routing.of_sample(int(found[2]))
+        whole, prompt = routing.of_sample(int(match[2]))
         start = span.offset + (prompt if span.is_sampled else 0)
         return whole[start : start + span.length]

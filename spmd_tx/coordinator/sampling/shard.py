@@ -10,47 +10,37 @@ from spmd_tx.coordinator.sampling.cache.state_slots import (
     NO_HIT,
     NOTHING,
     Hit,
-    Place,
-    StateSlots,
+    Prefix,
+    StateCache,
     ends_on_device,
     is_due,
-    place,
+    prefix_of,
 )
 from spmd_tx.coordinator.sampling.job import NEVER, ChunkedPrefill, Sample, SampleJob
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.start import KeptPrompt, Start
 
 
 class Shard:
     """Holds resident samples and their pages. At most ``rows`` samples take part in one Decode."""
 
-    def __init__(
-        self,
-        *,
-        rows: int,
-        page_size: int,
-        pages: int,
-        decode_steps: int,
-        has_cache: bool = True,
-        piece: int = 0,
-        state_slots: int = 0,
-        has_routing: bool = False,
-    ) -> None:
-        """With ``piece`` only whole pieces of so many tokens, read by Prefills, are found in the cache.
+    def __init__(self, limits: SamplingLimits, *, has_routing: bool = False) -> None:
+        """With ``has_routing`` pages are found in the cache once the experts of their tokens are known.
 
-        ``state_slots`` are those of a model that keeps a state of each sequence, else 0. With ``has_routing``
-        pages are found once the experts of their tokens are known.
+        Where Prefills read whole pieces, only what they have read is found.
         """
-        self.rows = rows
-        self._states = StateSlots(state_slots) if state_slots else None
-        self._routing = RoutingPages(page_size) if has_routing else None
-        self._cache = PrefixCache(pages, self._forget)
+        shapes = limits.shapes
+        self.rows = shapes.rows
+        self._states = StateCache(limits.state_slots) if limits.state_slots else None
+        self._routing = RoutingPages(shapes.page_size) if has_routing else None
+        self._cache = PrefixCache(limits.pages_per_shard, self._forget)
         self.pool = self._cache.pool
-        self._has_cache = has_cache
+        self._has_cache = not (limits.state_slots and shapes.batch_invariant)
         self.residents: list[Sample] = []  # oldest first
-        self._page_size = page_size
-        self._pages_found = piece // page_size or 1  # and multiples of it
-        self._keeps_drawn = not piece  # whether pages that Decodes have written may be found
-        self._growth = pages_for(decode_steps, page_size)  # pages that one Decode may add to a sample
+        self._page_size = shapes.page_size
+        self._pages_found = shapes.piece // shapes.page_size or 1  # and multiples of it
+        self._keeps_drawn = not shapes.piece  # whether pages that Decodes have written may be found
+        self._growth = pages_for(limits.decode_steps, shapes.page_size)  # that a Decode may add to a sample
         self._prompts: dict[SampleJob, KeptPrompt] = {}
         self._lent: list[int] = []  # pages that the planned command copies first
 
@@ -100,7 +90,7 @@ class Shard:
         self.sort_residents()
         start = Start(list(pages), hit.length if kept is None else written, hit.length, copies)
         if self._routing is not None and hit.length:
-            start = replace(start, experts=self._routing.of(self._keys_to(part[0], hit.length)))
+            start = replace(start, experts=self._routing.of(self._prefix(part[0], hit.length)[1]))
         if self._states is not None:
             self._start_states(self._states, start, part, hit, kept)
         if keep_prompt and kept is None and part[0].is_at_prompt and self._free_slots(part):
@@ -110,7 +100,7 @@ class Shard:
         return start
 
     def _start_states(
-        self, states: StateSlots, start: Start, part: list[Sample], hit: Hit, kept: KeptPrompt | None
+        self, states: StateCache, start: Start, part: list[Sample], hit: Hit, kept: KeptPrompt | None
     ) -> None:
         """Give each sample a slot, and note the copies that the first one begins with."""
         for sample, slot in zip(part, states.take(len(part)), strict=True):
@@ -137,10 +127,10 @@ class Shard:
             keys = self._routing.known(keys)
         if self._states is not None:
             is_usable = (lambda key: True) if self._routing is None else self._routing.knows
-            found = self._states.find(self._cache, first.job.scope, keys, content[:most], size, is_usable)
-            return found or NO_HIT
-        found = self._cache.find(keys)
-        pages = found[: len(found) - len(found) % self._pages_found]
+            hit = self._states.find(self._cache, first.job.scope, keys, content[:most], size, is_usable)
+            return hit or NO_HIT
+        pages = self._cache.find(keys)
+        pages = pages[: len(pages) - len(pages) % self._pages_found]
         return Hit(NOTHING, len(pages) * size, pages)
 
     def _keys(self, sample: Sample) -> BlockKeys:
@@ -148,12 +138,12 @@ class Shard:
             sample.keys = BlockKeys(sample.job.scope, self._page_size)
         return sample.keys
 
-    def _keys_to(self, sample: Sample, length: int) -> list[bytes]:
-        """Return the keys of the pages with the first tokens of a sample's content."""
+    def _prefix(self, sample: Sample, length: int) -> tuple[Prefix, list[bytes]]:
+        """Return the prefix of the first tokens of a sample's content, and the keys of its pages."""
         keys, content = self._keys(sample), sample.content[:length]
         full = keys.first(length // self._page_size, content)
-        where = place(keys.scope, full, content, self._page_size)
-        return [*full, where.key] if where.tail else full
+        prefix = prefix_of(keys.scope, full, content, self._page_size)
+        return prefix, [*full, prefix.key] if prefix.tail else full
 
     def _remember(self, sample: Sample, pages: list[int], count: int) -> None:
         """Let the first ``count`` pages, which are full, be found in the prefix cache."""
@@ -169,7 +159,7 @@ class Shard:
         if self._routing is None or (experts_NLC := sample.routing) is None:
             return
         full = len(experts_NLC) // self._page_size
-        keys = self._keys_to(sample, len(experts_NLC))
+        _, keys = self._prefix(sample, len(experts_NLC))
         cached = len(self._cache.find(keys))
         self._routing.remember(keys[: min(cached, full)], experts_NLC)
         if cached > full:
@@ -190,19 +180,19 @@ class Shard:
                 kept.is_read = True
                 targets.append(kept.slot)
         if has_room and self._has_cache and is_due(end, prefill.end):
-            where = self._remember_end(owner, prefill.content[:end], prefill.pages)
-            slot = self._states.plan_copy(where)
+            prefix = self._remember_end(owner, end, prefill.pages)
+            slot = self._states.plan_copy(prefix)
             targets += [] if slot is None else [slot]
         return [(owner.state, target) for target in targets]
 
-    def _remember_end(self, sample: Sample, content: list[int], pages: list[int]) -> Place:
-        """Cache the pages of a whole content; return the place after it."""
-        full, keys = len(content) // self._page_size, self._keys(sample)
-        where = place(keys.scope, keys.first(full, content), content, self._page_size)
+    def _remember_end(self, sample: Sample, length: int, pages: list[int]) -> Prefix:
+        """Cache the pages of the first tokens of a sample's content, also a partly filled one."""
+        prefix, _ = self._prefix(sample, length)
+        full = length // self._page_size
         self._remember(sample, pages, full)
-        if where.tail:
-            self._cache.remember_part(where.key, pages[full])
-        return where
+        if prefix.tail:
+            self._cache.remember_part(prefix.key, pages[full])
+        return prefix
 
     def planned(self) -> None:
         """Note that no more is added to the Prefill that is planned."""
@@ -246,8 +236,8 @@ class Shard:
         if self._has_cache and sample.outstanding and not is_over:
             return  # once its tokens are known, remember_state_left is called
         if self._states is not None and self._has_state_to_keep(sample):
-            where = self._remember_end(sample, sample.content[: sample.position], sample.pages)
-            self._states.keep(sample.state, where)
+            prefix = self._remember_end(sample, sample.position, sample.pages)
+            self._states.keep(sample.state, prefix)
             sample.state = NOTHING
         self.drop_state(sample)
 
@@ -281,15 +271,13 @@ class Shard:
     def remember_state_left(self, sample: Sample) -> None:
         """Let the state of a sample, and the pages that it gave back, be found if it has a state to keep."""
         if self._states is not None and sample.state != NOTHING and self._has_state_to_keep(sample):
-            content, keys = sample.content[: sample.position], self._keys(sample)
-            full = keys.first(len(content) // self._page_size, content)
-            where = place(keys.scope, full, content, self._page_size)
-            if where.tail:
-                self._cache.recall_part(where.key, *sample.left[len(full)])
-            self._cache.recall(full, sample.left[: len(full)])
-            wanted = [*full, where.key] if where.tail else full
-            if len(self._cache.find(wanted)) == len(wanted):
-                self._states.keep(sample.state, where)
+            prefix, keys = self._prefix(sample, sample.position)
+            full = sample.position // self._page_size
+            if prefix.tail:
+                self._cache.recall_part(prefix.key, *sample.left[full])
+            self._cache.recall(keys[:full], sample.left[:full])
+            if len(self._cache.find(keys)) == len(keys):
+                self._states.keep(sample.state, prefix)
                 sample.state = NOTHING
             self.remember_routing(sample)
         self.drop_state(sample)

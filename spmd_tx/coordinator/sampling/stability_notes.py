@@ -17,7 +17,7 @@ from spmd_tx.coordinator.requests import sample_notes
 from spmd_tx.coordinator.requests.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
-from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
+from spmd_tx.coordinator.wire.training_protobuf import Datum, TokenSpan
 from spmd_tx.errors import InvalidRequest
 
 KEPT_SECONDS = 24 * 3600.0  # after the last use
@@ -51,7 +51,7 @@ def encode(sequences: Iterable[SampledSequence]) -> bytes:
 class _Run(NamedTuple):
     """Holds a run of a datum's targets that one span covers."""
 
-    span: Span
+    span: TokenSpan
     start: int  # place of its first target in the datum
     counts: np.ndarray  # bool [length]: whether there is an advantage
 
@@ -99,15 +99,15 @@ class StabilityFiles:
     def _recorded(self, session_id: str, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a run's span and their log-probabilities."""
         span = run.span
-        found = SEQUENCE_ID.fullmatch(span.sequence_id)
-        is_there = found is not None and self._renew(session_id, found[1], is_again)
-        note = self._files.read(session_id, found[1]) if found and is_there else None
-        if found is None or note is None or int(found[2]) >= len(note.tokens):
+        match = SEQUENCE_ID.fullmatch(span.sequence_id)
+        is_there = match is not None and self._renew(session_id, match[1], is_again)
+        note = self._files.read(session_id, match[1]) if match and is_there else None
+        if match is None or note is None or int(match[2]) >= len(note.tokens):
             raise InvalidRequest(
                 f"nothing is recorded of sequence {span.sequence_id!r} in this session, or not any more; "
                 f"{REMEDY}"
             )
-        tokens, logprobs = note.of_sample(int(found[2]))
+        tokens, logprobs = note.of_sample(int(match[2]))
         if span.offset + span.length > len(tokens):
             raise InvalidRequest(
                 f"loss_fn_input_spans names tokens {span.offset} to {span.offset + span.length - 1} of "

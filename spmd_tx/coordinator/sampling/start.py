@@ -15,7 +15,7 @@ class Start:
 
     pages: list[int]  # of the common content, without its last token
     written: int  # how many of its first tokens the pages hold already
-    found: int  # those of them that were found in the prefix cache
+    cached: int  # those of them that were found in the prefix cache
     copies: dict[Sample, Copy]  # a partly filled last page is copied for each sample that does not own it
     experts: np.ndarray | None = None  # of a mixture: [found, L, C]
     # With a hit, before anything is read: its partly filled last page, and its state.

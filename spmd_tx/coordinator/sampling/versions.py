@@ -20,7 +20,7 @@ from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
-from spmd_tx.coordinator.storage.tables import Sampler
+from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import UNREADABLE, InvalidRequest
@@ -101,6 +101,9 @@ class Versions:
         max_rank: int,
         writes: Writes,
     ) -> None:
+        """Open the versions in ``directory``, which is made if necessary. Blocks."""
+        assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
+        directory.mkdir(parents=True, exist_ok=True)
         self._writes = writes
         self._samplers = samplers
         self._checkpoints = checkpoints
@@ -226,7 +229,7 @@ class Versions:
         on_disk = [self._directory / folder_name(sampler_id) for sampler_id in retired]
         return list({*self._bank.take_abandoned(), *on_disk})
 
-    async def _find(self, sampler: Sampler) -> VersionKey:
+    async def _find(self, sampler: SamplerRow) -> VersionKey:
         if sampler.model_path is not None:
             return await self._open(checkpoint_paths.parse_to_sample(sampler.model_path), sampler)
         if sampler.model_id is None:
@@ -237,7 +240,7 @@ class Versions:
             raise self._missing(sampler)
         return sampler.id
 
-    async def _newest(self, sampler: Sampler, model_id: str) -> VersionKey:
+    async def _newest(self, sampler: SamplerRow, model_id: str) -> VersionKey:
         """Return the version that the model's last inflight save published."""
         if self._inflight.newest(model_id) is None:  # it may precede the restored snapshot
             for version in await self._samplers.inflight_samplers(model_id):
@@ -258,14 +261,14 @@ class Versions:
             for used in users.values():
                 used -= versions
 
-    def _missing(self, sampler: Sampler) -> InvalidRequest:
+    def _missing(self, sampler: SamplerRow) -> InvalidRequest:
         return InvalidRequest(
             f"the weights of sampler {sampler.id} are not there: their save has not finished, their "
             "session has ended, or newer ones followed and these were unused for --keep-versions-hours, or "
             "unnamed on a server that trains all weights; save them again"
         )
 
-    async def _open(self, path: CheckpointPath, sampler: Sampler) -> VersionKey:
+    async def _open(self, path: CheckpointPath, sampler: SamplerRow) -> VersionKey:
         before = sampler.version  # from an earlier generation
         if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
             self._use(before, sampler.session_id)
@@ -290,7 +293,7 @@ class Versions:
                 self._linked.add(version)
                 return version
 
-    async def _link_is_there(self, version: VersionKey, sampler: Sampler) -> bool:
+    async def _link_is_there(self, version: VersionKey, sampler: SamplerRow) -> bool:
         is_there = await self.find_on_disk(version, sampler.session_id)
         if is_there:
             self._linked.add(version)
@@ -317,20 +320,6 @@ def check_rank(path: CheckpointPath, adapter: AdapterSpec, max_rank: int) -> Non
             f"checkpoint {path} has rank {adapter.rank} and this server takes at most {max_rank}; "
             "the operator raises the limit with --max-lora-rank"
         )
-
-
-def open_versions(
-    samplers: Catalog,
-    checkpoints: CheckpointCatalog,
-    bank: VersionBank,
-    directory: Path,
-    max_rank: int,
-    writes: Writes,
-) -> Versions:
-    """Open the versions in a directory, which is made if necessary. Blocks."""
-    assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
-    directory.mkdir(parents=True, exist_ok=True)
-    return Versions(samplers, checkpoints, bank, directory, max_rank, writes)
 
 
 class _PeftConfig(msgspec.Struct):

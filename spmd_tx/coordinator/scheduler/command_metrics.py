@@ -4,11 +4,9 @@ import numpy as np
 
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
-from spmd_tx.protocol.commands import Forward, ForwardBackward, PageIn, PageOut, SwapIn, SwapOut
+from spmd_tx.protocol.commands import Forward, ForwardBackward, Move
+from spmd_tx.protocol.places import Idle
 from spmd_tx.protocol.reports import Reply
-
-Swap = SwapOut | SwapIn | PageOut | PageIn
-SWAPS = (SwapOut, SwapIn, PageOut, PageIn)
 
 
 def count_micro_batch(batch: MicroBatch, command: Forward | ForwardBackward) -> None:
@@ -21,8 +19,11 @@ def count_micro_batch(batch: MicroBatch, command: Forward | ForwardBackward) -> 
     metrics.TRAINING_TOKENS.labels("padding").inc(tokens - used)
 
 
-def measure_swap(command: Swap, reply: Reply, seconds: float) -> None:
-    if isinstance(command, SwapIn | PageIn):
+def measure_move(move: Move, reply: Reply, seconds: float) -> None:
+    """Note how long it took to bring something to idle memory or back; other moves do not count."""
+    if not move.pair.replies:
+        return
+    if isinstance(move.source, Idle):
         tier = "disk" if reply.metrics["from_disk"] else "host"
         metrics.SWAP_SECONDS.labels("in", tier).observe(seconds)
         return

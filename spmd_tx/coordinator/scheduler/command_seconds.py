@@ -8,7 +8,7 @@ from spmd_tx.protocol.commands import AnyCommand, Decode, Forward, ForwardBackwa
 WEIGHT_OF_LAST = 0.25  # of the last command in a running average
 
 
-class Work(NamedTuple):
+class CommandWork(NamedTuple):
     """Says what devices have to do for a command."""
 
     step: str
@@ -17,25 +17,25 @@ class Work(NamedTuple):
     tokens: int  # with padding; steps of a decode, which reads all weights however few its rows
 
 
-def work_of(command: AnyCommand) -> Work:
-    step = str(type(command).__struct_config__.tag)
+def work_of(command: AnyCommand) -> CommandWork:
+    step = command.name
     match command:
         case Forward(rows=rows, loss=loss) | ForwardBackward(rows=rows, loss=loss):
             sizes = *rows.targets.shape[1:], loss.ratio_mask is not None
-            return Work(step, sizes, len(rows.tokens), rows.tokens.size)
+            return CommandWork(step, sizes, len(rows.tokens), rows.tokens.size)
         case Prefill(rows=rows, tables=tables):
             sizes = rows.tokens.shape[1], 0 if tables is None else tables.shape[1], command.logprobs
-            return Work(step, sizes, len(rows.tokens), rows.tokens.size)
+            return CommandWork(step, sizes, len(rows.tokens), rows.tokens.size)
         case Decode(steps=steps):
-            return Work(step, (len(command.source), command.active, command.top), steps, steps)
+            return CommandWork(step, (len(command.source), command.active, command.top), steps, steps)
         case _:
-            return Work(step, (), 1, 1)
+            return CommandWork(step, (), 1, 1)
 
 
-def work_of_chunk(chunk: Chunk) -> Work:
+def work_of_chunk(chunk: Chunk) -> CommandWork:
     step = "forward" if chunk.forward_only else "forward_backward"
     sizes = *chunk.rows.targets.shape[1:], chunk.loss.ratio_mask is not None
-    return Work(step, sizes, chunk.used, chunk.tokens)
+    return CommandWork(step, sizes, chunk.used, chunk.tokens)
 
 
 class CommandSeconds:
@@ -45,12 +45,12 @@ class CommandSeconds:
         self._by_program: dict[tuple[str, tuple[int, ...]], float] = {}  # seconds per unit
         self._by_step: dict[str, float] = {}  # seconds per token
 
-    def learn(self, work: Work, seconds: float) -> None:
+    def learn(self, work: CommandWork, seconds: float) -> None:
         program = work.step, work.sizes
         self._by_program[program] = _average(self._by_program.get(program), seconds / work.units)
         self._by_step[work.step] = _average(self._by_step.get(work.step), seconds / work.tokens)
 
-    def estimate(self, work: Work) -> float | None:
+    def estimate(self, work: CommandWork) -> float | None:
         """Return the seconds that a command will take; None: there was no such command yet."""
         of_unit = self._by_program.get((work.step, work.sizes))
         if of_unit is not None:

@@ -7,31 +7,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
-from spmd_tx.coordinator.mesh.hub import Hub
-from spmd_tx.coordinator.requests.records import Outcome, Stage
+from spmd_tx.coordinator.mesh.compilation import SettledProgram
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.records import Outcome
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.scheduler.command_metrics import SWAPS, Swap, count_micro_batch, measure_swap
+from spmd_tx.coordinator.scheduler.command_metrics import count_micro_batch, measure_move
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of
-from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, name_of, together
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, head_of, together
+from spmd_tx.coordinator.scheduler.request_table import Danger, RequestTable
 from spmd_tx.coordinator.scheduler.tenant_shares import Charge, Payer, TenantShares
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
-from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, Step, TrainedModel
-from spmd_tx.coordinator.training.packing import TrainingShapes
+from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, ModelStep, TrainedModel
 from spmd_tx.coordinator.training.programs import StepPrograms
-from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.protocol.commands import (
-    AnyCommand,
-    Forward,
-    ForwardBackward,
-    LoadSampler,
-    PageIn,
-    PageOut,
-)
+from spmd_tx.protocol.commands import AnyCommand, Forward, ForwardBackward, Move
 from spmd_tx.protocol.reports import Reply
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
@@ -57,7 +49,7 @@ class _Sent:
     absorb: Callable[[Reply], Outcomes]
     side: str
     requests: frozenset[str]  # whose command it is
-    steps: tuple[Step, ...] = ()
+    steps: tuple[ModelStep, ...] = ()
 
     @property
     def is_micro_batch(self) -> bool:
@@ -79,35 +71,23 @@ class Dispatcher:
 
     def __init__(
         self,
-        workers: Hub,
-        sampling: SampleBatch,
-        slots: TrainingSlots,
-        shapes: TrainingShapes,
+        parts: GenerationParts,
+        table: RequestTable,
+        log: RequestQueue,
         on_reply: Callable[[], None],
-        note: Callable[[Stage, Iterable[str]], None],
-        worked: Callable[[Iterable[str], float], None],
-        suspects: set[str] | None = None,
-        compilation: Compilation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``note`` hears how far requests are, and ``worked`` for how many seconds devices worked on some.
-
-        ``compilation`` is None when all programs are ready.
-        """
-        self.suspects = set[str]() if suspects is None else suspects
-        self.lonely = set[str]()  # requests, or models, that have commands of their own
+        """``log`` hears how far requests are, and for how many seconds devices worked on them."""
         self.seconds = CommandSeconds()
+        self._table = table
+        self._log = log
         self._clock = clock
-        self._workers = workers
-        self._programs = StepPrograms(compilation, slots, note)
-        self._sampling = sampling
-        self._slots = slots
-        self._shapes = shapes
+        self._workers, self._sampling = parts.workers, parts.sampling
+        self._slots, self._shapes = parts.training.slots, parts.training.shapes
+        self._programs = StepPrograms(parts.compilation, self._slots, log.note)
         self._on_reply = on_reply
-        self._note = note
-        self._worked = worked
         self._sent: deque[_Sent] = deque()
-        self._at_work: Callable[[], PlannedFor] = PlannedFor
+        self._planned_for: Callable[[], PlannedFor] = PlannedFor
         self._sides = FairShares(SHARES)
         self._sessions = TenantShares()
         self._turns = 0
@@ -130,16 +110,17 @@ class Dispatcher:
         return self._programs.blamed.union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
 
     @property
-    def at_work(self) -> PlannedFor:
-        """What ``absorb`` or ``dispatch`` worked on when it raised."""
-        return self._at_work()
+    def planned_for(self) -> PlannedFor:
+        """For whom ``absorb`` or ``dispatch`` worked when it raised."""
+        return self._planned_for()
 
     def restart_sampling(self, without: Iterable[str]) -> Outcomes:
         """Plan samples anew, but for some; what has been sent is carried out for nobody."""
         self._sent = deque(
             replace(sent, absorb=_nothing) if sent.side == SAMPLING else sent for sent in self._sent
         )
-        ended = self._sampling.start_over(self.lonely)
+        lonely = self._table.in_danger_of(Danger.PLANNING)
+        ended = self._sampling.start_over({state.request.id for state in lonely})
         for request_id in without:
             self._sampling.cancel(request_id)
         return ended
@@ -153,7 +134,7 @@ class Dispatcher:
 
     def absorb(self) -> Iterator[tuple[str, Outcome]]:
         """Take in the replies that have come. Raises MeshError when there will be no more."""
-        self._at_work = PlannedFor
+        self._planned_for = PlannedFor
         while self._sent and self._sent[0].reply.done():
             reply = self._sent[0].reply.result()  # of one that is lost, the requests must still be known
             yield from self._absorb(self._sent.popleft(), reply)
@@ -161,9 +142,9 @@ class Dispatcher:
             yield from self._take_compiled(settled)
 
     def _absorb(self, sent: _Sent, reply: Reply) -> Outcomes:
-        self._note("replied", sent.requests)
+        self._log.note("replied", sent.requests)
         if sent.side == SAMPLING:
-            self._at_work = lambda: PlannedFor(samples=sent.requests)
+            self._planned_for = lambda: PlannedFor(samples=sent.requests)
         try:
             outcomes = sent.absorb(reply)
         except BaseException as error:
@@ -173,46 +154,47 @@ class Dispatcher:
             for step in sent.steps:  # their requests have been executed, and know what has happened
                 step.lose(error)
             return []
-        self._at_work = PlannedFor
+        self._planned_for = PlannedFor
         return outcomes
 
     def dispatch(self, models: list[TrainedModel]) -> None:
         """Send what may be sent now."""
-        self._at_work = PlannedFor
+        self._planned_for = PlannedFor
         for command in self._slots.take_dropped():
             self._send(Payer(TRAINING), command, _nothing)
         for command in self._sampling.take_dropped():
             self._send(Payer(SAMPLING), command, _nothing)
         self._look(models)
-        most = 1 if self.suspects else MOST_IN_FLIGHT
-        is_held_up = bool(self.suspects) and self._programs.is_compiling  # what may be as bad as a command
+        has_suspects = self._table.has_suspects
+        most = 1 if has_suspects else MOST_IN_FLIGHT
+        is_held_up = has_suspects and self._programs.is_compiling  # what may be as bad as a command
         while not is_held_up and len(self._sent) < most:
             if not self._send_next([each for each in models if each.unsent]):
                 break
             self._look(models)
-        if not (self.suspects and self._sent):
+        if not (has_suspects and self._sent):
             self._order(models)
 
     def _look(self, models: list[TrainedModel]) -> None:
         self._programs.give_up_failed(models)
         for model in models:
-            self._at_work = partial(PlannedFor, (model,))
+            self._planned_for = partial(PlannedFor, (model,))
             self._programs.look(model)
-        self._at_work = PlannedFor
+        self._planned_for = PlannedFor
 
     def _order(self, models: list[TrainedModel]) -> None:
-        self._at_work = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
+        self._planned_for = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
         samples = self._sampling.program_requests()
-        waiting = {name_of(model): model for model in models if model.missing}
-        names = together([*waiting, *(each.request_id for each in samples)], self.lonely)
-        chosen = [model for name, model in waiting.items() if name in names]
-        samples = [each for each in samples if each.request_id in names]
-        self._at_work = partial(PlannedFor, tuple(chosen), frozenset(names - waiting.keys()))
-        ahead = [model for model in models if name_of(model) not in self.lonely]
-        self._programs.order(chosen, ahead, samples, self._on_reply, only_awaited=bool(self.suspects))
-        self._at_work = PlannedFor
+        waiting = [model for model in models if model.missing]
+        chosen = together(waiting, [each.request_id for each in samples], self._table)
+        self._planned_for = lambda: chosen
+        samples = [each for each in samples if each.request_id in chosen.samples]
+        ahead = [model for model in models if not head_of(model, self._table).is_lonely]
+        only_awaited = self._table.has_suspects
+        self._programs.order(chosen.models, ahead, samples, self._on_reply, only_awaited=only_awaited)
+        self._planned_for = PlannedFor
 
-    def _take_compiled(self, settled: Settled) -> Outcomes:
+    def _take_compiled(self, settled: SettledProgram) -> Outcomes:
         if settled.costs:
             self._sessions.charge(settled.costs)
         return [] if settled.error is None else self._sampling.not_compiled(settled.program, settled.error)
@@ -236,7 +218,7 @@ class Dispatcher:
 
     def _send_training(self, models: list[TrainedModel]) -> bool:
         """Send the next step of a model, if any could be sent. The lonely ones take turns with all others."""
-        groups = apart(models, self.lonely)
+        groups = apart(models, self._table)
         groups.sort(key=lambda group: min(self._last_turn.get(model.id, 0) for model in group))
         return any(self._send_one_of(group) for group in groups)
 
@@ -248,7 +230,7 @@ class Dispatcher:
         A model without a slot, which gets none before others have had their turns, is passed over, and so
         is one that waits for a program.
         """
-        self._at_work = partial(PlannedFor, tuple(models))
+        self._planned_for = partial(PlannedFor, tuple(models))
         ranked = self._in_order(models)  # all of them: who is passed over is owed his share
         able = [each for each in ranked if not each.missing]
         is_idle = not any(sent.side == TRAINING for sent in self._sent)
@@ -257,7 +239,7 @@ class Dispatcher:
             return False  # there is a reply to wait for
         step = order[0].unsent[0]
         heads = [order[0]]
-        self._at_work = lambda: PlannedFor(tuple(heads))
+        self._planned_for = lambda: PlannedFor(tuple(heads))
         if isinstance(step, CommandStep):
             cost = COMMAND_COST + (self._seat(order[0]) if step.needs_slot else 0)
             self._send_step(self._payer({order[0]: cost}), order[0])
@@ -307,7 +289,8 @@ class Dispatcher:
         model.take()
 
     def _may_meet(self, *models: TrainedModel) -> bool:
-        return not self.suspects.intersection(map(name_of, models))
+        heads = [self._table.get(model.unsent[0].request_id) for model in models]
+        return not any(head is not None and head.is_suspect for head in heads)
 
     def _send_sampling(self) -> bool:
         """Send the next command of the sample batch, after those that it takes to prepare it.
@@ -315,11 +298,11 @@ class Dispatcher:
         Returns whether there was one.
         """
         is_sent = False
-        self._at_work = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
+        self._planned_for = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
         while (dispatch := self._sampling.next_dispatch()) is not None:
             self._send(Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
             is_sent = True
-            if not isinstance(dispatch.command, PageOut | PageIn | LoadSampler):
+            if not isinstance(dispatch.command, Move):
                 break
         return is_sent
 
@@ -328,7 +311,7 @@ class Dispatcher:
         payer: Payer,
         command: AnyCommand,
         absorb: Callable[[Reply], Outcomes],
-        steps: Sequence[Step] = (),
+        steps: Sequence[ModelStep] = (),
         requests: frozenset[str] = frozenset(),
     ) -> None:
         requests |= {step.request_id for step in steps}
@@ -339,11 +322,11 @@ class Dispatcher:
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
         charge = Charge(payer, work, charged, self._clock(), requests)
-        swap = command if isinstance(command, SWAPS) else None
-        reply.add_done_callback(partial(self._replied, charge, swap))
-        self._note("sent", requests)
+        move = command if isinstance(command, Move) else None
+        reply.add_done_callback(partial(self._replied, charge, move))
+        self._log.note("sent", requests)
 
-    def _replied(self, charge: Charge, swap: Swap | None, reply: asyncio.Future[Reply]) -> None:
+    def _replied(self, charge: Charge, move: Move | None, reply: asyncio.Future[Reply]) -> None:
         self._on_reply()
         began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
         if reply.cancelled() or reply.exception() is not None:
@@ -351,12 +334,12 @@ class Dispatcher:
         seconds, payer = self._replied_at - began_at, charge.payer
         self.seconds.learn(charge.work, seconds)
         metrics.DEVICE_SECONDS.labels(payer.side).inc(seconds)
-        self._worked(charge.requests, seconds)
+        self._log.worked(charge.requests, seconds)
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})
         self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
-        if swap is not None:
-            measure_swap(swap, reply.result(), seconds)
+        if move is not None:
+            measure_move(move, reply.result(), seconds)
 
     def _in_order(self, models: list[TrainedModel]) -> list[TrainedModel]:
         """Sort models by what their tenants and sessions are owed; the models of a session take turns."""
@@ -368,11 +351,13 @@ class Dispatcher:
         """Note that models have their turn; their sessions pay by the tokens of each."""
         parts: dict[str, float] = {}
         self._turns += 1
-        for model, mine in tokens.items():
+        for model, tokens_of_model in tokens.items():
             if model.has_slot:
-                self._slots.used(model, mine)
+                self._slots.used(model, tokens_of_model)
             self._last_turn[model.id] = self._turns
-            parts[model.session_id] = parts.get(model.session_id, 0.0) + mine / sum(tokens.values())
+            parts[model.session_id] = parts.get(model.session_id, 0.0) + tokens_of_model / sum(
+                tokens.values()
+            )
         return Payer(TRAINING, parts)
 
 

@@ -14,20 +14,18 @@ from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
-from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
-from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.planning_faults import PlanningFaults
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
+from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestStatus, RequestTable
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
 from spmd_tx.coordinator.scheduler.tasks import Tasks
-from spmd_tx.coordinator.scheduler.unfinished import Unfinished
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
-from spmd_tx.coordinator.training.model import HALF_DONE, TrainedModel
+from spmd_tx.coordinator.training.model import HALF_DONE
 from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
 
@@ -48,59 +46,31 @@ class Execution:
         log: RequestQueue,
         snapshots: Snapshots,
         parts: GenerationParts,
-        unfinished: Unfinished,
-        ended: set[str],
+        table: RequestTable,
         clock: Callable[[], float],
-        suspects: set[str],
-        jobs: dict[str, SampleJob],
-        at_work: AtWork,
     ) -> None:
         self.lines: dict[str, ModelLine] = {}  # by model
         self._waiting = WaitingLines()
         self._ready: dict[str, None] = {}  # models with steps that may be sent
-        self.remains = GenerationEnd(set(), set(), {})
+        self.remains = GenerationEnd()
         self._log = log
         self._snapshots = snapshots
         self._workers = parts.workers
         self._training = parts.training
-        self._versions, self._sampling = versions, sampling = parts.versions, parts.sampling
-        self._unfinished = unfinished
-        self._ended = ended
+        self._versions, self._sampling = parts.versions, parts.sampling
+        self._table = table
         self._clock = clock
-        self._suspects = suspects
-        self._jobs = jobs
-        self._marks = at_work
         self._work = asyncio.Event()
         self._tasks = tasks = Tasks(self._wake)
-        waits = self._restored, self._attempt
-        self._gate = SampleGate(
-            log, versions, sampling, unfinished, suspects, jobs, *waits, tasks.spawn, self._wake
-        )
+        self._gate = SampleGate(log, parts, table, self._restored, self._attempt, tasks, self._wake)
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
-        self._at_work: set[str] = set()  # requests of models that have begun
-        self._given_up: dict[str, str] = {}  # those that have failed before their turn, and why
-        self._keeper = SnapshotKeeper(
-            log, snapshots, self._training, versions, unfinished, tasks, self._is_lost, self._wake
-        )
+        self._keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
         self._loss: MeshError | None = None
-        shapes, slots = self._training.shapes, self._training.slots
-        self._dispatcher = Dispatcher(
-            self._workers,
-            sampling,
-            slots,
-            shapes,
-            self._wake,
-            log.note,
-            log.worked,
-            suspects,
-            parts.compilation,
-        )
-        self._faults = PlanningFaults(self._dispatcher, self.lines, self._resolve, self._wake)
-        self._replay = Replay(log, self._training, tasks.spawn, self._is_lost, at_work)
-        self._view = QueueView(
-            unfinished, self.lines, self._sampling, slots, self._dispatcher.seconds, parts.orders
-        )
+        self._dispatcher = Dispatcher(parts, table, log, self._wake)
+        self._faults = PlanningFaults(self._dispatcher, table, self.lines, self._resolve, self._wake)
+        self._replay = Replay(log, self._training, tasks.spawn, self._work_on, table.remove)
+        self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds)
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)
@@ -118,23 +88,25 @@ class Execution:
         self._finish(request, cancelled)
         self._work.set()  # others may have its rows and pages
 
-    def give_up(self, request: Request, failed: Failed) -> bool:
+    def give_up(self, state: RequestState, failed: Failed) -> bool:
         """Fail a request, unless it has begun and its commands may be out; samples change nothing."""
+        request = state.request
         if request.kind == "sample":
             self.cancel(request, failed)
             return True
-        if request.id not in self._at_work:
-            self._given_up[request.id] = failed.error  # until its turn comes
+        if state.status is RequestStatus.WAITING:
+            self._table.give_up(state, failed.error)
+            self._answer(request, failed)
         elif request.kind in WITHDRAWN and self.lines[request.line].model.withdraw(request.id):
             self.lines[request.line].pass_over(request, failed.error)
-            self._wake()  # what is behind it may be sent
+            self._finish(request, failed)
         else:
             return False
-        self._finish(request, failed)
+        self._wake()  # what is behind it may be sent
         return True
 
     def session_ended(self, session_id: str) -> None:
-        if not self._unfinished.has_session(session_id):
+        if self._table.is_over(session_id):
             self._free(session_id)
 
     def status(self, request_id: str) -> QueueStatus:
@@ -146,7 +118,7 @@ class Execution:
         for restoration in restorations:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
-        self._arrivals = [request for request in self._unfinished if request.id not in in_line]
+        self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
         try:
             while True:
                 self._advance_or_fail()
@@ -169,7 +141,7 @@ class Execution:
         except BaseException as error:
             what = "the workers are started again, with care for the requests that were under way"
             text = report(error, "driving the workers", what)
-            raise ServerFault(text, bool(self._dispatcher.at_work.requests)) from error
+            raise ServerFault(text, bool(self._dispatcher.planned_for.requests)) from error
 
     def _advance(self) -> None:
         """Do all that can be done now."""
@@ -189,9 +161,9 @@ class Execution:
 
     def _resolve(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
         for request_id, outcome in outcomes:
-            request = self._unfinished.get(request_id)
-            if request is not None:
-                self._finish(request, outcome)
+            state = self._table.find_unfinished(request_id)
+            if state is not None:
+                self._finish(state.request, outcome)
 
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
@@ -215,8 +187,8 @@ class Execution:
 
     def _add_line(self, model_id: str, session_id: str, restoration: Restoration | None = None) -> ModelLine:
         tenant = self._training.samplers.owner_of(session_id)
-        model = TrainedModel(model_id, session_id, tenant, on_step=partial(self._note_step, model_id))
-        entry = self.lines[model_id] = ModelLine(model, restoration)
+        restoration = restoration or Restoration(model_id, session_id)
+        entry = self.lines[model_id] = ModelLine(restoration, tenant, partial(self._note_step, model_id))
         entry.task = self._tasks.spawn(self._carry_out(entry))
         return entry
 
@@ -254,8 +226,11 @@ class Execution:
                 settling = self._tasks.spawn(self._settle(request, begun))
                 if begun.next_waits:
                     await settling
-            elif request.id in self._given_up:
-                entry.pass_over(request, self._given_up.pop(request.id))
+                continue
+            state = self._table.get(request.id)
+            if state is not None and state.status is RequestStatus.GIVEN_UP:
+                self._table.remove(request.id)
+                entry.pass_over(request, state.given_up_because)
 
     async def _begin(self, entry: ModelLine, request: Request) -> Begun | None:
         """Begin a request; None if the operator has given it up meanwhile."""
@@ -264,9 +239,10 @@ class Execution:
         try:
             async with self._training.turn(request.kind):
                 body = await self._log.payload(request)
-                if request.id in self._given_up:
+                state = self._table.find_unfinished(request.id)
+                if state is None:
                     return None
-                self._at_work.add(request.id)
+                state.status = RequestStatus.BEGUN
                 begun = await self._training.begin(model, request, body)
         except BaseException as error:
             let_pass(error)
@@ -300,26 +276,30 @@ class Execution:
         """
         layout = self._training.shapes.layout if counts and request.kind in CHUNKED_KINDS else None
         try:
-            return await retry_through_outages(lambda: self._marks.during(request.id, work), self._is_lost)
+            return await self._work_on(request, work)
         except MeshError:
             return None
         except BaseException as error:
             self._finish(request, failed_by(error, request, counts, layout))
             return None
 
+    async def _work_on(self, request: Request, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Do a part of a request, again after each outage. Raises MeshError when the workers are lost."""
+        return await retry_through_outages(lambda: self._table.mark(request.id, work), self._is_lost)
+
     def _finish(self, request: Request, outcome: Outcome) -> None:
-        if request.id not in self._unfinished:
-            return
-        self._unfinished.remove(request)
-        self._suspects.discard(request.id)
-        self._dispatcher.lonely.discard(request.id)
-        self._marks.suspects.discard(request.id)
-        self._at_work.discard(request.id)
-        self._gate.ended(request)
+        """End a request, unless it has ended."""
+        state = self._table.find_unfinished(request.id)
+        if state is not None:
+            self._table.remove(request.id)
+            self._answer(request, outcome)
+            if state.dangers:
+                self._wake()  # others waited for it
+
+    def _answer(self, request: Request, outcome: Outcome) -> None:
         self._log.resolve(request.id, outcome)
-        session_id = request.session_id
-        if session_id in self._ended and not self._unfinished.has_session(session_id):
-            self._free(session_id)
+        if self._table.is_over(request.session_id):
+            self._free(request.session_id)
 
     def _free(self, session_id: str) -> None:
         """Give back the slots and versions of a session that has no work left."""
@@ -331,12 +311,13 @@ class Execution:
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:
                     entry.task.cancel()
+        self._table.forget_session(session_id)
         self._discard(self._versions.end_session(session_id))
         self._work.set()  # others may have its slots
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that nobody uses any more."""
-        unused = [sampler for sampler in samplers if not self._unfinished.of_line(sampler)]
+        unused = [sampler for sampler in samplers if not self._table.unfinished_of_line(sampler)]
         self._discard(self._versions.retire(unused))
 
     def _discard(self, folders: list[Path]) -> None:
@@ -360,9 +341,12 @@ class Execution:
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
-        suspects = dispatcher.at_work.requests if isinstance(error, ServerFault) else set[str]()
-        in_flight, blamed = dispatcher.in_flight | suspects, dispatcher.blamed | suspects
-        self.remains = GenerationEnd(in_flight, blamed, self._unanswered())
+        suspects = dispatcher.planned_for.requests if isinstance(error, ServerFault) else set[str]()
+        self.remains = GenerationEnd(dispatcher.in_flight | suspects, dispatcher.blamed | suspects)
+        for request_id, job in self._sampling.unanswered().items():
+            state = self._table.find_unfinished(request_id)
+            if state is not None:
+                state.job = job
         self._dispatcher.lose(error)
         self._snapshots.abandon(error)
         self._training.loss_runs.abandon(error)
@@ -370,11 +354,6 @@ class Execution:
             entry.lose(error)
         self._keeper.abandon()
         await self._tasks.wait()
-
-    def _unanswered(self) -> dict[str, SampleJob]:
-        """Unanswered samples, with their known tokens, including those that wait to join the batch again."""
-        jobs = self._jobs | self._sampling.unanswered()
-        return {request_id: job for request_id, job in jobs.items() if request_id in self._unfinished}
 
     def _is_lost(self) -> bool:
         return self._loss is not None

@@ -7,7 +7,6 @@ from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.execute import Training
 
@@ -28,8 +27,7 @@ class GenerationParts:
 
 
 class GenerationEnd(NamedTuple):
-    """Holds what a generation leaves behind."""
+    """Says which requests a lost generation was at work on."""
 
-    in_flight: set[str]  # requests whose commands were out
-    blamed: set[str]  # those whose command may have ended the generation
-    jobs: dict[str, SampleJob]  # unanswered samples, with the tokens that are known
+    in_flight: frozenset[str] | set[str] = frozenset()  # requests whose commands were out
+    blamed: frozenset[str] | set[str] = frozenset()  # those whose command may have ended the generation

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spmd_tx.coordinator.scheduler.request_table import Danger, RequestState, RequestTable
 from spmd_tx.coordinator.training.model import TrainedModel
 
 
@@ -13,9 +14,8 @@ class PlannedFor:
     models: tuple[TrainedModel, ...] = ()  # for their next steps
     samples: frozenset[str] = frozenset()  # requests
 
-    @property
-    def names(self) -> set[str]:
-        return {name_of(model) for model in self.models} | self.samples
+    def __len__(self) -> int:
+        return len(self.models) + len(self.samples)
 
     @property
     def requests(self) -> set[str]:
@@ -24,21 +24,42 @@ class PlannedFor:
         return (heads | self.samples) - {""}
 
     def __str__(self) -> str:
-        return f"planning for {', '.join(sorted(self.names)) or 'nobody in particular'}"
+        heads = {(model.unsent[0].request_id if model.unsent else "") or model.id for model in self.models}
+        return f"planning for {', '.join(sorted(heads | self.samples)) or 'nobody in particular'}"
 
 
-def name_of(model: TrainedModel) -> str:
+def head_of(model: TrainedModel, table: RequestTable) -> RequestState | TrainedModel:
     """Return the request of a model's next step, or the model if that step is the server's own."""
-    return (model.unsent[0].request_id if model.unsent else "") or model.id
+    state = table.get(model.unsent[0].request_id) if model.unsent else None
+    return model if state is None else state
 
 
-def together(names: Sequence[str], lonely: set[str]) -> set[str]:
+def isolate(planned_for: PlannedFor, table: RequestTable) -> bool:
+    """Make those planned for lonely; return False if all of them were."""
+    requests = [table.get(request_id) for request_id in planned_for.samples]
+    heads = [head_of(model, table) for model in planned_for.models]
+    others = [each for each in (*heads, *requests) if each is not None and not each.is_lonely]
+    for each in others:
+        if isinstance(each, TrainedModel):
+            each.is_lonely = True
+        else:
+            table.isolate(each)
+    return bool(others)
+
+
+def together(models: Sequence[TrainedModel], samples: Sequence[str], table: RequestTable) -> PlannedFor:
     """Return those that may be planned for at once: all that are not lonely, or the first one if all are."""
-    return set(names) - lonely or set(names[:1])
+    in_company = [model for model in models if not head_of(model, table).is_lonely]
+    lonely = {state.request.id for state in table.in_danger_of(Danger.PLANNING)}
+    requests = frozenset(samples) - lonely
+    if not in_company and not requests:
+        in_company, requests = models[:1], frozenset(() if models else samples[:1])
+    return PlannedFor(tuple(in_company), requests)
 
 
-def apart(models: Sequence[TrainedModel], lonely: set[str]) -> list[list[TrainedModel]]:
+def apart(models: Sequence[TrainedModel], table: RequestTable) -> list[list[TrainedModel]]:
     """Return the groups of models whose steps may share a command: a lonely one is a group of its own."""
-    others = [model for model in models if name_of(model) not in lonely]
-    groups = [[model] for model in models if name_of(model) in lonely]
+    lonely = [model for model in models if head_of(model, table).is_lonely]
+    others = [model for model in models if model not in lonely]
+    groups = [[model] for model in lonely]
     return [others, *groups] if others else groups

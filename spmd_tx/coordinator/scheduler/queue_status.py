@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Request
-from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of_chunk
-from spmd_tx.coordinator.scheduler.unfinished import Unfinished
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.request_table import RequestTable
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.coordinator.training.model import ChunkStep, TrainedModel
-from spmd_tx.coordinator.training.slots import TrainingSlots
 
 COMPILING = re.compile(
     r"compiling (?:continued )?(prefill|forward_backward|forward|decode)(?: with \w+| of sequences)? "
@@ -42,33 +40,31 @@ class QueueStatus:
 class QueueView:
     """Explains the queue of one generation."""
 
-    unfinished: Unfinished
+    parts: GenerationParts
+    table: RequestTable
     lines: Mapping[str, ModelLine]  # by model
-    samples: SampleBatch
-    slots: TrainingSlots
     seconds: CommandSeconds
-    programs: ProgramOrders | None = None  # None: all are ready
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
         """``busy`` is what the workers do instead of running commands."""
-        request = self.unfinished.get(request_id)
-        if request is None:
+        unfinished = self.table.find_unfinished(request_id)
+        if unfinished is None:
             return QueueStatus("active", None)
-        activity = busy and in_words(busy)
+        request, activity = unfinished.request, busy and in_words(busy)
         if request.kind != "sample":
             entry = self.lines.get(request.line)
-            obstacle = entry and (self._compiling(entry.model) or self.slots.obstacle(entry.model))
+            slots = self.parts.training.slots
+            obstacle = entry and (self._compiling(entry.model) or slots.obstacle(entry.model))
             state = "active" if obstacle is None else "paused_capacity"
             errand = entry and entry.model.errand
             return QueueStatus(state, _joined([activity, obstacle, errand, self._before_training(request)]))
-        obstacle = self.samples.status(request_id)
+        obstacle = self.parts.sampling.status(request_id)
         state = "active" if obstacle is None else "paused_capacity"
         return QueueStatus(state, _joined([obstacle and in_words(obstacle), activity]))
 
     def _compiling(self, model: TrainedModel) -> str | None:
-        if self.programs is None or not model.missing:
-            return None
-        return in_words(self.programs.reason(model.missing[0]))
+        orders = self.parts.orders  # None: all programs are ready
+        return None if orders is None or not model.missing else in_words(orders.reason(model.missing[0]))
 
     def _before_training(self, request: Request) -> str | None:
         entry = self.lines.get(request.line)
@@ -79,10 +75,10 @@ class QueueView:
         missing = entry.line.missing
         if missing is not None and missing < request.seq_id:
             return f"waiting for request {missing} of this model, which has not arrived"
-        line = self.unfinished.of_line(request.line)
+        line = self.table.unfinished_of_line(request.line)
         ahead = sum(other.seq_id < request.seq_id for other in line)
-        mine = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
-        return _joined([mine, self._of_others(entry), self._time_before(request, entry)])
+        earlier = f"behind {counted(ahead, 'earlier request')} of this model" if ahead else None
+        return _joined([earlier, self._of_others(entry), self._time_before(request, entry)])
 
     def _of_others(self, entry: ModelLine) -> str | None:
         """Describe the steps of other models that are ready to be sent; models take turns."""
@@ -99,7 +95,7 @@ class QueueView:
         earlier = list(takewhile(lambda step: step.request_id != request.id, entry.model.unsent))
         works = [work_of_chunk(step.chunk) for step in others + earlier if isinstance(step, ChunkStep)]
         seconds = sum(self.seconds.estimate(work) or 0.0 for work in works)
-        seconds *= 2 if self.samples.waiting() else 1  # half of the time is theirs
+        seconds *= 2 if self.parts.sampling.waiting() else 1  # half of the time is theirs
         return f"about {counted(round(seconds), 'second')} of work before it" if seconds >= 1 else None
 
 

@@ -1,17 +1,16 @@
 """Admits samples to the batch: all that wait, but suspects first, each alone on the device."""
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request, read_body
 from spmd_tx.coordinator.sampling.bank import VersionKey
-from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SampleJob
-from spmd_tx.coordinator.sampling.versions import Versions
-from spmd_tx.coordinator.scheduler.unfinished import Unfinished
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.request_table import Danger, RequestState, RequestStatus, RequestTable
+from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")
@@ -28,57 +27,59 @@ class SampleGate:
     """Admits the samples of one generation of workers."""
 
     log: RequestQueue
-    versions: Versions
-    sampling: SampleBatch
-    unfinished: Unfinished
-    suspects: set[str]
-    jobs: dict[str, SampleJob]  # of the last generation, to go on with
+    parts: GenerationParts
+    table: RequestTable
     restored: Callable[[str], Awaitable[None]]  # returns when a model is what it was
     attempt: Attempt
-    spawn: Callable[[Coroutine[Any, Any, None]], object]
+    tasks: Tasks
     wake: Callable[[], None]
-    _held: list[Request] = field(default_factory=list)  # until those before them were seen to do no harm
-    _alone: str | None = None  # the suspect that is on the device
+    _held: list[RequestState] = field(default_factory=list)  # until suspects were seen to do no harm
 
     def arrive(self, request: Request) -> None:
-        self._held.append(request)
-
-    def ended(self, request: Request) -> None:
-        """Note that a request has its outcome."""
-        if self._alone == request.id:
-            self._alone = None
-            self.wake()
+        state = self.table.find_unfinished(request.id)
+        if state is not None:
+            self._held.append(state)
 
     def admit_those_who_may(self) -> None:
-        if self._alone is not None:
+        is_one_alone = any(
+            each.status is RequestStatus.BEGUN and each.request.kind == "sample"
+            for each in self.table.in_danger_of(Danger.WORKERS)
+        )
+        if is_one_alone:
             return
-        suspects = [request for request in self._held if request.id in self.suspects]
-        if not suspects:
-            held, self._held = self._held, []
-            for request in held:
-                self.spawn(self._admit(request))
-        elif not self.sampling.waiting():
-            self._alone = suspects[0].id
-            self._held.remove(suspects[0])
-            self.spawn(self._admit(suspects[0]))
+        held = [state for state in self._held if state.status is not RequestStatus.ENDED]
+        first_suspect = next((state for state in held if state.is_suspect), None)
+        if first_suspect is None:
+            self._held = []
+            for state in held:
+                self._begin(state)
+        elif not self.parts.sampling.waiting():
+            self._held.remove(first_suspect)
+            self._begin(first_suspect)
 
-    async def _admit(self, request: Request) -> None:
+    def _begin(self, state: RequestState) -> None:
+        state.status = RequestStatus.BEGUN
+        self.tasks.spawn(self._admit(state))
+
+    async def _admit(self, state: RequestState) -> None:
+        request, versions = state.request, self.parts.versions
         body = await self.attempt(request, lambda: self.log.payload(request))
-        version = await self.attempt(request, lambda: self.versions.of(request.line, self.restored))
-        if request.id not in self.unfinished or body is None or version is None:
+        version = await self.attempt(request, lambda: versions.of(request.line, self.restored))
+        if state.status is RequestStatus.ENDED or body is None or version is None:
             return
         self.log.note("began", [request.id])
-        await self.attempt(request, partial(self._join, request, body, version))
+        await self.attempt(request, partial(self._join, state, body, version))
         self.wake()
 
-    async def _join(self, request: Request, body: bytes, version: VersionKey) -> None:
-        job = self.jobs.pop(request.id, None)
+    async def _join(self, state: RequestState, body: bytes, version: VersionKey) -> None:
+        request_id, sampling = state.request.id, self.parts.sampling
+        job, state.job = state.job, None
         try:
             if job is None:
-                self.sampling.admit(request.id, read_body(body, SampleRequest), version)
+                sampling.admit(request_id, read_body(body, SampleRequest), version)
             else:
                 job.version = version  # newer, if its sampler is one of kind inflight
-                self.sampling.resume(job)
+                sampling.resume(job)
         except BaseException:
-            self.sampling.cancel(request.id)  # should it be half in
+            sampling.cancel(request_id)  # should it be half in
             raise

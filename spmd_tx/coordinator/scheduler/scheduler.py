@@ -21,9 +21,9 @@ from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.scheduler.execution import Execution
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
-from spmd_tx.coordinator.scheduler.unfinished import Unfinished
+from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestTable
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.training.line import Restoration
 from spmd_tx.errors import MeshError
@@ -57,23 +57,21 @@ class Scheduler:
         self._clock = clock
         self._quarantine = quarantine or Quarantine()
         self._phase = phase
-        self._unfinished = Unfinished(each for each in log.unfinished() if not self._is_settled(each))
-        self._ended: set[str] = set()  # sessions
+        unfinished = [each for each in log.unfinished() if not self._is_settled(each)]
+        self._table = RequestTable(self._quarantine, unfinished)
         self._execution: Execution | None = None
-        self._remains = GenerationEnd(set(), set(), {})  # of the last generation
-        self._suspects: set[str] = set()  # requests
-        self._given_up: set[str] = set()  # by the operator while there were no workers
+        self._remains = GenerationEnd()  # of the last generation
         self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._unfinished)
+        return self._table.has_unfinished
 
     def arrive(self, request: Request) -> None:
         """Take a new request, which is in the log."""
         if self._is_settled(request):
             return
-        self._unfinished.add(request)
+        self._table.add(request)
         if self._execution is not None:
             self._execution.arrive(request)
 
@@ -84,15 +82,14 @@ class Scheduler:
 
     def cancel(self, request_id: str) -> None:
         """End a sample that nobody waits for any more. Other requests cannot be cancelled."""
-        request = self._unfinished.get(request_id)
-        if request is None or request.kind != "sample":
+        state = self._table.find_unfinished(request_id)
+        if state is None or state.request.kind != "sample":
             return
         cancelled = Failed("the sample was cancelled by its client", "user")
         if self._execution is not None:
-            self._execution.cancel(request, cancelled)
+            self._execution.cancel(state.request, cancelled)
         else:
-            self._unfinished.remove(request)
-            self._log.resolve(request_id, cancelled)
+            self._fail(state, cancelled)
 
     def give_up(self, request_id: str, why: str) -> bool:
         """Fail a request on behalf of the operator; False when it is too late.
@@ -100,23 +97,21 @@ class Scheduler:
         Commands of a request that changes a model may be out; then its result stands, if it comes, and it
         is not begun a second time.
         """
-        request = self._unfinished.get(request_id)
-        if request is None:
+        state = self._table.find_unfinished(request_id)
+        if state is None:
             return True
-        failed = Failed(by_operator(why), "server")
+        request, failed = state.request, Failed(by_operator(why), "server")
         if self._execution is None:
-            self._given_up.add(request_id)
-            self._suspects.discard(request_id)
-            self._unfinished.remove(request)
+            self._table.give_up(state, failed.error)  # it may be in the line of a model that is being planned
             self._log.resolve(request_id, failed)
-        elif not self._execution.give_up(request, failed):
+        elif not self._execution.give_up(state, failed):
             return False
         logger.warning("%s %d of %s is %s", request.kind, request.seq_id, request.line, failed.error)
         return True
 
     def session_ended(self, session_id: str) -> None:
         """Free what the session holds as soon as its work is done."""
-        self._ended.add(session_id)
+        self._table.end_session(session_id)
         if self._execution is not None:
             self._execution.session_ended(session_id)
 
@@ -128,7 +123,7 @@ class Scheduler:
     def status(self, request_id: str) -> QueueStatus:
         if self._execution is not None:
             return self._execution.status(request_id)
-        if request_id not in self._unfinished:
+        if self._table.find_unfinished(request_id) is None:
             return QueueStatus("active", None)
         return QueueStatus("paused_capacity", self._phase())
 
@@ -148,20 +143,11 @@ class Scheduler:
         await retry_through_outages(self._fail_those_given_up)
         await retry_through_outages(self._judge)
         restorations = await retry_through_outages(self._plan)
-        again = (request_id for restoration in restorations for request_id in restoration.again)
-        self._quarantine.watch([*again, *(request.id for request in self._unfinished)])
-        parts = self._make_parts(workers, plan)
-        self._execution = Execution(
-            self._log,
-            self._snapshots,
-            parts,
-            self._unfinished,
-            self._ended,
-            self._clock,
-            self._suspects,
-            self._remains.jobs,
-            self._quarantine.at_work,
+        self._table.start_generation(
+            [known.request for restoration in restorations for known in restoration.again.values()]
         )
+        parts = self._make_parts(workers, plan)
+        self._execution = Execution(self._log, self._snapshots, parts, self._table, self._clock)
         try:
             await self._execution.run(restorations)
         except (MeshError, asyncio.CancelledError):  # the latter when no command was out that could fail
@@ -169,6 +155,7 @@ class Scheduler:
             raise
         finally:
             self._execution = None
+            self._table.end_generation()
 
     def _is_settled(self, request: Request) -> bool:
         """Whether nothing is left to do: a custom loss is written down, or a request must not begin again."""
@@ -199,25 +186,25 @@ class Scheduler:
         Only a request that was alone on the device is given up for what its command did.
         """
         await self._log.stored(None)
-        in_flight, blamed, _ = self._remains
-        self._suspects |= blamed - self._given_up
+        in_flight, blamed = self._remains
+        self._table.suspect(blamed)
         if in_flight:
             counted = await self._log.count_losses(in_flight, blamed)
             for request_id, losses in counted.items():
                 is_guilty = losses.by_command >= MOST_LOSSES_BY_COMMAND and blamed == {request_id}
                 if is_guilty or losses.total >= MOST_LOSSES:
                     await self._give_up(request_id, losses.by_command if is_guilty else losses.total)
-        self._remains = self._remains._replace(in_flight=set(), blamed=set())
+        self._remains = GenerationEnd()
 
     async def _give_up(self, request_id: str, times: int) -> None:
-        request = self._unfinished.get(request_id)
-        if request is not None:
+        state = self._table.find_unfinished(request_id)
+        if state is not None:
             message = (
                 f"the workers were lost {times} times while this request was carried out; it is given up"
             )
+            request = state.request
             logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, message)
-            self._unfinished.remove(request)
-            self._log.resolve(request_id, Failed(message, "server"))
+            self._fail(state, Failed(message, "server"))
             await self._log.stored([request_id])
             return
         self._beyond_repair[request_id] = (
@@ -225,21 +212,26 @@ class Scheduler:
             "was run again"
         )
 
+    def _fail(self, state: RequestState, failed: Failed) -> None:
+        """End a request while there are no workers."""
+        self._table.remove(state.request.id)
+        self._log.resolve(state.request.id, failed)
+
     async def _plan(self) -> list[Restoration]:
         """Plan the models whose sessions are open or have work left, also samples of their versions."""
-        at_work = {request.session_id for request in self._unfinished}
+        with_work = {request.session_id for request in self._table.unfinished()}
         restorations = []
-        for model in await self._models.open_models(at_work):
+        for model in await self._models.open_models(with_work):
             restoration = await self._restoration(model)
             if restoration is not None:
                 restorations.append(restoration)
             if self._models.has_ended(model.session_id):
-                self._ended.add(model.session_id)
+                self._table.end_session(model.session_id)
         return restorations
 
-    async def _restoration(self, model: Model) -> Restoration | None:
+    async def _restoration(self, model: ModelRow) -> Restoration | None:
         """Plan one model; one that cannot be planned cannot be used."""
-        unfinished = self._unfinished.of_line(model.id)
+        unfinished = self._table.unfinished_of_line(model.id)
         try:
             return await plan(
                 model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots

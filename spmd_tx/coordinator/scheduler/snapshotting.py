@@ -11,10 +11,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.runtime.containment import contained, report
-from spmd_tx.coordinator.sampling.versions import Versions
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.request_table import RequestTable
 from spmd_tx.coordinator.scheduler.tasks import Tasks
-from spmd_tx.coordinator.scheduler.unfinished import Unfinished
-from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.line import ModelLine
 from spmd_tx.errors import DamagedBody, MeshError
 
@@ -27,9 +26,8 @@ class SnapshotKeeper:
 
     log: RequestQueue
     snapshots: Snapshots
-    training: Training
-    versions: Versions
-    unfinished: Unfinished
+    parts: GenerationParts
+    table: RequestTable
     tasks: Tasks
     is_lost: Callable[[], bool]
     wake: Callable[[], None]
@@ -39,7 +37,7 @@ class SnapshotKeeper:
     def take_if_due(self, entry: ModelLine, seq_id: int) -> None:
         """Take a snapshot if one is due; the model has just begun an optimizer step."""
         if self.snapshots.is_due(entry.model.id):
-            taking = self.training.take_snapshot(entry.model, seq_id)
+            taking = self.parts.training.take_snapshot(entry.model, seq_id)
             keeping = self.tasks.spawn(self._keep(entry, seq_id, taking))
             self._keeping.add(keeping)
             keeping.add_done_callback(self._keeping.discard)
@@ -51,7 +49,7 @@ class SnapshotKeeper:
                 await asyncio.wait(self._keeping)
             seq_id = entry.stepped
             if seq_id is not None and not self.snapshots.is_behind(entry.model.id, seq_id):
-                await self._keep(entry, seq_id, self.training.take_snapshot(entry.model, seq_id))
+                await self._keep(entry, seq_id, self.parts.training.take_snapshot(entry.model, seq_id))
 
     def note_answered(self, model_id: str, seq_id: int) -> None:
         """Give up older versions once a save of weights to sample from is answered."""
@@ -84,14 +82,15 @@ class SnapshotKeeper:
     async def _note_answered(self, model_id: str, seq_id: int) -> None:
         with contained(f"noting what {model_id} has saved"):
             if await self._are_stored(model_id, seq_id):
-                self.versions.answered(model_id, seq_id)
+                self.parts.versions.answered(model_id, seq_id)
                 self.wake()
 
     async def _are_stored(self, model_id: str, last: int) -> bool:
         """Wait until a model's requests up to a number are answered durably; False: the workers are lost."""
         if self.is_lost():  # nobody would cancel the waiting
             return False
-        ids = [request.id for request in self.unfinished.of_line(model_id) if request.seq_id <= last]
+        unfinished = self.table.unfinished_of_line(model_id)
+        ids = [request.id for request in unfinished if request.seq_id <= last]
         storing = asyncio.create_task(self.log.stored(ids))
         self._waiting.add(storing)
         storing.add_done_callback(self._waiting.discard)

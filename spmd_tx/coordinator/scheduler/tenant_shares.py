@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.runtime.fair_shares import MOST_AWAY, FairShares
-from spmd_tx.coordinator.scheduler.command_seconds import Work
+from spmd_tx.coordinator.scheduler.command_seconds import CommandWork
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Charge:
     """Holds what a command was charged for when it was sent."""
 
     payer: Payer
-    work: Work
+    work: CommandWork
     seconds: float  # estimated
     sent_at: float
     requests: frozenset[str]

@@ -6,11 +6,12 @@ scores of prompts besides log-probabilities, and custom losses. They are compile
 
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.training.packing import TrainingShapes
+from spmd_tx.protocol.places import MOVE_STEPS, MoveStep
 from spmd_tx.protocol.programs import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
-LAST = "swap_out", "swap_in", "page_out", "page_in", "save_state", "load_state", "write_sampler"
+LAST: tuple[MoveStep, ...] = tuple(step for step in MOVE_STEPS if step not in FIRST)
 BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
 
 TRAINING = "forward_backward", "forward"

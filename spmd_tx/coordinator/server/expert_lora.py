@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from spmd_tx.config import AUTO, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import layout_named
 from spmd_tx.models.declared.model import Model
+from spmd_tx.options import AUTO
 
 RECORD = "expert_lora"  # file in the data directory
 BEFORE_RECORDS = "snapshots"  # folder in data directories; there it is alone where no layout was recorded

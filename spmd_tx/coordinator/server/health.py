@@ -3,7 +3,7 @@
 import asyncio
 
 from spmd_tx.coordinator.mesh.hub import Hub
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 
 
@@ -22,7 +22,7 @@ class ServerHealth:
         return self._workers.busy or ("running" if self.ready else "starting")
 
     @property
-    def record(self) -> MeshRecord:
+    def record(self) -> MeshTimeline:
         """What became of the workers so far."""
         return self._workers.record
 

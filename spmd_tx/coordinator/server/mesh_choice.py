@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from spmd_tx.config import AUTO, PARALLEL_SIZES, PLAN_OPTIONS, ServerConfig
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import write_file
 from spmd_tx.errors import UNREADABLE, StartError
+from spmd_tx.options import AUTO, flag
 from spmd_tx.processes.environments import of_worker
 from spmd_tx.processes.parent import tied
 
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 RECORD = "mesh.json"  # in the data directory
 
 
-class MeshRecord(msgspec.Struct, frozen=True):
+class ChosenMesh(msgspec.Struct, frozen=True):
     """Remembers the mesh of the last start."""
 
     mesh: tuple[int, int, int]  # fsdp, ep, tp
@@ -48,11 +49,11 @@ class MeshChoice:
         if self.config.mesh is not None:
             self._note(self.config.mesh)
 
-    async def settle(self, found: Sequence[HostDevices]) -> ServerConfig:
+    async def settle(self, hosts: Sequence[HostDevices]) -> ServerConfig:
         """Choose the open sizes, so that all devices are used. Raises StartError if that cannot work."""
         config = self.config
-        count = config.num_processes * devices_of_each(config, found)
-        device = found[0].found
+        count = config.num_processes * devices_of_each(config, hosts)
+        device = hosts[0].found
         known = self._known()
         if known is not None and known.num_processes == config.num_processes and _fits(config, known, count):
             mesh, why = known.mesh, f"as it was before; {self._record} remembers it"
@@ -67,10 +68,11 @@ class MeshChoice:
 
     async def _planned(self, count: int, kind: str, size: int | None) -> tuple[tuple[int, int, int], str]:
         """Ask ``spmd-tx plan``, which needs JAX, in a process of its own."""
-        arguments = ["--json", "--base-model", str(self.model_dir), "--devices", f"{count}x{kind}"]
+        arguments = ["--json", "--devices", f"{count}x{kind}"]
         arguments += [] if size is None else ["--memory-per-device", str(size)]
-        for name in PLAN_OPTIONS:
-            arguments += _as_option(name, getattr(self.config, name))
+        planned = msgspec.structs.replace(self.config, base_model=str(self.model_dir), revision=None)
+        for name in options_of("plan"):
+            arguments += _as_option(name, getattr(planned, name))
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}
         process = await asyncio.create_subprocess_exec(
             *tied([sys.executable, "-m", "spmd_tx.cli", "plan", *arguments]),
@@ -83,19 +85,19 @@ class MeshChoice:
         if process.returncode:
             lines = complaints.decode(errors="replace").strip().splitlines() or ["no plan was made"]
             raise StartError(lines[-1].removeprefix("spmd-tx: "))
-        told = msgspec.json.decode(said)
-        fsdp, ep, tp = (told[name] for name in PARALLEL_SIZES)
-        return (fsdp, ep, tp), told["why"]
+        answer = msgspec.json.decode(said)
+        fsdp, ep, tp = (answer[name] for name in PARALLEL_SIZES)
+        return (fsdp, ep, tp), answer["why"]
 
-    def _known(self) -> MeshRecord | None:
+    def _known(self) -> ChosenMesh | None:
         try:
-            return msgspec.json.decode(self._record.read_bytes(), type=MeshRecord)
+            return msgspec.json.decode(self._record.read_bytes(), type=ChosenMesh)
         except (OSError, *UNREADABLE):
             return None
 
     def _note(self, mesh: tuple[int, int, int]) -> None:
         """Remember the mesh, and say when it is another one than at the last start."""
-        known, record = self._known(), MeshRecord(mesh, self.config.num_processes)
+        known, record = self._known(), ChosenMesh(mesh, self.config.num_processes)
         if known == record:
             return
         if known is not None and known.mesh != mesh:
@@ -110,22 +112,22 @@ class MeshChoice:
             logger.warning("cannot remember the mesh in %s: %s", self._record, error.strerror)
 
 
-def devices_of_each(config: ServerConfig, found: Sequence[HostDevices]) -> int:
+def devices_of_each(config: ServerConfig, hosts: Sequence[HostDevices]) -> int:
     """Return how many devices each process has. Raises StartError unless all have the same number.
 
     CPUs are simulated: there are as many as the sizes that are given ask for, and one for each process.
     """
-    wanted = [each.wanted for each in found if each.wanted is not None]
+    wanted = [each.wanted for each in hosts if each.wanted is not None]
     simulated = wanted[0] if wanted else _least_count(config) // config.num_processes
-    places = [(each.host, each.found.visible) for each in found]
+    places = [(each.host, each.found.visible) for each in hosts]
     counts = [
         each.wanted or (simulated if each.found.kind == CPU else _part(each, places.count(place)))
-        for each, place in zip(found, places, strict=True)
+        for each, place in zip(hosts, places, strict=True)
     ]
     if len(set(counts)) > 1:
         numbers = ", ".join(
             f"worker {process} on {each.host}: {count}"
-            for process, (each, count) in enumerate(zip(found, counts, strict=True))
+            for process, (each, count) in enumerate(zip(hosts, counts, strict=True))
         )
         raise StartError(
             f"all processes must have the same number of devices, but they have {numbers}; "
@@ -135,10 +137,9 @@ def devices_of_each(config: ServerConfig, found: Sequence[HostDevices]) -> int:
 
 
 def _as_option(name: str, value: object) -> list[str]:
-    option = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return [option] if value else []
-    return [] if value is None else [option, str(value)]
+        return [flag(name)] if value else []
+    return [] if value is None else [flag(name), str(value)]
 
 
 def _least_count(config: ServerConfig) -> int:
@@ -155,7 +156,7 @@ def _part(each: HostDevices, sharing: int) -> int:
     return each.found.count // sharing
 
 
-def _fits(config: ServerConfig, known: MeshRecord, count: int) -> bool:
+def _fits(config: ServerConfig, known: ChosenMesh, count: int) -> bool:
     """Whether a mesh has the sizes that are given, and all devices."""
     sizes = zip(config.parallel_sizes, known.mesh, strict=True)
     return math.prod(known.mesh) == count and all(given in (AUTO, size) for given, size in sizes)

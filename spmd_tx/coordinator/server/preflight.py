@@ -5,10 +5,11 @@ import ipaddress
 import socket
 from fnmatch import fnmatchcase
 
-from spmd_tx.config import AUTO, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.training.packing import SMALL_ROW
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.model import Model
+from spmd_tx.options import AUTO
 from spmd_tx.protocol.addresses import is_loopback
 from spmd_tx.protocol.secret import REMEDY
 

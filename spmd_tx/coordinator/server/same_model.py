@@ -32,7 +32,7 @@ class Record(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumericChanges:
     """Says what decides the numbers of a model and is not as it was at the last start."""
 
     file: Path
@@ -60,7 +60,7 @@ class Numbers:
         write_file(self.file, msgspec.json.encode(self.record))
 
 
-def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) -> Numbers:
+def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) -> NumericChanges:
     """Raise StartError if the data directory belongs to a base model of another shape. Blocks.
 
     It belongs to adapters or to whole models, too. ``files`` are fingerprints of the base model's. A new data
@@ -80,7 +80,7 @@ def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) 
     if not file.exists():
         make_folder(config.data_dir)
         write_file(file, msgspec.json.encode(record))
-        return Numbers(file, record)
+        return NumericChanges(file, record)
     try:
         known = msgspec.json.decode(file.read_bytes(), type=Record)
     except UNREADABLE as error:
@@ -90,15 +90,15 @@ def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) 
         _check_kind(config.data_dir, known.trains_all_weights, config.full_parameters)
     record.base_model = known.base_model
     changes = tuple(_changes(config, known, record))
-    return Numbers(file, record, changes, known.trains_all_weights is not None)
+    return NumericChanges(file, record, changes, known.trains_all_weights is not None)
 
 
-def _check_shape(config: ServerConfig, known: Record, found: Record) -> None:
+def _check_shape(config: ServerConfig, known: Record, present: Record) -> None:
     differences = [
         f"{name} is {now} and was {before}"
         for name, now, before in (
-            ("the architecture", found.architecture, known.architecture),
-            *((name, found.sizes[name], known.sizes.get(name)) for name in SIZES),
+            ("the architecture", present.architecture, known.architecture),
+            *((name, present.sizes[name], known.sizes.get(name)) for name in SIZES),
         )
         if now != before
     ]
@@ -119,28 +119,28 @@ def _check_kind(data_dir: Path, trained_all: bool, trains_all: bool) -> None:
         )
 
 
-def _revisions(known: Record, found: Record) -> str:
-    if known.revision == found.revision:
+def _revisions(known: Record, present: Record) -> str:
+    if known.revision == present.revision:
         return ""
-    before, now = ("left out" if each.revision is None else each.revision for each in (known, found))
+    before, now = ("left out" if each.revision is None else each.revision for each in (known, present))
     return f" (--revision was {before} and is {now} now)"
 
 
-def _changes(config: ServerConfig, known: Record, found: Record) -> list[str]:
+def _changes(config: ServerConfig, known: Record, present: Record) -> list[str]:
     changes = [
         f"{option} was {before} at the last start and is {now} now"
         for option, before, now in (
-            ("--base-dtype", known.base_dtype, found.base_dtype),
-            ("--dtype", known.dtype, found.dtype),
+            ("--base-dtype", known.base_dtype, present.base_dtype),
+            ("--dtype", known.dtype, present.dtype),
         )
         if before != now
     ]
-    if known.files is not None and found.files is not None and known.files != found.files:
-        names = known.files.keys() | found.files.keys()
-        other = sorted(name for name in names if known.files.get(name) != found.files.get(name))
+    if known.files is not None and present.files is not None and known.files != present.files:
+        names = known.files.keys() | present.files.keys()
+        other = sorted(name for name in names if known.files.get(name) != present.files.get(name))
         more = f" and {len(other) - 1} more" if len(other) > 1 else ""
         changes.append(
             f"--base-model {config.base_model} has other weights or another configuration than at the last "
-            f"start, in {other[0]}{more}{_revisions(known, found)}"
+            f"start, in {other[0]}{more}{_revisions(known, present)}"
         )
     return changes

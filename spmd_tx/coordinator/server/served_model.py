@@ -2,32 +2,27 @@
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, context_length
-from spmd_tx.coordinator.server.same_model import Numbers, check_same_model
+from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_model
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.declared.model import Model
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """Holds what the coordinator needs to know of the base model."""
+class OpenedModel(ServedModel):
+    """Holds what was found out about the base model at the start."""
 
-    directory: Path
-    config: Model
-    max_context: int  # tokens
-    text: LazyModelText
-    numbers: Numbers | None = None  # None: they need not be kept
+    numbers: NumericChanges | None = None  # None: they need not be kept
     files: dict[str, str] | None = None  # fingerprints by name; None: not taken yet
     commit: str | None = None  # that --revision names; None: none is asked for
 
 
-def open_model(config: ServerConfig) -> ServedModel:
+def open_model(config: ServerConfig) -> OpenedModel:
     """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
     described = find_config(config.base_model, config.revision)  # no weights are downloaded for nothing
     read = read_model_config(described, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
@@ -36,7 +31,7 @@ def open_model(config: ServerConfig) -> ServedModel:
     max_context = context_length(config, model)
     directory = find_model(config.base_model, config.revision)
     files = fingerprint(directory)
-    return ServedModel(
+    return OpenedModel(
         directory=directory,
         config=model,
         max_context=max_context,

@@ -33,9 +33,9 @@ def request_span(request_id: str, traceparent: str | None) -> RequestSpan:
     """Derive the identifiers from the request's, which nobody can guess."""
     parent = propagate.extract({"traceparent": traceparent or ""}, Context())
     of_client = trace.get_current_span(parent).get_span_context()
-    own = blake2b(request_id.encode(), digest_size=24).digest()
-    trace_id = of_client.trace_id if of_client.is_valid else int.from_bytes(own[:16], "big")
-    return RequestSpan(parent, trace_id, int.from_bytes(own[16:], "big"))
+    digest = blake2b(request_id.encode(), digest_size=24).digest()
+    trace_id = of_client.trace_id if of_client.is_valid else int.from_bytes(digest[:16], "big")
+    return RequestSpan(parent, trace_id, int.from_bytes(digest[16:], "big"))
 
 
 class GivenIds(RandomIdGenerator):

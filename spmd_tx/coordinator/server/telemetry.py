@@ -91,8 +91,8 @@ class Telemetry:
                 start_time=begin * NANOSECONDS,
             )
         inside = trace.set_span_in_context(span)
-        waits = [("compiling", int(first * 1e6), int(last * 1e6)) for first, last in times.compiled]
-        for name, first, last in (*zip(STAGES, (begin, *ends), ends, strict=False), *waits):
+        compilations = [("compiling", int(first * 1e6), int(last * 1e6)) for first, last in times.compiled]
+        for name, first, last in (*zip(STAGES, (begin, *ends), ends, strict=False), *compilations):
             if last > first:
                 stage = tracer.start_span(name, context=inside, start_time=first * NANOSECONDS)
                 stage.end(last * NANOSECONDS)

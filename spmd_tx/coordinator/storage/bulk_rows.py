@@ -10,12 +10,12 @@ from typing import Any
 from sqlalchemy import Table, select, text, tuple_
 from sqlalchemy.orm import Session
 
-Row = Mapping[str, object]
+RowValues = Mapping[str, object]
 
 ROWS_AT_ONCE = 500  # SQLite takes 32,766 parameters
 
 
-def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -> None:
+def insert(db: Session, table: Table, rows: Sequence[RowValues], and_then: str = "") -> None:
     """Insert rows of the database's own values. ``and_then`` follows the values: ON CONFLICT ..."""
     columns = _columns(rows)
     into = f"INSERT INTO {table.name} ({', '.join(columns)}) VALUES"
@@ -27,7 +27,7 @@ def insert(db: Session, table: Table, rows: Sequence[Row], and_then: str = "") -
         _one(db, f"{into} {_places(columns, len(some))} {and_then}", some)
 
 
-def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
+def update(db: Session, table: Table, key: str, rows: Sequence[RowValues]) -> None:
     """Update rows by their key, which must be the first column of each mapping."""
     columns = _columns(rows)
     assert not columns or columns[0] == key
@@ -39,12 +39,12 @@ def update(db: Session, table: Table, key: str, rows: Sequence[Row]) -> None:
     for start in range(0, len(rows), ROWS_AT_ONCE):
         some = rows[start : start + ROWS_AT_ONCE]
         source = f"(VALUES {_places(columns, len(some))}) AS new"
-        where = f"{table.name}.{key} = new.column1"
-        _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {where}", some)
+        has_key = f"{table.name}.{key} = new.column1"
+        _one(db, f"UPDATE {table.name} SET {values} FROM {source} WHERE {has_key}", some)
 
 
 def find(
-    db: Session, table: Table, keys: Sequence[str], wanted: Sequence[Sequence[object]], columns: Sequence[str]
+    db: Session, table: Table, keys: Sequence[str], values: Sequence[Sequence[object]], columns: Sequence[str]
 ) -> list[Sequence[Any]]:
     """The ``columns`` of the rows whose composite key is among the wanted ones.
 
@@ -53,24 +53,24 @@ def find(
     if not _is_sqlite(db):
         key = tuple_(*(table.c[name] for name in keys))
         query = select(*(table.c[name] for name in columns))
-        parts = [wanted[start : start + ROWS_AT_ONCE] for start in range(0, len(wanted), ROWS_AT_ONCE)]
+        parts = [values[start : start + ROWS_AT_ONCE] for start in range(0, len(values), ROWS_AT_ONCE)]
         return [row for part in parts for row in db.execute(query.where(key.in_(part)))]
-    found: list[Sequence[Any]] = []
-    for start in range(0, len(wanted), ROWS_AT_ONCE):
-        some = wanted[start : start + ROWS_AT_ONCE]
+    rows: list[Sequence[Any]] = []
+    for start in range(0, len(values), ROWS_AT_ONCE):
+        some = values[start : start + ROWS_AT_ONCE]
         source = f"(VALUES {_places(keys, len(some))}) AS wanted"
         meets = " AND ".join(f"{name} = wanted.column{place}" for place, name in enumerate(keys, start=1))
         statement = f"SELECT {', '.join(columns)} FROM {source} CROSS JOIN {table.name} ON {meets}"
-        values = tuple(value for key in some for value in key)
-        found += db.connection().exec_driver_sql(statement, values)
-    return found
+        parameters = tuple(value for key in some for value in key)
+        rows += db.connection().exec_driver_sql(statement, parameters)
+    return rows
 
 
 def _is_sqlite(db: Session) -> bool:
     return db.get_bind().dialect.name == "sqlite"
 
 
-def _columns(rows: Sequence[Row]) -> list[str]:
+def _columns(rows: Sequence[RowValues]) -> list[str]:
     return list(rows[0]) if rows else []
 
 
@@ -83,11 +83,11 @@ def _places(columns: Sequence[str], count: int) -> str:
     return ", ".join([row] * count)
 
 
-def _one(db: Session, statement: str, rows: Sequence[Row]) -> None:
+def _one(db: Session, statement: str, rows: Sequence[RowValues]) -> None:
     values = tuple(value for row in rows for value in row.values())
     db.connection().exec_driver_sql(statement, values)
 
 
-def _many(db: Session, statement: str, rows: Sequence[Row]) -> None:
+def _many(db: Session, statement: str, rows: Sequence[RowValues]) -> None:
     if rows:
         db.execute(text(statement), list(rows))

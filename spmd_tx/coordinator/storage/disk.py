@@ -116,14 +116,14 @@ class DiskGuard:
 
 def by_kind(data_dir: Path) -> dict[str, int]:
     """The bytes in the data directory by kind; hard links shared between folders count in each."""
-    found: dict[str, int] = dict.fromkeys([*KINDS, DATABASE, OTHER], 0)
+    sizes: dict[str, int] = dict.fromkeys([*KINDS, DATABASE, OTHER], 0)
     for entry in _entries(data_dir):
         if entry.name.startswith("spmd_tx.db"):
             kind = DATABASE
         else:
             kind = entry.name if entry.name in KINDS else OTHER
-        found[kind] += size_of(Path(entry.path))
-    return found
+        sizes[kind] += size_of(Path(entry.path))
+    return sizes
 
 
 def size_of(path: Path) -> int:

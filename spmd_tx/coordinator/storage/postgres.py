@@ -49,8 +49,8 @@ _HOLDER = """
 
 def check_options(url: URL) -> None:
     """Refuse what asyncpg does not know behind the ``?`` of a URL. Raises StartError."""
-    known = set(inspect.signature(asyncpg.connect).parameters) | OF_SQLALCHEMY
-    unknown = sorted(set(url.query) - known)
+    supported = set(inspect.signature(asyncpg.connect).parameters) | OF_SQLALCHEMY
+    unknown = sorted(set(url.query) - supported)
     if unknown:
         raise StartError(
             f"--database-url has {', '.join(unknown)} behind its ?, which asyncpg does not know; leave it "
@@ -96,8 +96,8 @@ def _wait_for_disks(connection: Any, _: object) -> None:
 
 def _connection_name() -> str:
     """A unique name under which PostgreSQL shows the connections of this server."""
-    own = f"spmd-tx {secrets.token_hex(4)}, process {os.getpid()} on "
-    return (own + socket.gethostname())[:LONGEST_NAME]
+    prefix = f"spmd-tx {secrets.token_hex(4)}, process {os.getpid()} on "
+    return (prefix + socket.gethostname())[:LONGEST_NAME]
 
 
 def _lock(connection: Any, name: str) -> None:

@@ -19,7 +19,7 @@ class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 (SQLAlchemy reads it)
 
 
-class Session(Base):
+class SessionRow(Base):
     """Stores a session: one ServiceClient. Its models and samplers end with it."""
 
     __tablename__ = "sessions"
@@ -39,7 +39,7 @@ class Session(Base):
     finish_detail: Mapped[str | None]
 
 
-class Model(Base):
+class ModelRow(Base):
     """Stores a model: one adapter in training, which listings call a training run."""
 
     __tablename__ = "models"
@@ -63,7 +63,7 @@ class Model(Base):
         return msgspec.convert(self, AdapterSpec, from_attributes=True)
 
 
-class Sampler(Base):
+class SamplerRow(Base):
     """Stores a sampler: frozen weights of a checkpoint, of an ephemeral version or of the base model."""
 
     __tablename__ = "samplers"
@@ -79,7 +79,7 @@ class Sampler(Base):
     inflight: Mapped[bool] = mapped_column(default=False)  # samples from the newest such weights of its model
 
 
-class Checkpoint(Base):
+class CheckpointRow(Base):
     """Stores a complete checkpoint, which is a folder."""
 
     __tablename__ = "checkpoints"
@@ -224,7 +224,7 @@ class ServerState(Base):
     had_keys: Mapped[bool] = mapped_column(default=False)  # whether there ever were API keys
 
 
-class ApiKey(Base):
+class ApiKeyRow(Base):
     """Stores an API key, as a hash only."""
 
     __tablename__ = "keys"

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
-from spmd_tx.coordinator.storage.tables import AuditRow, Session
+from spmd_tx.coordinator.storage.tables import AuditRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 
 OPERATOR = Caller("operator", "admin")  # whoever runs spmd-tx on the server's host
@@ -54,7 +54,7 @@ async def note(database: Database, event: AuditEvent) -> None:
 
 def add_by_session(db: orm.Session, name: str, session_id: str, tinker_path: str) -> None:
     """Add the event that a request of a session has saved or loaded a checkpoint."""
-    session = db.get(Session, session_id)
+    session = db.get(SessionRow, session_id)
     if session is not None:
         caller = Caller(session.owner, "user", session.key_id)
         details = {"session_id": session_id, "tinker_path": tinker_path}

@@ -17,7 +17,7 @@ from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.runtime.metrics import KEYS_MISSING_SECONDS
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
-from spmd_tx.coordinator.storage.tables import ApiKey
+from spmd_tx.coordinator.storage.tables import ApiKeyRow
 from spmd_tx.coordinator.tenancy import keys, keys_seen
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller, KeyLimits
 from spmd_tx.errors import Forbidden, Unauthorized
@@ -43,13 +43,13 @@ class Keyring:
     """Finds the caller behind a key. A server that has never had a key lets everyone in."""
 
     def __init__(
-        self, database: Database, data_dir: Path, rows: Iterable[ApiKey], were_seen: bool = False
+        self, database: Database, data_dir: Path, rows: Iterable[ApiKeyRow], were_seen: bool = False
     ) -> None:
         """``were_seen``: whether there were keys before, even if there are none now."""
         self._database = database
         self._data_dir = data_dir
-        self._rows: dict[str, ApiKey] = {}  # by hash
-        self._by_id: dict[str, ApiKey] = {}
+        self._rows: dict[str, ApiKeyRow] = {}  # by hash
+        self._by_id: dict[str, ApiKeyRow] = {}
         self._used_at: dict[str, float] = {}  # by id; uses that are not stored yet
         self._were_seen = were_seen
         self._is_noted = were_seen
@@ -75,7 +75,7 @@ class Keyring:
         """The holder of the key with this id, whose token was shown before. Raises Unauthorized."""
         return self._holder(self._by_id.get(key_id))
 
-    def _holder(self, row: ApiKey | None) -> Caller:
+    def _holder(self, row: ApiKeyRow | None) -> Caller:
         if row is None:
             raise Unauthorized(UNKNOWN)
         now = time.time()
@@ -152,10 +152,10 @@ class Keyring:
         if uses:
             async with self._database.transaction() as db:
                 values = [{"id": id, "last_used_at": at} for id, at in uses.items()]
-                await db.execute(update(ApiKey), values)
+                await db.execute(update(ApiKeyRow), values)
             self._used_at = {id: at for id, at in self._used_at.items() if at > uses.get(id, 0.0)}
 
-    def _set_rows(self, rows: Iterable[ApiKey]) -> None:
+    def _set_rows(self, rows: Iterable[ApiKeyRow]) -> None:
         self._by_id = {row.id: row for row in rows}
         self._rows = {row.hash: row for row in self._by_id.values()}
         self._were_seen = self._were_seen or bool(self._rows)

@@ -12,12 +12,12 @@ from typing import NamedTuple, TypeVar
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.config import MANY, check_number
 from spmd_tx.coordinator.storage.database import Database, beside
-from spmd_tx.coordinator.storage.tables import ApiKey, Role
+from spmd_tx.coordinator.storage.tables import ApiKeyRow, Role
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.errors import StartError
+from spmd_tx.options import MANY, check_number, flag
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class NewKey(NamedTuple):
     """Holds a new key's row, and the only copy of its token."""
 
     token: str
-    row: ApiKey
+    row: ApiKeyRow
 
 
 def digest(token: str) -> str:
@@ -50,7 +50,7 @@ def digest(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 
-def problem(row: ApiKey, now: float) -> str | None:
+def problem(row: ApiKeyRow, now: float) -> str | None:
     """Why a key is not valid any more, if so."""
     if row.revoked_at is not None and row.revoked_at <= now:
         return "was revoked"
@@ -59,16 +59,16 @@ def problem(row: ApiKey, now: float) -> str | None:
     return None
 
 
-async def listed(db: AsyncSession) -> Sequence[ApiKey]:
+async def listed(db: AsyncSession) -> Sequence[ApiKeyRow]:
     """All keys, valid or not, in the order of their creation."""
-    return (await db.scalars(select(ApiKey).order_by(ApiKey.created_at, ApiKey.id))).all()
+    return (await db.scalars(select(ApiKeyRow).order_by(ApiKeyRow.created_at, ApiKeyRow.id))).all()
 
 
 async def create(db: AsyncSession, options: NewKeyOptions) -> NewKey:
     """Make a key. Raises StartError for options that make no sense."""
     _check(options)
     token, now = PREFIX + secrets.token_hex(SECRET_BYTES), time.time()
-    row = ApiKey(
+    row = ApiKeyRow(
         id=secrets.token_hex(ID_BYTES),
         hash=digest(token),
         owner=options.owner,
@@ -82,7 +82,7 @@ async def create(db: AsyncSession, options: NewKeyOptions) -> NewKey:
     return NewKey(token, row)
 
 
-async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> ApiKey:
+async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> ApiKeyRow:
     """End a key at once. Revoking it again changes nothing."""
     row = await _find(db, id)
     if row.revoked_at is None:
@@ -118,12 +118,14 @@ async def in_database(
     return await beside(database_url, data_dir, write)
 
 
-def _note(db: AsyncSession, event: str, row: ApiKey, caller: Caller = audit.OPERATOR, **details: str) -> None:
+def _note(
+    db: AsyncSession, event: str, row: ApiKeyRow, caller: Caller = audit.OPERATOR, **details: str
+) -> None:
     audit.add(db, audit.AuditEvent(event, caller, row.owner, {"key": row.id, **details}))
 
 
-async def _find(db: AsyncSession, id: str) -> ApiKey:
-    row = await db.get(ApiKey, id)
+async def _find(db: AsyncSession, id: str) -> ApiKeyRow:
+    row = await db.get(ApiKeyRow, id)
     if row is None:
         raise StartError(f"there is no key {id!r}; spmd-tx keys list shows the IDs of all")
     return row
@@ -137,7 +139,7 @@ def _check(options: NewKeyOptions) -> None:
         )
     days = None if options.lifetime is None else options.lifetime / DAY
     amounts = {"--expires-days": (days, MOST_DAYS)} | {
-        f"--{name.replace('_', '-')}": (amount, MANY) for name, amount in asdict(options.limits).items()
+        flag(name): (amount, MANY) for name, amount in asdict(options.limits).items()
     }
     for option, (amount, most) in amounts.items():
         if amount is not None and not 0 < amount <= most:

@@ -10,7 +10,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
+from spmd_tx.coordinator.storage.tables import ApiKeyRow, ServerState
 from spmd_tx.coordinator.tenancy import audit
 
 FILE = "keys_seen"  # in the data directory
@@ -39,7 +39,7 @@ async def note(database: Database, data_dir: Path) -> None:
 
 async def forget(db: AsyncSession, data_dir: Path) -> int:
     """Delete all keys, and the record that there were any. The result is the number of deleted keys."""
-    removed = (await db.execute(delete(ApiKey).returning(ApiKey.id))).all()
+    removed = (await db.execute(delete(ApiKeyRow).returning(ApiKeyRow.id))).all()
     await db.execute(update(ServerState).values(had_keys=False))
     audit.add(
         db, audit.AuditEvent("keys_removed", audit.OPERATOR, audit.OPERATOR.owner, {"keys": len(removed)})

@@ -6,14 +6,14 @@ It compares the table of checkpoints with its own, whoever changes them; exact t
 from sqlalchemy import and_, delete, exists, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, StoredCheckpoint
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, StoredCheckpoint
 from spmd_tx.coordinator.tenancy.usage import KEPT_SECONDS
 
 _SAME = and_(
-    Checkpoint.run_id == StoredCheckpoint.run_id,
-    Checkpoint.kind == StoredCheckpoint.kind,
-    Checkpoint.name == StoredCheckpoint.name,
-    Checkpoint.created_at == StoredCheckpoint.created_at,
+    CheckpointRow.run_id == StoredCheckpoint.run_id,
+    CheckpointRow.kind == StoredCheckpoint.kind,
+    CheckpointRow.name == StoredCheckpoint.name,
+    CheckpointRow.created_at == StoredCheckpoint.created_at,
 )
 
 
@@ -26,10 +26,10 @@ async def look(db: AsyncSession, now: float) -> None:
         .execution_options(synchronize_session=False)
     )
     names = ["run_id", "kind", "name", "owner", "size_bytes", "created_at"]
-    columns = [getattr(Checkpoint, name) for name in names]
+    columns = [getattr(CheckpointRow, name) for name in names]
     new = (
-        select(*columns, Model.session_id, Model.base_model)
-        .outerjoin(Model, Model.id == Checkpoint.run_id)
+        select(*columns, ModelRow.session_id, ModelRow.base_model)
+        .outerjoin(ModelRow, ModelRow.id == CheckpointRow.run_id)
         .where(~exists().where(_SAME))
     )
     await db.execute(insert(StoredCheckpoint).from_select([*names, "session_id", "base_model"], new))

@@ -8,7 +8,7 @@ from sqlalchemy import Table, delete, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage import bulk_rows
-from spmd_tx.coordinator.storage.tables import Model, Sampler, Session, UsageRow
+from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow, SessionRow, UsageRow
 from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire import checkpoint_paths
 
@@ -33,8 +33,8 @@ def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
     sums: dict[tuple[str, str], Usage] = defaultdict(Usage)
     for line, session_id, usage in items:
         if usage != NO_USAGE:
-            known = sums[line, session_id]
-            sums[line, session_id] = Usage(*map(sum, zip(known, usage, strict=True)))
+            totals = sums[line, session_id]
+            sums[line, session_id] = Usage(*map(sum, zip(totals, usage, strict=True)))
     if not sums:
         return
     lines = [line for line, _ in sums]
@@ -56,18 +56,18 @@ async def forget(db: AsyncSession, now: float) -> None:
 
 def _owner_columns(db: orm.Session, line: str, session_id: str) -> dict[str, str | None]:
     """The columns beside the counts, which a line's first row in an hour sets."""
-    session = db.get(Session, session_id)
-    model = db.get(Sampler, line) or db.get(Model, line)
+    session = db.get(SessionRow, session_id)
+    model = db.get(SamplerRow, line) or db.get(ModelRow, line)
     return {
         "session_id": session_id,
         "owner": "" if session is None else session.owner,
         "key_id": session and session.key_id,
-        "run_id": _run_of(model) if isinstance(model, Sampler) else line,
+        "run_id": _run_of(model) if isinstance(model, SamplerRow) else line,
         "base_model": model and model.base_model,
     }
 
 
-def _run_of(sampler: Sampler) -> str | None:
+def _run_of(sampler: SamplerRow) -> str | None:
     if sampler.model_path is not None:
         return checkpoint_paths.parse(sampler.model_path).run_id
     return sampler.model_id

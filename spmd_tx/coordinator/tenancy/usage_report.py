@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow, StoredCheckpoint, UsageRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
 from spmd_tx.coordinator.wire.moments import read_moment
@@ -43,11 +43,11 @@ ROWS_AT_ONCE = 200
 WHOLE = 4  # pages that the answer to a client which knows no pages may have
 
 
-Sessions = dict[str, Session]  # by id
-Events = Callable[[Any, Session | None], Iterator[UsageEvent]]  # of a row of its session
+Sessions = dict[str, SessionRow]  # by id
+Events = Callable[[Any, SessionRow | None], Iterator[UsageEvent]]  # of a row of its session
 
 
-class Page(NamedTuple):
+class EventPage(NamedTuple):
     """Selects a part of the events."""
 
     offset: int | None = None  # None: all of them are wanted
@@ -79,14 +79,14 @@ def _hour(name: str, text: str) -> datetime:
 
 
 async def usage(
-    db: AsyncSession, wanted: Window, caller: Caller, now: float, page: Page = Page()
+    db: AsyncSession, window: Window, caller: Caller, now: float, page: EventPage = EventPage()
 ) -> UsageResponse:
     """Return the usage that a caller may see, by the hour, then by tokens, most first.
 
     Raises InvalidRequest for a window with more than an answer holds, unless a page of it is asked for. In a
     page, storage comes behind tokens.
     """
-    start, end = wanted.start.timestamp(), wanted.end.timestamp()
+    start, end = window.start.timestamp(), window.end.timestamp()
     rows = select(UsageRow).where(
         UsageRow.hour >= start, UsageRow.hour < end, is_seen(caller, UsageRow.owner)
     )
@@ -94,14 +94,14 @@ async def usage(
     gatherer = _Gatherer(page)
     queries: list[tuple[Select[Any], Events]] = [
         (rows.order_by(UsageRow.hour, UsageRow.line), _token_events),
-        (stored, partial(_storage_events, wanted=wanted, now=now)),
+        (stored, partial(_storage_events, window=window, now=now)),
     ]
     for query, events_of in queries:
         async with aclosing(in_pieces(db, query, ROWS_AT_ONCE)) as pieces:
             async for piece in pieces:
-                found = [row for (row,) in piece]
-                sessions = await gatherer.sessions_of(db, found)
-                if not await asyncio.to_thread(gatherer.add, found, events_of, sessions):
+                usage_rows = [row for (row,) in piece]
+                sessions = await gatherer.sessions_of(db, usage_rows)
+                if not await asyncio.to_thread(gatherer.add, usage_rows, events_of, sessions):
                     return gatherer.page()
     return await asyncio.to_thread(gatherer.all)
 
@@ -109,18 +109,18 @@ async def usage(
 class _Gatherer:
     """Gathers events until they are too many for an answer."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: EventPage) -> None:
         self._page = page
         self._room = PageRoom(page.most_bytes if page.offset is not None else WHOLE * page.most_bytes)
         self._seen = 0  # events, with those before the page
         self._events: list[UsageEvent] = []
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SessionRow] = {}
 
     async def sessions_of(self, db: AsyncSession, rows: Sequence[UsageRow | StoredCheckpoint]) -> Sessions:
         ids = {row.session_id for row in rows if row.session_id}
-        found = await db.scalars(select(Session).where(Session.id.in_(ids - self._sessions.keys())))
+        sessions = await db.scalars(select(SessionRow).where(SessionRow.id.in_(ids - self._sessions.keys())))
         return {id: each for id, each in self._sessions.items() if id in ids} | {
-            each.id: each for each in found
+            each.id: each for each in sessions
         }
 
     def add(self, rows: Sequence[UsageRow | StoredCheckpoint], events_of: Events, sessions: Sessions) -> bool:
@@ -136,7 +136,7 @@ class _Gatherer:
                     return False
         return True
 
-    def _takes(self, event: UsageEvent, session: Session | None) -> bool:
+    def _takes(self, event: UsageEvent, session: SessionRow | None) -> bool:
         is_new = session is not None and session.id not in self._sessions
         metadata = len(msgspec.json.encode(session.user_metadata)) if session and is_new else 0
         if not self._room.takes_bytes(len(msgspec.json.encode(event)) + metadata):
@@ -178,17 +178,17 @@ async def current_storage(
 
     Raises InvalidRequest where these are too many for an answer.
     """
-    groups = Session.project_id, Checkpoint.owner
+    groups = SessionRow.project_id, CheckpointRow.owner
     query = (
-        select(*groups, func.count(), func.sum(Checkpoint.size_bytes))
-        .select_from(Checkpoint)
-        .outerjoin(Model, Model.id == Checkpoint.run_id)
-        .outerjoin(Session, Session.id == Model.session_id)
-        .where(is_seen(caller, Checkpoint.owner))
+        select(*groups, func.count(), func.sum(CheckpointRow.size_bytes))
+        .select_from(CheckpointRow)
+        .outerjoin(ModelRow, ModelRow.id == CheckpointRow.run_id)
+        .outerjoin(SessionRow, SessionRow.id == ModelRow.session_id)
+        .where(is_seen(caller, CheckpointRow.owner))
         .group_by(*groups)
     )
     if project_id is not None:
-        query = query.where(Session.project_id == project_id)
+        query = query.where(SessionRow.project_id == project_id)
     room, items = PageRoom(WHOLE * most_bytes), list[StorageItem]()
     async with aclosing(in_pieces(db, query, ROWS_AT_ONCE)) as pieces:
         async for project, owner, count, size in (row async for piece in pieces for row in piece):
@@ -213,7 +213,7 @@ def _stored(start: float, end: float, caller: Caller) -> Select[StoredCheckpoint
     return query.where(is_seen(caller, StoredCheckpoint.owner))
 
 
-def _token_events(row: UsageRow, session: Session | None) -> Iterator[UsageEvent]:
+def _token_events(row: UsageRow, session: SessionRow | None) -> Iterator[UsageEvent]:
     infos: list[tuple[int, EventInfo]] = [
         (row.trained, TrainingEvent(row.trained, forward_only=False)),
         (row.forwarded, TrainingEvent(row.forwarded, forward_only=True)),
@@ -235,11 +235,11 @@ def _token_events(row: UsageRow, session: Session | None) -> Iterator[UsageEvent
 
 
 def _storage_events(
-    row: StoredCheckpoint, session: Session | None, wanted: Window, now: float
+    row: StoredCheckpoint, session: SessionRow | None, window: Window, now: float
 ) -> Iterator[UsageEvent]:
     """One event for each past or present hour in which the checkpoint was there."""
-    start = max(wanted.start.timestamp(), row.created_at)
-    end = min(wanted.end.timestamp(), now, now if row.deleted_at is None else row.deleted_at)
+    start = max(window.start.timestamp(), row.created_at)
+    end = min(window.end.timestamp(), now, now if row.deleted_at is None else row.deleted_at)
     hour = int(start) // HOUR_SECONDS * HOUR_SECONDS
     while hour < end:
         hours = (min(end, hour + HOUR_SECONDS) - max(start, hour)) / HOUR_SECONDS
@@ -258,7 +258,7 @@ def _bucket(hour: int) -> dict[str, Any]:
     return {"bucket_start": start, "bucket_end": start + timedelta(seconds=HOUR_SECONDS)}
 
 
-def _envelope(row: UsageRow | StoredCheckpoint, session: Session | None) -> dict[str, Any]:
+def _envelope(row: UsageRow | StoredCheckpoint, session: SessionRow | None) -> dict[str, Any]:
     return {
         "base_model": row.base_model,
         "user_id": row.owner,

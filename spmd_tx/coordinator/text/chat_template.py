@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
-from spmd_tx.coordinator.text.conversation import Marks, Message, Place
+from spmd_tx.coordinator.text.conversation import Marks, Message, ValuePlace
 from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
@@ -97,17 +97,17 @@ class ChatTemplate:
 
     def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
-        errors, lost = list[Exception](), list[Place]()
+        errors, lost = list[Exception](), list[ValuePlace]()
         for spelled in conversation.spellings(messages, source):
             try:
                 text = self._apply(spelled, options)
             except TEMPLATE_ERRORS as error:
                 errors.append(error)
                 continue
-            found = self._lost(spelled, options)
-            if found is None:
+            first_lost = self._lost(spelled, options)
+            if first_lost is None:
                 return text
-            lost.append(found)
+            lost.append(first_lost)
         if lost:
             raise _not_rendered(lost[0])
         broken = conversation.broken_arguments(messages)
@@ -124,7 +124,7 @@ class ChatTemplate:
         )
         return text
 
-    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> Place | None:
+    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> ValuePlace | None:
         """Return a place of the conversation whose text the template leaves out."""
         marks = Marks()
         marked = marks.marked(messages)
@@ -175,7 +175,7 @@ def _variables(environment: Any, source: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(environment.parse(source)) - environment.globals.keys())
 
 
-def _not_rendered(place: Place) -> NotRendered:
+def _not_rendered(place: ValuePlace) -> NotRendered:
     leaves_out = f"the model's chat template leaves out {place.path}"
     if place.message is None:
         return NotRendered(f"{leaves_out}; describe the tools in a message instead")
@@ -199,14 +199,14 @@ def _concat(pieces: Iterable[str]) -> str:
     limits = _limits.get()
     if limits is None:
         return "".join(pieces)
-    found: list[str] = []
+    texts: list[str] = []
     length = 0
     for piece in pieces:
-        found.append(piece)
+        texts.append(piece)
         length += len(piece)
         if length > limits.characters or time.monotonic() > limits.end:
             raise InvalidRequest(
                 "the model's chat template makes this conversation too long: more than "
                 f"{limits.characters} characters, or {limits.seconds:g} s of work; shorten it"
             )
-    return "".join(found)
+    return "".join(texts)

@@ -25,7 +25,7 @@ _MARKS = re.compile(rf"(\{{')?{_MARK}(\d{{{_DIGITS}}})")
 
 
 @dataclass(frozen=True)
-class Place:
+class ValuePlace:
     """Says where a value stands in a conversation, or in its tools."""
 
     message: int | None  # None: in the tools
@@ -59,18 +59,18 @@ def spellings(messages: Sequence[Message], source: str) -> Iterator[list[dict[st
 
 def _spelled(message: Message, instructing: str, arguments: Callable[[Any], Any]) -> dict[str, Any]:
     """Write a message. Null has the same meaning as a missing key, and so has an empty list of calls."""
-    found = {key: value for key, value in message.items() if value is not None}
-    if found["role"] == DEVELOPER:
-        found["role"] = instructing
-    calls = found.pop(CALLS, None)
+    fields = {key: value for key, value in message.items() if value is not None}
+    if fields["role"] == DEVELOPER:
+        fields["role"] = instructing
+    calls = fields.pop(CALLS, None)
     if calls:
-        found[CALLS] = [_call(call, arguments) for call in calls]
-    found["content"] = found.get("content") or ""
-    first, *others = [key for key in REASONING if key in found] or [""]
+        fields[CALLS] = [_call(call, arguments) for call in calls]
+    fields["content"] = fields.get("content") or ""
+    first, *others = [key for key in REASONING if key in fields] or [""]
     for other in others:
-        if found[other] == found[first]:
-            del found[other]
-    return found
+        if fields[other] == fields[first]:
+            del fields[other]
+    return fields
 
 
 def _call(call: Mapping[str, Any], arguments: Callable[[Any], Any]) -> dict[str, Any]:
@@ -78,40 +78,40 @@ def _call(call: Mapping[str, Any], arguments: Callable[[Any], Any]) -> dict[str,
     return {**call, FUNCTION: {**function, ARGUMENTS: arguments(function.get(ARGUMENTS))}}
 
 
-def _mapping(given: Any) -> Any:
+def _mapping(arguments: Any) -> Any:
     """Return arguments as a mapping. What is no JSON object stays text: a model may have written it.
 
     Nor are halves of characters and numbers without bounds, which Python's own reader takes.
     """
-    if isinstance(given, dict):
-        return given
+    if isinstance(arguments, dict):
+        return arguments
     try:
-        found = msgspec.json.decode(_text(given))
+        mapping = msgspec.json.decode(_text(arguments))
     except (msgspec.DecodeError, RecursionError):
-        return given
-    return found if isinstance(found, dict) else given
+        return arguments
+    return mapping if isinstance(mapping, dict) else arguments
 
 
-def broken_arguments(messages: Sequence[Message]) -> Place | None:
+def broken_arguments(messages: Sequence[Message]) -> ValuePlace | None:
     """Return the place of arguments that are no JSON object, if there are any."""
     for number, message in enumerate(messages):
         for place, call in enumerate(message.get(CALLS) or ()):
             if isinstance(_mapping(call[FUNCTION].get(ARGUMENTS)), str):
-                return Place(number, message["role"], f"{CALLS}[{place}].{FUNCTION}.{ARGUMENTS}", True)
+                return ValuePlace(number, message["role"], f"{CALLS}[{place}].{FUNCTION}.{ARGUMENTS}", True)
     return None
 
 
-def _text(given: Any) -> str:
+def _text(value: Any) -> str:
     """Return arguments as JSON, as they were sent if they are."""
-    if isinstance(given, dict):
-        return json.dumps(given, ensure_ascii=False)
-    return given if given and given.strip() else NO_ARGUMENTS
+    if isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return value if value and value.strip() else NO_ARGUMENTS
 
 
-def numbers(messages: Sequence[Message]) -> list[Place]:
+def numbers(messages: Sequence[Message]) -> list[ValuePlace]:
     """Return the places of numbers and truth values beside texts. They cannot be marked."""
     return [
-        Place(number, message["role"], key, CALLS in message)
+        ValuePlace(number, message["role"], key, CALLS in message)
         for number, message in enumerate(messages)
         for key, value in message.items()
         if value and isinstance(value, int | float)
@@ -129,7 +129,7 @@ class Marks:
     """Gives marks to the texts of a conversation, and says which of them a template has written."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.places: list[ValuePlace] = []
 
     def marked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
         """Return the conversation with a mark in place of each text that a model should see."""
@@ -148,30 +148,32 @@ class Marks:
 
         A template may write a part of a call, as its arguments alone.
         """
-        told = [(bool(python), int(number)) for python, number in _MARKS.findall(text)]
-        garbled = {number for is_python, number in told if is_python}
-        found = {number for _, number in told if number < len(self.places)} - garbled
-        shown = {self.places[number].call for number in found}
+        marks = [(bool(python), int(number)) for python, number in _MARKS.findall(text)]
+        garbled = {number for is_python, number in marks if is_python}
+        present = {number for _, number in marks if number < len(self.places)} - garbled
+        shown = {self.places[number].call for number in present}
         return [
             number
             for number, place in enumerate(self.places)
-            if number in garbled or not (number in found or (place.call and place.call in shown))
+            if number in garbled or not (number in present or (place.call and place.call in shown))
         ]
 
     def _tool(self, number: int, tool: Any) -> Any:
         function = tool.get(FUNCTION) if isinstance(tool, dict) else None
         if not isinstance(function, dict):
             return tool
-        places = {key: Place(None, "", f"tools[{number}].{FUNCTION}.{key}", False) for key in TOLD_OF_TOOLS}
-        told = {
+        places = {
+            key: ValuePlace(None, "", f"tools[{number}].{FUNCTION}.{key}", False) for key in TOLD_OF_TOOLS
+        }
+        fields = {
             key: self._mark(places[key]) if key in places and isinstance(value, str) and value else value
             for key, value in function.items()
         }
-        return {**tool, FUNCTION: told}
+        return {**tool, FUNCTION: fields}
 
     def _message(self, number: int, message: Message) -> dict[str, Any]:
-        def of(path: str) -> Place:
-            return Place(number, message["role"], path, CALLS in message)
+        def of(path: str) -> ValuePlace:
+            return ValuePlace(number, message["role"], path, CALLS in message)
 
         return {
             key: value
@@ -182,7 +184,7 @@ class Marks:
             for key, value in message.items()
         }
 
-    def _call(self, call: Mapping[str, Any], path: str, of: Callable[[str], Place]) -> dict[str, Any]:
+    def _call(self, call: Mapping[str, Any], path: str, of: Callable[[str], ValuePlace]) -> dict[str, Any]:
         function = {key: value for key, value in call[FUNCTION].items() if key != ARGUMENTS}
         marked = {
             key: value if key in CONNECTING_CALLS else self._value(value, f"{path}.{key}", of)
@@ -195,7 +197,7 @@ class Marks:
         marked[FUNCTION][ARGUMENTS] = arguments
         return marked
 
-    def _value(self, value: Any, path: str, of: Callable[[str], Place]) -> Any:
+    def _value(self, value: Any, path: str, of: Callable[[str], ValuePlace]) -> Any:
         match value:
             case str():
                 return self._mark(of(path)) if value.strip() else value
@@ -206,6 +208,6 @@ class Marks:
             case _:
                 return value
 
-    def _mark(self, place: Place) -> str:
+    def _mark(self, place: ValuePlace) -> str:
         self.places.append(place)
         return f"{_MARK}{len(self.places) - 1:0{_DIGITS}}"

@@ -19,7 +19,7 @@ def read_eos_token_ids(directory: Path, tokenizer: Any) -> tuple[int, ...]:
     the tokenizer. A file that does not say it is passed over. What else a generation config says has no
     effect here, so that nothing of it can be wrong.
     """
-    ids = next((said for part in _parts(directory) if (said := part.get(KEY)) not in NOT_SAID), None)
+    ids = next((value for part in _parts(directory) if (value := part.get(KEY)) not in NOT_SAID), None)
     if ids is None and tokenizer.eos_token is not None:
         ids = tokenizer.backend_tokenizer.token_to_id(str(tokenizer.eos_token))
     return () if ids is None else _checked(ids)
@@ -38,9 +38,9 @@ def _parts(directory: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _checked(ids: Any) -> tuple[int, ...]:
-    found = tuple(ids) if isinstance(ids, list) else (ids,)
+    checked = tuple(ids) if isinstance(ids, list) else (ids,)
     if not all(
-        isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MOST_ID for each in found
+        isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= MOST_ID for each in checked
     ):
         raise ValueError(f"eos_token_id is {ids!r}, which must be the number of a token, or a list of some")
-    return found
+    return checked

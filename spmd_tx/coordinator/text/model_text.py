@@ -116,8 +116,8 @@ def _template_of_processor(path: Path) -> Any:
     read = json.loads(path.read_bytes())
     if not isinstance(read, dict):
         raise ValueError(f"{path.name} holds no JSON object")
-    given = read.get("chat_template")
-    return {each["name"]: each["template"] for each in given} if isinstance(given, list) else given
+    template = read.get("chat_template")
+    return {each["name"]: each["template"] for each in template} if isinstance(template, list) else template
 
 
 def _read_ranks(path: Path) -> RankVocabulary:

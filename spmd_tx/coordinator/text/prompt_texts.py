@@ -127,13 +127,13 @@ class PromptTexts:
             "seconds": bounds.text_seconds,
         }
         try:
-            found = await self._call(f"{_HERE}:{function}", arguments)
+            result = await self._call(f"{_HERE}:{function}", arguments)
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"the text of the prompt could not be tokenized within {bounds.text_seconds:g} s "
                 f"and {show_size(bounds.text_memory_bytes)}; shorten it, or send tokens"
             ) from error
-        return [np.frombuffer(ids, np.int32).tolist() for ids in found]
+        return [np.frombuffer(ids, np.int32).tolist() for ids in result]
 
     async def _call(self, function: str, arguments: Mapping[str, object]) -> Any:
         async with self._has_free:
@@ -146,8 +146,8 @@ class PromptTexts:
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
     """Tokenize texts. Blocks, but lets other threads run, which ``Tokenizer.encode`` does not."""
-    found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
-    return [encoding.ids for encoding in found]
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=special_tokens)
+    return [encoding.ids for encoding in encodings]
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def tokenize_outside(
 ) -> list[bytes]:
     """Tokenize texts in a child process; returns the tokens of each, int32."""
     tokenizer = lasting_model_text(directory).tokenizer
-    found = []
+    packed = []
     for text in texts:
         (tokens,) = tokenize(tokenizer, [text], special_tokens)
         if len(tokens) > most_tokens:
@@ -169,8 +169,8 @@ def tokenize_outside(
                 f"the prompt is too long: it has {len(tokens)} tokens and the context holds {most_tokens}; "
                 "shorten it"
             )
-        found.append(np.asarray(tokens, np.int32).tobytes())
-    return found
+        packed.append(np.asarray(tokens, np.int32).tobytes())
+    return packed
 
 
 def decode_outside(directory: str, sequences: list[bytes], whole: bool) -> list[list[str]]:

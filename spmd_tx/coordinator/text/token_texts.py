@@ -22,7 +22,7 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     different = sorted(set(tokens))
     decoded = texts(tokenizer, [[anchor, token] for token in different])
     alone = {token: text[begin:] for token, text in zip(different, decoded, strict=True)}
-    found, held = list[str](), list[int]()
+    shown, held = list[str](), list[int]()
     for token in tokens:
         text = alone[token]
         if held or HALF_CHARACTER in text:
@@ -32,10 +32,10 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
                 text = ""
             else:
                 held.clear()
-        found.append(text)
+        shown.append(text)
     if held:
-        found[-1] = tokenizer.decode([anchor, *held], skip_special_tokens=False)[begin:]
-    return found
+        shown[-1] = tokenizer.decode([anchor, *held], skip_special_tokens=False)[begin:]
+    return shown
 
 
 def pack(sequences: Sequence[Sequence[int]]) -> list[bytes]:

@@ -13,13 +13,13 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
 from spmd_tx.coordinator.training.losses import LossSettings
-from spmd_tx.coordinator.training.packing import Layout, TrainingShapes, lay_out
-from spmd_tx.coordinator.training.validation import clips_of
+from spmd_tx.coordinator.training.packing import RowLayout, TrainingShapes, lay_out
+from spmd_tx.coordinator.training.validation import clips_of, joined
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LossInputs, PackedRows
 from spmd_tx.protocol.programs import ProgramShape
 
-Arrays = TypeVar("Arrays", PackedRows, LossInputs)
+RowArrays = TypeVar("RowArrays", PackedRows, LossInputs)
 Spread = Callable[[np.ndarray, type], np.ndarray]  # [tokens, ...] into rows [rows, T, ...]
 Experts = Sequence[np.ndarray | None]  # of each datum: int16 [N, L, k] to replay; None: unknown
 
@@ -172,14 +172,14 @@ def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> Los
     if loss.name == "cross_entropy":
         weights = spread(_merged_weights(datums), np.float32)
     else:
-        advantage = _joined(datums, "advantages")
+        advantage = joined(datums, "advantages")
         counts = advantage != 0
         if loss.name == "gspo":
-            mask = _joined(datums, "sequence_ratio_mask")
+            mask = joined(datums, "sequence_ratio_mask")
             ratio_mask, counts = spread(mask, np.float32), counts | (mask != 0)
         advantages = spread(advantage, np.float32)
         # The logprob of a position that does not count may be -inf or NaN.
-        sampling_logprobs = spread(np.where(counts, _joined(datums, "logprobs"), 0), np.float32)
+        sampling_logprobs = spread(np.where(counts, joined(datums, "logprobs"), 0), np.float32)
         low, high = (spread(np.concatenate(each), np.float32) for each in _clips(datums, loss))
     count = nothing.shape[0]
     return LossInputs(
@@ -235,7 +235,7 @@ def _split(
     return chunks
 
 
-def _take(arrays: Arrays, part: slice) -> Arrays:
+def _take(arrays: RowArrays, part: slice) -> RowArrays:
     given = {field: getattr(arrays, field) for field in arrays.__struct_fields__}
     return type(arrays)(**{name: values[part] for name, values in given.items() if values is not None})
 
@@ -252,15 +252,11 @@ def _cells(datums: list[Datum], key: str) -> np.ndarray:
     widths = [array.shape[1] if array.ndim == 2 else 1 for array in arrays]
     width = 1 << (max(widths) - 1).bit_length()
     if width == 1:
-        return _joined(datums, key)
+        return joined(datums, key)
     filled = []
     for array, its_width in zip(arrays, widths, strict=True):
         filled.append(np.pad(array.reshape(-1, its_width), ((0, 0), (0, width - its_width))))
     return np.concatenate(filled)
-
-
-def _joined(datums: list[Datum], key: str) -> np.ndarray:
-    return np.concatenate([datum.loss_inputs[key].ravel() for datum in datums])
 
 
 def _counters(lengths: np.ndarray) -> np.ndarray:
@@ -269,7 +265,7 @@ def _counters(lengths: np.ndarray) -> np.ndarray:
     return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
 
 
-def _segment_numbers(layout: Layout) -> np.ndarray:
+def _segment_numbers(layout: RowLayout) -> np.ndarray:
     """Number the segments of each row 1, 2, ... from left to right."""
     order = np.lexsort((layout.starts, layout.rows))
     numbers = np.empty(len(order), np.int64)

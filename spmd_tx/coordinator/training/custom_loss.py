@@ -15,7 +15,7 @@ import numpy as np
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
-from spmd_tx.coordinator.training.custom_loss_runs import Arrays
+from spmd_tx.coordinator.training.custom_loss_runs import LossArrays
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Differentiated
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
@@ -31,7 +31,7 @@ LOSS = "custom"
 Pack = Callable[[ForwardBackwardRequest], PackedRequest]
 
 # Runs the command that is made for a run's number.
-Run = Callable[[Callable[[int], CustomLoss]], Awaitable[Arrays]]
+RunLoss = Callable[[Callable[[int], CustomLoss]], Awaitable[LossArrays]]
 
 
 def loss_id(request: ForwardBackwardRequest) -> str:
@@ -51,7 +51,7 @@ async def differentiate(
     stored: StoredLoss,
     pack: Pack,
     limits: LossLimits | None,
-    run: Run,
+    run: RunLoss,
 ) -> tuple[PackedRequest, list[asyncio.Future[ChunkOutput]], Differentiated]:
     """Do the first two steps. Raises InvalidRequest when the loss cannot be run on these datums."""
     packed = await compute(SMALL_BYTES, _forward, request, stored, pack)
@@ -63,9 +63,9 @@ async def differentiate(
     return packed, waiting, _differentiated(stored, logprobs, arrays)
 
 
-def backward(request: ForwardBackwardRequest, found: Differentiated, pack: Pack) -> PackedRequest:
+def backward(request: ForwardBackwardRequest, differentiated: Differentiated, pack: Pack) -> PackedRequest:
     """Pack the request of the third step."""
-    weights = [-gradient for gradient in found.gradients]
+    weights = [-gradient for gradient in differentiated.gradients]
     return pack(_as_cross_entropy(request, weights, forward_only=False))
 
 
@@ -135,7 +135,7 @@ def _end_to_end(column: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in column]).astype(dtype, copy=False)
 
 
-def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], arrays: Arrays) -> Differentiated:
+def _differentiated(stored: StoredLoss, logprobs: Sequence[np.ndarray], arrays: LossArrays) -> Differentiated:
     losses, metrics = arrays["losses"], arrays["metrics"]
     sizes = [array.size for array in logprobs]
     pieces = np.split(arrays["gradients"], np.cumsum(sizes)[:-1])

@@ -15,12 +15,12 @@ from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, SessionRow
 from spmd_tx.coordinator.wire.training import CreateCustomLossResult
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import quoted
-from spmd_tx.custom_loss.definition import CustomLoss
+from spmd_tx.custom_loss.definition import CheckedLoss
 from spmd_tx.errors import InvalidRequest
 
 KIND = "create_custom_loss"
@@ -34,7 +34,7 @@ _PREFIX = "loss-"
 class StoredLoss:
     """Holds a loss, and the bytes that workers compile it from."""
 
-    loss: CustomLoss
+    loss: CheckedLoss
     definition: bytes
     tenant: str  # who takes turns with others: an owner, or a session on a server without keys
     refusal: str | None = None  # why it is no longer run
@@ -71,7 +71,7 @@ class CustomLossCatalog:
             return known[1]
         async with self._database.reading() as db:
             request = await rows.succeeded(db, loss_id.removeprefix(_PREFIX), KIND, session_id)
-            owner = await db.scalar(select(Session.owner).where(Session.id == session_id))
+            owner = await db.scalar(select(SessionRow.owner).where(SessionRow.id == session_id))
         if request is None or loss_id != id_of(request):
             raise InvalidRequest(
                 f"custom loss {quoted(loss_id)} does not exist in this session; create it with "

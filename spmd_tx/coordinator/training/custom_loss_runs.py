@@ -14,7 +14,7 @@ from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, MeshE
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 
-Arrays = dict[str, np.ndarray]
+LossArrays = dict[str, np.ndarray]
 
 
 class _Run(NamedTuple):
@@ -32,7 +32,7 @@ class LossRuns:
         self._runs: dict[int, _Run] = {}
         self._count = 0
 
-    async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> Arrays:
+    async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> LossArrays:
         """Send the command that is made for a run's number; return what the workers report.
 
         Raises InvalidRequest when the loss cannot be run, LossGivenUp when it should not be tried again, and

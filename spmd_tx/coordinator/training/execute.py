@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
-    Kind,
     Outcome,
     Request,
+    RequestKind,
     json_result,
     read_body,
 )
@@ -42,7 +43,7 @@ from spmd_tx.coordinator.training.outcomes import (
     outcome_of_step,
 )
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.coordinator.training.saves import Saves
+from spmd_tx.coordinator.training.saves import SAVE_STATE, Saves
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.training.validation import (
     adapter_seed,
@@ -59,8 +60,9 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp
-from spmd_tx.protocol.commands import AnyCommand, CreateAdapter, LoadState, OptimStep, Snapshot
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Move, OptimStep
+from spmd_tx.protocol.places import Fresh, StateFolder, TrainSlot
+from spmd_tx.protocol.programs import ProgramShape, program_of_move
 from spmd_tx.protocol.reports import Reply
 
 logger = logging.getLogger(__name__)
@@ -72,12 +74,12 @@ PACKED_BYTES = 192 << 20  # for large requests of all models, from decoding unti
 PACKED = 4  # factor by which a body grows when it is decoded and packed
 CHILDREN = 4  # processes at a time that encrypt exports
 BEGUN_AT_ONCE = 16  # chunked requests, large or small
-CREATE, OPTIM_STEP = ProgramShape(step="create_adapter"), ProgramShape(step="optim_step")
+CREATE, OPTIM_STEP = program_of_move(Fresh, TrainSlot), ProgramShape(step="optim_step")
+LOAD_STATE = program_of_move(StateFolder, TrainSlot)
 NOT_WRITTEN_OUT = (
     "the weights were loaded, but unnamed weights that were saved for sampling before could not be written "
     "to disk, and would be lost if the workers had to start again"
 )
-SAVE_STATE, LOAD_STATE = ProgramShape(step="save_state"), ProgramShape(step="load_state")
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class Training:
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
     loss_room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # with a custom loss
 
-    def turn(self, kind: Kind) -> AbstractAsyncContextManager[object]:
+    def turn(self, kind: RequestKind) -> AbstractAsyncContextManager[object]:
         """Return the block in which a request's body is read and its steps are made: few bodies in memory."""
         return self.turns if kind in CHUNKED_KINDS else nullcontext()
 
@@ -175,19 +177,18 @@ class Training:
                 return None
         return await self.begin(model, request, body, layout, is_again=True)
 
-    def restore(self, model: TrainedModel, found: StoredSnapshot) -> None:
+    def restore(self, model: TrainedModel, snapshot: StoredSnapshot) -> None:
         """Put a model into the state of a snapshot. Raises InvalidRequest if it is of another kind."""
-        if (not found.adapter.rank) != (not self.limits.max_rank):
+        if (not snapshot.adapter.rank) != (not self.limits.max_rank):
             raise InvalidRequest(
                 "it was trained with --full-parameters, and the server runs without"
                 if self.limits.max_rank
                 else "it is a LoRA adapter, and the server runs with --full-parameters"
             )
-        model.become(found.adapter)
+        model.become(snapshot.adapter)
 
         def load() -> list[AnyCommand]:
-            path, adapter = str(found.path), found.adapter
-            return [LoadState(slot=model.slot, path=path, optimizer=found.optimizer, adapter=adapter)]
+            return [_load_state(model.slot, snapshot.path, snapshot.adapter, optimizer=snapshot.optimizer)]
 
         model.put_later(load, lambda: [LOAD_STATE], fills_slot=True)
 
@@ -204,7 +205,8 @@ class Training:
 
         def commands() -> list[AnyCommand]:
             written_out.append(self.versions.write_out(model.id))
-            snapshot = Snapshot(slot=model.slot, path=str(path), adapter=adapter)
+            source, target = TrainSlot(model.slot), StateFolder(str(path))
+            snapshot = Move(source=source, target=target, adapter=adapter, in_background=True)
             return [*written_out[0].commands, snapshot]
 
         reply = model.put_later(commands, partial(self._to_write, model, SAVE_STATE))
@@ -220,7 +222,7 @@ class Training:
         seed = adapter_seed(body.lora_config, model.id)
 
         def commands() -> list[AnyCommand]:
-            return [CreateAdapter(slot=model.slot, seed=seed, adapter=adapter)]
+            return [Move(source=Fresh(seed), target=TrainSlot(model.slot), adapter=adapter)]
 
         reply = model.put_later(commands, lambda: [CREATE], fills_slot=True)
         return Begun(partial(json_after, reply, training.CreateModelResult(model.id)))
@@ -244,7 +246,7 @@ class Training:
 
         def commands() -> list[AnyCommand]:
             written_out.append(self.versions.write_out(model.id))
-            load = LoadState(slot=model.slot, path=str(place), optimizer=body.optimizer, adapter=adapter)
+            load = _load_state(model.slot, place, adapter, optimizer=body.optimizer)
             return [*written_out[0].commands, load]
 
         reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
@@ -311,7 +313,9 @@ class Training:
             raise InvalidRequest(stored.refusal)
         pack, run = partial(self._pack, model, shapes=shapes), partial(self.loss_runs.run, model)
         try:
-            done = await custom_loss.differentiate(model, sent, stored, pack, limits, run)
+            packed, outputs, differentiated = await custom_loss.differentiate(
+                model, sent, stored, pack, limits, run
+            )
         except LossGivenUp as error:
             self.custom_losses.give_up(loss_id, str(error))
             raise
@@ -319,12 +323,11 @@ class Training:
             if is_again:
                 raise InvalidRequest(str(error)) from None
             return Begun(partial(at_once, Failed(str(error), "server")))
-        packed, outputs, found = done
         if not sent.forward_only:
-            packed = await compute(SMALL_BYTES, custom_loss.backward, sent, found, pack)
+            packed = await compute(SMALL_BYTES, custom_loss.backward, sent, differentiated, pack)
             model.request_id = request.id
             outputs = model.put_chunks(packed.chunks)
-        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, found))
+        return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout, differentiated))
 
     def _size(self, request: ForwardBackwardRequest) -> int:
         """Return how many bytes packing processes; a request that reads files counts as large."""
@@ -370,6 +373,11 @@ class Training:
     def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
         """Return the programs to write versions to disk that are only on the device, and then to run this."""
         return [program, *self.versions.programs_to_write_out(model.id)]
+
+
+def _load_state(slot: int, path: Path, adapter: AdapterSpec, *, optimizer: bool) -> Move:
+    source, target = StateFolder(str(path)), TrainSlot(slot)
+    return Move(source=source, target=target, adapter=adapter, with_optimizer=optimizer)
 
 
 async def _all_written(

@@ -6,7 +6,7 @@ what a restored model has to run again. The waiting lines of all models move on 
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
@@ -27,7 +27,7 @@ SILENCE_SECONDS = 60.0  # how long a gap stays open after the last arrival other
 MOST_CONSUMED = 1 << 16  # numbers of refused requests that are remembered; further ones are gaps
 
 
-class Line:
+class RequestLine:
     """Orders the waiting requests of one model. ``now`` is the time of any steady clock, in seconds.
 
     A gap of any width is one jump, so no call takes longer for a number far ahead.
@@ -119,22 +119,22 @@ class Restoration:
 class ModelLine:
     """Holds a model's line in one generation of workers, and tracks its restoration."""
 
-    def __init__(self, model: TrainedModel, restoration: Restoration | None = None) -> None:
-        how = restoration or Restoration(model.id, model.session_id)
-        self.model = model
-        self.line = Line(model.id, how.next_seq_id, how.closed)
-        self.start = how.start
-        self.again = how.again
+    def __init__(self, restoration: Restoration, tenant: str, on_step: Callable[[], None]) -> None:
+        """Open the line of a model of this tenant; ``on_step`` as in TrainedModel."""
+        model_id, session_id = restoration.model_id, restoration.session_id
+        self.model = TrainedModel(model_id, session_id, tenant, on_step, self._has_more)
+        self.model.refusal = restoration.refusal
+        self.line = RequestLine(model_id, restoration.next_seq_id, restoration.closed)
+        self.start = restoration.start
+        self.again = restoration.again
         self.turn: asyncio.Queue[Request | None] = asyncio.Queue()  # None: there are no more
         self.restored = asyncio.Event()  # the model has its state of before the loss
         self.task: asyncio.Task[None] | None = None
         self.stepped: int | None = None  # seq_id of the optimizer step that made the present state
-        self._missing = set(how.again)
-        self._overtaken = {request.id for request in how.requests} - self._missing
+        self._missing = set(restoration.again)
+        self._overtaken = {request.id for request in restoration.requests} - self._missing
         self._is_beginning = False
-        model.has_more = lambda: self._is_beginning or not self.turn.empty()
-        model.refusal = how.refusal
-        for request in how.requests:
+        for request in restoration.requests:
             self.turn.put_nowait(request)
         self._note_whether_restored()
 
@@ -180,6 +180,9 @@ class ModelLine:
         self.model.lose(error)
         self.turn.put_nowait(None)
         self.restored.set()
+
+    def _has_more(self) -> bool:
+        return self._is_beginning or not self.turn.empty()
 
     def _note_whether_restored(self) -> None:
         if not self._missing:

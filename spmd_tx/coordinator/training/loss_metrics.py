@@ -29,7 +29,7 @@ def loss_metrics(packed: PackedRequest, logprobs: list[np.ndarray]) -> dict[str,
     current = np.concatenate(logprobs).astype(np.float64)
     log_ratios = current - tokens("sampling_logprobs")
     with np.errstate(over="ignore", invalid="ignore"):
-        found = {
+        means = {
             "entropy:mean": -current[counts].mean(),
             "kl:mean": (np.expm1(log_ratios[counts]) - log_ratios[counts]).mean(),
         }
@@ -38,8 +38,8 @@ def loss_metrics(packed: PackedRequest, logprobs: list[np.ndarray]) -> dict[str,
                 log_ratios = _of_sequences(log_ratios, tokens("ratio_mask") != 0, packed.ends)
             ratios = np.exp(log_ratios)
             beyond = (ratios < tokens("clip_low")) | (ratios > tokens("clip_high"))
-            found["clip_fraction:mean"] = beyond[counts].mean()
-    return {key: float(value) for key, value in found.items()}
+            means["clip_fraction:mean"] = beyond[counts].mean()
+    return {key: float(value) for key, value in means.items()}
 
 
 def _tokens(packed: PackedRequest, inputs: list[LossInputs], key: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberParameter:
     """Describes a key whose value is a finite number."""
 
     default: float
@@ -18,11 +18,14 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Choice:
+class WordParameter:
     """Describes a key whose value is one of these words."""
 
     default: str
     words: tuple[str, ...]
+
+
+LossParameter = NumberParameter | WordParameter
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class LossEntry:
     needed: tuple[str, ...]
     ignored: frozenset[str]
     optional: tuple[str, ...] = ()
-    config: Mapping[str, Number | Choice] = field(default_factory=lambda: MappingProxyType({}))
+    config: Mapping[str, LossParameter] = field(default_factory=lambda: MappingProxyType({}))
     else_ones: tuple[str, ...] = ()  # like target_tokens; a datum without one has 1 for its every target
 
     @property
@@ -62,13 +65,13 @@ CLIPS = ("clip_low_threshold", "clip_high_threshold")
 _REINFORCED = ("target_tokens", "logprobs", "advantages")
 
 
-def _reinforced(config: Mapping[str, Number | Choice], *more: str) -> LossEntry:
+def _reinforced(config: Mapping[str, LossParameter], *more: str) -> LossEntry:
     clips = CLIPS if CLIPS[0] in config else ()
     return LossEntry((*_REINFORCED, *more), LEFT_OVER | {"weights"}, clips, config)
 
 
-def _clips(low: float, high: float) -> dict[str, Number | Choice]:
-    return dict(zip(CLIPS, (Number(low), Number(high)), strict=True))
+def _clips(low: float, high: float) -> dict[str, LossParameter]:
+    return dict(zip(CLIPS, (NumberParameter(low), NumberParameter(high)), strict=True))
 
 
 LOSSES: dict[str, LossEntry] = {
@@ -76,7 +79,7 @@ LOSSES: dict[str, LossEntry] = {
     "importance_sampling": _reinforced({}),
     "ppo": _reinforced(_clips(0.8, 1.2)),
     "cispo": _reinforced(_clips(0.0, 4.0)),
-    "dro": _reinforced({"beta": Number(0.05)}),
+    "dro": _reinforced({"beta": NumberParameter(0.05)}),
     # The paper's thresholds: its ratios are geometric means and so stay close to 1.
     "gspo": _reinforced(_clips(1 - 3e-4, 1 + 4e-4), "sequence_ratio_mask"),
     # Its logprobs are those that were recorded while sampling (stability notes).
@@ -84,9 +87,9 @@ LOSSES: dict[str, LossEntry] = {
         ("target_tokens", "advantages"),
         LEFT_OVER | {"weights", "logprobs"},
         config={
-            "truncation": Number(2.0, least=1.0),
-            "kl_coeff": Number(0.0),
-            "kl_estimator": Choice("k3", ("k3", "k2")),
+            "truncation": NumberParameter(2.0, least=1.0),
+            "kl_coeff": NumberParameter(0.0),
+            "kl_estimator": WordParameter("k3", ("k3", "k2")),
         },
     ),
 }
@@ -119,8 +122,8 @@ def loss_settings(name: str, config: Mapping[str, float | str]) -> LossSettings:
     return LossSettings(kind, clip_high=numbers["truncation"], kl_coeff=kl_coeff)
 
 
-def _check(key: str, value: float | str, known: Number | Choice) -> None:
-    if isinstance(known, Choice):
+def _check(key: str, value: float | str, known: LossParameter) -> None:
+    if isinstance(known, WordParameter):
         if value not in known.words:
             words = " or ".join(map(repr, known.words))
             raise InvalidRequest(f"loss_fn_config.{key} is {value!r}; it must be {words}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
-from spmd_tx.coordinator.training.batching import Arrays, Chunk, ChunkOutput
+from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput, RowArrays
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.protocol.commands import LossInputs, PackedRows
 
@@ -133,7 +133,7 @@ class MicroBatch:
         destinations = map(self._destinations, self._places)
         return [ChunkOutput(logprobs_BT[rows], losses_BT[rows]) for rows in destinations]
 
-    def _scatter(self, parts: list[Arrays]) -> Arrays:
+    def _scatter(self, parts: list[RowArrays]) -> RowArrays:
         """Lay the chunks' rows out over the command's rows; free rows are zeros.
 
         Rows of chunks without a field that others have get its neutral value.

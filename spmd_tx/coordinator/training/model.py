@@ -59,7 +59,7 @@ class CommandStep:
         fail(self.reply, error)
 
 
-Step = ChunkStep | CommandStep
+ModelStep = ChunkStep | CommandStep
 
 
 def fail(answer: asyncio.Future[Any], error: BaseException) -> None:
@@ -72,18 +72,27 @@ def fail(answer: asyncio.Future[Any], error: BaseException) -> None:
 class TrainedModel:
     """Queues the steps of a model: the task of its line adds them, the dispatcher takes them."""
 
-    def __init__(self, id: str, session_id: str, tenant: str, on_step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        id: str,
+        session_id: str,
+        tenant: str,
+        on_step: Callable[[], None],
+        has_more: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``on_step`` is called with each new step; ``has_more`` says whether requests will soon add some."""
         self.id = id
         self.session_id = session_id
         self.tenant = tenant
         self.refusal: str | None = None  # why no request is executed: for example, its creation failed
-        self.unsent: deque[Step] = deque()
+        self.unsent: deque[ModelStep] = deque()
         self.missing: Sequence[
             ProgramShape
         ] = ()  # programs that the next step waits for, as of the last look
         self.request_id = ""  # of the request whose steps are added now
         self.errand: str | None = None  # what its request waits for besides commands
-        self.has_more: Callable[[], bool] = lambda: False  # whether requests will soon add more steps
+        self.has_more = has_more
+        self.is_lonely = False  # planning a step of the server's own may have failed: it shares no command
         self.effects = 0  # steps added so far that may change its state
         self._lost: MeshError | None = None
         self._sent_last = ""  # the request whose step was sent last
@@ -142,7 +151,7 @@ class TrainedModel:
         self._put(step)
         return step.reply
 
-    def take(self) -> Step:
+    def take(self) -> ModelStep:
         """Remove and return the next step, which must be sent now."""
         step = self.unsent.popleft()
         self._sent_last = step.request_id
@@ -160,7 +169,7 @@ class TrainedModel:
             self.refusal = f"{self.id} has no weights: {error}"
         elif is_half_done:
             self.refusal = f"{self.id} cannot be used before the workers are started again: {HALF_DONE}"
-        kept: deque[Step] = deque()
+        kept: deque[ModelStep] = deque()
         for step in self.unsent:
             is_of_it = step is first or (step.request_id and step.request_id == first.request_id)
             if is_empty or is_half_done or is_of_it:
@@ -172,11 +181,11 @@ class TrainedModel:
 
     def withdraw(self, request_id: str) -> bool:
         """Remove the steps of a request, which has added all of them; return False if any was sent."""
-        mine = [step for step in self.unsent if step.request_id == request_id]
-        if not mine or self._sent_last == request_id:
+        withdrawn = [step for step in self.unsent if step.request_id == request_id]
+        if not withdrawn or self._sent_last == request_id:
             return False
         self.unsent, self.missing = deque(each for each in self.unsent if each.request_id != request_id), ()
-        for step in mine:
+        for step in withdrawn:
             step.lose(Abandoned("it was given up"))
         self._sent.set()
         return True
@@ -194,7 +203,7 @@ class TrainedModel:
             self.unsent.popleft().lose(error)
         self._sent.set()
 
-    def _put(self, step: Step) -> None:
+    def _put(self, step: ModelStep) -> None:
         if self._lost is not None:
             step.lose(self._lost)
             return

@@ -81,12 +81,12 @@ async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outc
     metrics = (await reply).metrics
     if not metrics["applied"]:
         return Failed(NOT_FINITE, "user", executed=True)
-    found = {
+    step_metrics = {
         f"unclipped_grad_l2{name.removeprefix(NORM)}:mean": value
         for name, value in metrics.items()
         if name.startswith(NORM)
     } | {"learning_rate:mean": learning_rate}
-    return replace(json_result(training.OptimStepResult(found)), metrics=found)
+    return replace(json_result(training.OptimStepResult(step_metrics)), metrics=step_metrics)
 
 
 async def at_once(outcome: Outcome) -> Outcome:

@@ -156,7 +156,7 @@ class TrainingShapes:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Says where each segment lies, and how the rows split into chunks."""
 
     row_length: int
@@ -165,11 +165,11 @@ class Layout:
     chunks: list[tuple[int, int]]  # (rows, rows of a block); in order of the rows
 
 
-def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
+def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> RowLayout:
     """Choose the cheapest row length, and place segments of these lengths (tokens)."""
     longest, total = int(lengths.max()), int(lengths.sum())
     is_small = total <= shapes.data_shards * SMALL_ROW
-    best: Layout | None = None
+    best: RowLayout | None = None
     best_cost = float("inf")
     for row_length in shapes.row_lengths if is_small else shapes.row_lengths[1:]:
         if row_length < longest or best_cost <= shapes.least_cost(total, row_length):
@@ -178,7 +178,7 @@ def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> Layout:
         chunks = shapes.chunks(int(rows.max()) + 1, row_length)
         cost = shapes.cost(chunks, row_length)
         if cost < best_cost:
-            best, best_cost = Layout(row_length, rows, starts, chunks), cost
+            best, best_cost = RowLayout(row_length, rows, starts, chunks), cost
     assert best is not None, f"a segment of {longest} tokens is longer than the longest row"
     return best
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice
 
-from spmd_tx.coordinator.mesh.compilation import Compilation, Settled
+from spmd_tx.coordinator.mesh.compilation import Compilation, SettledProgram
 from spmd_tx.coordinator.mesh.program_orders import ProgramRequest
-from spmd_tx.coordinator.requests.records import Stage
+from spmd_tx.coordinator.requests.records import RequestStage
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.training.model import MOST_UNSENT, ChunkStep, TrainedModel
 from spmd_tx.coordinator.training.slots import SWAPS, TrainingSlots
@@ -20,14 +20,14 @@ class StepPrograms:
         self,
         compilation: Compilation | None,
         slots: TrainingSlots,
-        note: Callable[[Stage, Iterable[str]], None],
+        note: Callable[[RequestStage, Iterable[str]], None],
     ) -> None:
         """``note`` hears which requests wait for programs, and when they no longer do."""
         self._compilation = compilation
         self._note = note
         self._awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
         self._slots = slots
-        self._not_compiled: list[Settled] = []  # failures that nobody was told of yet
+        self._not_compiled: list[SettledProgram] = []  # failures that nobody was told of yet
 
     @property
     def is_compiling(self) -> bool:
@@ -43,7 +43,7 @@ class StepPrograms:
         """The requests whose program may have caused the loss of the workers."""
         return set() if self._compilation is None else self._compilation.blamed
 
-    def settle(self) -> list[Settled]:
+    def settle(self) -> list[SettledProgram]:
         """Return programs that were compiled, or failed. Raises MeshError when the workers are lost."""
         settled = [] if self._compilation is None else self._compilation.settle()
         self._not_compiled += [each for each in settled if each.error is not None]

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
-from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.coordinator.training.outcomes import Begun, json_after
+from spmd_tx.coordinator.training.outcomes import Begun, at_once, json_after
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import (
     EXTERNAL_WEIGHTS,
@@ -25,14 +24,15 @@ from spmd_tx.coordinator.wire.checkpoint_paths import (
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, SaveWeightsExternalResult
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, call_outside
-from spmd_tx.protocol.commands import AnyCommand, SaveSampler, SaveState
-from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.commands import AnyCommand, Move
+from spmd_tx.protocol.places import BankSlot, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.protocol.programs import program_of_move
 from spmd_tx.protocol.reports import Reply
 
 ENCRYPTION = "spmd_tx.coordinator.checkpoints.age"  # runs in a child process only
 CHECK_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 5e6  # of encryption and writing on a busy machine
-SAVE_STATE, SAVE_SAMPLER = ProgramShape(step="save_state"), ProgramShape(step="save_sampler")
+SAVE_STATE, SAVE_SAMPLER = program_of_move(TrainSlot, StateFolder), program_of_move(TrainSlot, BankSlot)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Saves:
         adapter = model.adapter
 
         def commands() -> list[AnyCommand]:
-            return [SaveState(slot=model.slot, path=str(staged), adapter=adapter)]
+            return [Move(source=TrainSlot(model.slot), target=StateFolder(str(staged)), adapter=adapter)]
 
         reply = model.put_later(commands, lambda: [SAVE_STATE])
 
@@ -92,14 +92,14 @@ class Saves:
     ) -> Begun:
         recipients = age_recipients.check_recipients(body.age_encryption_recipients or [])
         if recipients and (failed := await self._outside("check", CHECK_SECONDS, recipients=recipients)):
-            return Begun(partial(_at_once, failed))
+            return Begun(partial(at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, body.path)
         options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
         def commands() -> list[AnyCommand]:
-            return [SaveSampler(slot=model.slot, bank=UNPLACED, adapter=adapter, path=str(staged))]
+            return [Move(source=TrainSlot(model.slot), target=WeightsFolder(str(staged)), adapter=adapter)]
 
         writing = self.writes.expect(staged)
         reply = model.put_later(commands, lambda: [SAVE_SAMPLER])
@@ -130,9 +130,7 @@ class Saves:
             model.session_id,
             body.sampling_session_seq_id,
             self.base_model,
-            of=model.id,
-            version=request.id,
-            inflight=inflight,
+            SamplerWeights(model_id=model.id, version=request.id, inflight=inflight),
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
@@ -166,7 +164,12 @@ class Saves:
             place = self.versions.reserve(version, adapter, model.session_id, of)
             if republishes is not None:
                 self.versions.publish_inflight(model.id, republishes, version)
-            save = SaveSampler(slot=model.slot, bank=place.bank, adapter=adapter, path=path)
+            save = Move(
+                source=TrainSlot(model.slot),
+                target=BankSlot(place.bank),
+                adapter=adapter,
+                also=None if path is None else WeightsFolder(path),
+            )
             return [*place.before, save]
 
         return model.put_later(commands, lambda: [SAVE_SAMPLER, *self.versions.programs_to_reserve(version)])
@@ -179,10 +182,6 @@ async def _written(reply: asyncio.Future[Reply], writing: Writing, staged: Path)
         return None
     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
     return Failed(f"the files could not be written: {problem}", "server")
-
-
-async def _at_once(failed: Failed) -> Outcome:
-    return failed
 
 
 def _seconds_to_encrypt(folder: Path) -> float:

@@ -115,7 +115,7 @@ def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> L
             raise InvalidRequest(f"datum {index}: {problem}")
     _check_tokens(request.data, limits)
     if loss.name == "cross_entropy":
-        weights = _all(request.data, "weights")
+        weights = joined(request.data, "weights")
         _refuse(request.data, "weights", weights, ~np.isfinite(weights), "it must be a finite float32")
     else:
         _check_reinforced(request.data, entry)
@@ -192,7 +192,7 @@ def _optional_problem(datum: Datum, entry: LossEntry) -> str | None:
 def _check_tokens(datums: list[Datum], limits: Limits) -> None:
     """Check the token IDs of all datums at once; the datum is searched only when one is wrong."""
     tokens = np.concatenate([datum.tokens for datum in datums])
-    targets = _all(datums, "target_tokens")
+    targets = joined(datums, "target_tokens")
     remedy, size = vocabulary(limits), limits.vocab_size
     ends = np.cumsum([len(datum.tokens) for datum in datums])
     _refuse_at(ends, datums, "model_input", tokens, (tokens < 0) | (tokens >= size), remedy)
@@ -200,17 +200,17 @@ def _check_tokens(datums: list[Datum], limits: Limits) -> None:
 
 
 def _check_reinforced(datums: list[Datum], entry: LossEntry) -> None:
-    advantages = _all(datums, "advantages")
+    advantages = joined(datums, "advantages")
     _refuse(datums, "advantages", advantages, ~np.isfinite(advantages), "it must be a finite float32")
-    counts, where = advantages != 0, "wherever the advantage is not 0"
+    counts, condition = advantages != 0, "wherever the advantage is not 0"
     if "sequence_ratio_mask" in entry.needed:
-        mask = _all(datums, "sequence_ratio_mask")
+        mask = joined(datums, "sequence_ratio_mask")
         _refuse(datums, "sequence_ratio_mask", mask, ~np.isfinite(mask), "send 1 or 0")
-        counts, where = counts | (mask != 0), f"{where}, or sequence_ratio_mask is not"
+        counts, condition = counts | (mask != 0), f"{condition}, or sequence_ratio_mask is not"
     if "logprobs" in entry.needed:
-        logprobs = _all(datums, "logprobs")
+        logprobs = joined(datums, "logprobs")
         wrong = ~np.isfinite(logprobs) & counts
-        _refuse(datums, "logprobs", logprobs, wrong, f"it must be finite {where}")
+        _refuse(datums, "logprobs", logprobs, wrong, f"it must be finite {condition}")
 
 
 def _check_clips(datums: list[Datum], loss: LossSettings) -> None:
@@ -267,5 +267,6 @@ def _refuse_at(
     raise InvalidRequest(f"datum {index}: {key} has {values[place]} at position {position}{which}; {remedy}")
 
 
-def _all(datums: list[Datum], key: str) -> np.ndarray:
+def joined(datums: list[Datum], key: str) -> np.ndarray:
+    """Return the values of all datums, end to end."""
     return np.concatenate([datum.loss_inputs[key].ravel() for datum in datums])

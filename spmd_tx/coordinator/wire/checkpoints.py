@@ -4,10 +4,12 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Label, Number, Text, TrainingNumber
+from spmd_tx.coordinator.wire.fields import Label, NaturalNumber, Text, TrainingNumber
 from spmd_tx.coordinator.wire.moments import Moment
 from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner
 from spmd_tx.coordinator.wire.training import LoraConfig
+
+CheckpointType = Literal["training", "sampler", "external"]
 
 
 class SaveWeightsExternalRequest(msgspec.Struct, frozen=True):
@@ -29,7 +31,7 @@ class CopyWeightsRequest(msgspec.Struct, frozen=True):
     source_path: str
     destination_project_id: Label | None = None
     session_id: str | None = None
-    model_seq_id: Number | None = None
+    model_seq_id: NaturalNumber | None = None
     ttl_seconds: int | None = None  # of the copy, whatever the source has
     weights_access_token: str | None = None  # an API key with which the source can be read
 
@@ -71,7 +73,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 class Checkpoint(msgspec.Struct, frozen=True):
     checkpoint_id: str  # "weights/NAME"
-    checkpoint_type: str  # "training", "sampler" or "external"
+    checkpoint_type: CheckpointType
     time: str  # RFC 3339
     tinker_path: str
     size_bytes: int | None = None
@@ -91,7 +93,7 @@ class CheckpointSearchCursor(msgspec.Struct, frozen=True):
 class CheckpointSearchRequest(msgspec.Struct, frozen=True):
     project_ids: list[Text] | None = None
     user_metadata: dict[str, str] = {}  # all of them must be those of the checkpoint
-    checkpoint_type: Literal["training", "sampler", "external"] | None = None
+    checkpoint_type: CheckpointType | None = None
     owner: SearchOwner = OwnSearchOwner()
     base_models: list[Text] | None = None  # an empty list matches nothing
     limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50

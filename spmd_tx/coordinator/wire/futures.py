@@ -4,7 +4,7 @@ from typing import Annotated
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Number, Text
+from spmd_tx.coordinator.wire.fields import NaturalNumber, Text
 
 SEQ_IDS_PER_CLIENT = 1_000_000_000  # the SDK numbers requests so that they show which client copy sent them
 MAX_CLIENTS = 2**63 // SEQ_IDS_PER_CLIENT  # of one sampler, so that request numbers fit into 64 bits
@@ -21,7 +21,7 @@ class SamplingSessionTarget(msgspec.Struct, frozen=True, tag="sampling_session")
 
 class RetrieveFuturesRequest(msgspec.Struct, frozen=True):
     target: SamplingSessionTarget
-    prev_cursor: Number = 0  # of the last answer; completions up to it are left out
+    prev_cursor: NaturalNumber = 0  # of the last answer; completions up to it are left out
     timeout: float | None = None  # seconds; 0: answer at once, None: wait as long as the server likes
     retrieved_request_ids: list[Text] = []  # requests whose results the client has
 

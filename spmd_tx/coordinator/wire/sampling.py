@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Number, TensorData
+from spmd_tx.coordinator.wire.fields import NaturalNumber, TensorData
 
 
 class ModelInputChunk(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 class CreateSamplingSessionRequest(msgspec.Struct, frozen=True):
     session_id: str
-    sampling_session_seq_id: Number
+    sampling_session_seq_id: NaturalNumber
     base_model: str | None = None
     model_path: str | None = None
 
@@ -61,7 +61,7 @@ class SampleRequest(msgspec.Struct, frozen=True):
     sampling_params: SamplingParams = SamplingParams()
     num_samples: int = 1
     sampling_session_id: str | None = None
-    seq_id: Number | None = None
+    seq_id: NaturalNumber | None = None
     base_model: str | None = None  # only from clients without sampling sessions
     model_path: str | None = None
     prompt_logprobs: bool | None = None

@@ -163,12 +163,12 @@ def _field(number: int, parts: Sequence[_Part]) -> list[_Part]:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number >= 1 << 7:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _plain(array: npt.ArrayLike, dtype: np.dtype) -> memoryview:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from spmd_tx.coordinator.wire.fields import Number, TrainingNumber
+from spmd_tx.coordinator.wire.fields import NaturalNumber, TrainingNumber
 from spmd_tx.coordinator.wire.metadata import WithMetadata
 from spmd_tx.custom_loss.definition import LossInput, WireGraph
 
@@ -35,7 +35,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True):
 
 class CreateModelRequest(WithMetadata, frozen=True):
     session_id: str
-    model_seq_id: Number
+    model_seq_id: NaturalNumber
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraConfig | None = None
@@ -82,9 +82,9 @@ class LoadWeightsRequest(WithMetadata, frozen=True):
     path: str
     optimizer: bool = False
     model_id: str | None = None
-    seq_id: Number | None = None
+    seq_id: NaturalNumber | None = None
     session_id: str | None = None
-    model_seq_id: Number | None = None
+    model_seq_id: NaturalNumber | None = None
     base_model: str | None = None
     user_metadata: dict[str, Any] | None = None
     optimizer_config: OptimizerConfig | None = None
@@ -97,7 +97,7 @@ class SaveWeightsForSamplerRequest(WithMetadata, frozen=True):
     model_id: str
     seq_id: TrainingNumber
     path: str | None = None  # a bare name
-    sampling_session_seq_id: Number | None = None
+    sampling_session_seq_id: NaturalNumber | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"  # inflight: follows later saves; has no path
     ttl_seconds: int | None = None
     overwrite: bool = False
@@ -128,7 +128,7 @@ class SaveWeightsForSamplerResult(msgspec.Struct, frozen=True, tag="save_weights
 
 class CreateCustomLossRequest(msgspec.Struct, frozen=True):
     session_id: str
-    custom_loss_seq_id: Number
+    custom_loss_seq_id: NaturalNumber
     name: str
     inputs: list[LossInput]  # logprobs first
     graph: WireGraph

@@ -27,7 +27,7 @@ _DTYPES = {
 }
 
 
-class Span(NamedTuple):
+class TokenSpan(NamedTuple):
     """Says where a run of a datum's tokens comes from."""
 
     sequence_id: str
@@ -43,8 +43,8 @@ class Datum:
     tokens: np.ndarray  # int32 [N]
     loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
     problem: str | None = None
-    spans: tuple[Span, ...] = ()  # tile the tokens; empty if none were sent
-    target_spans: tuple[Span, ...] = ()  # tile the targets
+    spans: tuple[TokenSpan, ...] = ()  # tile the tokens; empty if none were sent
+    target_spans: tuple[TokenSpan, ...] = ()  # tile the targets
     span_problem: str | None = None  # why the spans that were sent are unusable; few losses need them
 
 
@@ -166,13 +166,13 @@ def _unusable(problem: str) -> Datum:
     return Datum(np.zeros(0, np.int32), {}, problem)
 
 
-def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tuple[Span, ...]:
+def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tuple[TokenSpan, ...]:
     spans = []
     for message in messages:
         kind = message.WhichOneof("span")
         span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
         if span.length:  # empty spans say nothing, and there could be millions
-            spans.append(Span(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
+            spans.append(TokenSpan(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
     covered = sum(span.length for span in spans)
     if spans and (covered != length or any(span.offset < 0 or span.length < 0 for span in spans)):
         raise _Unusable(

@@ -46,8 +46,8 @@ def _model(name: str) -> str:
     model = _last_part(name).casefold()
     for former in FORMER:
         model = model.removeprefix(former)
-    found = re.search(rf"{ENCODED.pattern}$", model)
-    return model[: found.start()] if found and found.start() else model
+    match = re.search(rf"{ENCODED.pattern}$", model)
+    return model[: match.start()] if match and match.start() else model
 
 
 def _last_part(name: str) -> str:

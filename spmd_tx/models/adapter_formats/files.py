@@ -20,8 +20,9 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes  # noqa: F401 - with it NumPy knows the names of types in files, as bfloat16
 import numpy as np
 
-from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.maps import AdapterGroup
 from spmd_tx.models.declared.model import Adapted, Model
+from spmd_tx.models.declared.state_shapes import ArrayShape
 from spmd_tx.protocol.commands import AdapterSpec, expert_rank
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -47,20 +48,18 @@ MLP_MODULES = {
     "base_layer",
 }
 
-Shape = tuple[int, ...]
 
-
-class Module(NamedTuple):
+class AdapterModule(NamedTuple):
     """Describes a module of the file: a linear map, or those of all experts, which share a factor."""
 
     map: str  # the name in the model
-    at: Shape  # the indices of its factors among those of the map in all layers
+    at: ArrayShape  # the indices of its factors among those of the map in all layers
     name: str  # "base_model.model.model.layers.0.self_attn.q_proj"
-    a: Shape  # [rank, in]; with shared factors [experts or 1, rank, in]
-    b: Shape  # [out, rank]
+    a: ArrayShape  # [rank, in]; with shared factors [experts or 1, rank, in]
+    b: ArrayShape  # [out, rank]
 
     @property
-    def shapes(self) -> dict[str, Shape]:
+    def shapes(self) -> dict[str, ArrayShape]:
         """The shapes of its tensors, by name."""
         return {self.name_a: self.a, self.name_b: self.b}
 
@@ -79,35 +78,35 @@ def trained_maps(adapter: AdapterSpec, model: Model) -> list[str]:
     return [name for name, each in model.adapted.items() if trains[_group(each)]]
 
 
-def modules(adapter: AdapterSpec, model: Model) -> Iterator[Module]:
+def modules(adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
     """Yield the modules of an adapter's file."""
     for name in trained_maps(adapter, model):
         yield from _modules_of(name, adapter, model)
 
 
-def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[Module]:
-    found = model.adapted[name]
-    declared, module = found.map, PREFIX + found.map.adapter_module.replace(TEXT_MODEL, "")
-    rank = _rank(found, adapter, model)
+def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
+    adapted = model.adapted[name]
+    declared, module = adapted.map, PREFIX + adapted.map.adapter_module.replace(TEXT_MODEL, "")
+    rank = _rank(adapted, adapter, model)
     a, b = (rank, declared.width_in), (declared.width_out, rank)
     if declared.experts and model.expert_lora == "shared-outer":
         many_a, many_b = (1 if declared.outer_factor == factor else declared.experts for factor in ("a", "b"))
         experts = module.partition("{expert}")[0] + SHARED_NAMES[declared.name]
-        for layer, number in enumerate(found.numbers or ()):
-            yield Module(name, (layer,), experts.format(layer=number), (many_a, *a), (many_b, *b))
+        for layer, number in enumerate(adapted.numbers or ()):
+            yield AdapterModule(name, (layer,), experts.format(layer=number), (many_a, *a), (many_b, *b))
         return
-    for index in product(*map(range, found.lead("a"))):
-        numbers = {} if found.numbers is None else {"layer": found.numbers[index[0]], "expert": index[-1]}
-        yield Module(name, index, module.format(**numbers), a, b)
+    for index in product(*map(range, adapted.lead("a"))):
+        numbers = {} if adapted.numbers is None else {"layer": adapted.numbers[index[0]], "expert": index[-1]}
+        yield AdapterModule(name, index, module.format(**numbers), a, b)
 
 
-def _rank(found: Adapted, adapter: AdapterSpec, model: Model) -> int:
-    return expert_rank(adapter.rank, model.expert_rank_divisor) if found.map.experts else adapter.rank
+def _rank(adapted: Adapted, adapter: AdapterSpec, model: Model) -> int:
+    return expert_rank(adapter.rank, model.expert_rank_divisor) if adapted.map.experts else adapter.rank
 
 
-def _group(found: Adapted) -> Group:
-    assert found.map.group is not None
-    return found.map.group
+def _group(adapted: Adapted) -> AdapterGroup:
+    assert adapted.map.group is not None
+    return adapted.map.group
 
 
 def stored_names(tensors: Iterable[str]) -> dict[str, str]:
@@ -117,16 +116,16 @@ def stored_names(tensors: Iterable[str]) -> dict[str, str]:
 
 def spelling(tensor: str) -> str:
     """Return one name for all spellings of a factor's name that libraries and services write."""
-    found = TENSOR.fullmatch(tensor)
-    if found is None:
+    match = TENSOR.fullmatch(tensor)
+    if match is None:
         return tensor
-    module = found["module"].removeprefix(PREFIX).replace(TEXT_MODEL, "").replace(".attn.", ".self_attn.")
+    module = match["module"].removeprefix(PREFIX).replace(TEXT_MODEL, "").replace(".attn.", ".self_attn.")
     if module.rpartition(".")[2] in HEADS:
         module = HEADS[0]
-    return f"{module}.{found['factor']}"
+    return f"{module}.{match['factor']}"
 
 
-def group_of_module(module: str) -> Group:
+def group_of_module(module: str) -> AdapterGroup:
     """Return the flag that a module follows, by its name or the last part of it."""
     *_, last = module.split(".")
     if last in HEADS:
@@ -134,10 +133,10 @@ def group_of_module(module: str) -> Group:
     return "mlp" if last in MLP_MODULES else "attn"
 
 
-def groups_of(tensors: Iterable[str]) -> set[Group]:
+def groups_of(tensors: Iterable[str]) -> set[AdapterGroup]:
     """Return the flags that the factors in a file follow, by the names of its tensors."""
-    found = (TENSOR.fullmatch(name) for name in tensors)
-    modules = {each["module"] for each in found if each is not None}
+    matches = (TENSOR.fullmatch(name) for name in tensors)
+    modules = {each["module"] for each in matches if each is not None}
     return {group_of_module(module) for module in modules if not OTHER_PARTS.fullmatch(module)}
 
 
@@ -166,9 +165,9 @@ def config_of(adapter: AdapterSpec, model: Model, base_model: str) -> bytes:
     }
     if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
         experts = {
-            _last_part(model, name): _rank(found, adapter, model)
-            for name, found in model.adapted.items()
-            if found.map.experts
+            _last_part(model, name): _rank(adapted, adapter, model)
+            for name, adapted in model.adapted.items()
+            if adapted.map.experts
         }
         config["rank_pattern"] = {rf"mlp\.experts\.\d+\.{name}": rank for name, rank in experts.items()}
         # With transformers 5, PEFT joins these modules to two parameters, gate and up to one of them.
@@ -182,7 +181,7 @@ def _last_part(model: Model, name: str) -> str:
     return model.adapted[name].map.adapter_module.rpartition(".")[2]
 
 
-def safetensors_header(tensors: Iterable[tuple[str, str, Shape, int]]) -> bytes:
+def safetensors_header(tensors: Iterable[tuple[str, str, ArrayShape, int]]) -> bytes:
     """Return what precedes tensors in a file, from the name, type, shape and bytes of each, in order."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -194,7 +193,9 @@ def safetensors_header(tensors: Iterable[tuple[str, str, Shape, int]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def write_tensors(file: BinaryIO, shapes: Mapping[str, Shape], tensor: Callable[[str], np.ndarray]) -> None:
+def write_tensors(
+    file: BinaryIO, shapes: Mapping[str, ArrayShape], tensor: Callable[[str], np.ndarray]
+) -> None:
     """Write a safetensors file of float32, the same bytes as the library, but one tensor after the other.
 
     The library builds the whole file in memory, and no other thread runs while it does.

@@ -23,8 +23,8 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.models.adapter_formats.files import (
     PREFIX,
     TENSOR,
-    Module,
-    Shape,
+    AdapterModule,
+    ArrayShape,
     modules,
     spelling,
     stored_names,
@@ -46,13 +46,13 @@ KEPT = 4  # arrays of targets that are held at once: those of a layer's experts
 # What a file may have for parts of a model that are not served: far more than vision towers have.
 OTHER_TENSORS, OTHER_NUMBERS_PER_RANK = 4096, 1 << 21
 
-Form = Literal["modules", "stack", "target"]
+FactorForm = Literal["modules", "stack", "target"]
 
 
-class Place(NamedTuple):
+class FactorPlace(NamedTuple):
     """Says where a map, or one expert of it, has its factors in one layer."""
 
-    form: Form
+    form: FactorForm
     module: str  # the file's name of it, in our spelling
     named: str  # the name by which patterns find it
     rows: slice = slice(None)  # of a target's outputs
@@ -64,8 +64,8 @@ class Place(NamedTuple):
 class _Map:
     """Holds the modules of a map in the layouts that files may have."""
 
-    each: list[Module]  # one for each layer, or each of its experts
-    stacks: list[Module]  # one for each layer
+    each: list[AdapterModule]  # one for each layer, or each of its experts
+    stacks: list[AdapterModule]  # one for each layer
 
 
 class ForeignFactors:
@@ -80,10 +80,12 @@ class ForeignFactors:
         self._stored = _stored(file, model)
         self._arrays: dict[str, np.ndarray] = {}
         self._ranks: dict[tuple[str, str], np.ndarray] = {}  # by module and rows of a target
-        self._places: dict[tuple[str, Shape], Place] = {}  # of present maps, by map and (layer[, expert])
+        self._places: dict[
+            tuple[str, ArrayShape], FactorPlace
+        ] = {}  # of present maps, by map and (layer[, expert])
         self.maps: set[str] = set()  # that have factors
-        for name, found in self._known_maps().items():
-            chosen = self._chosen(found)
+        for name, layouts in self._maps().items():
+            chosen = self._chosen(layouts)
             if any(map(self._has, chosen.values())):
                 self.maps.add(name)
                 self._places |= {(name, at): place for at, place in chosen.items()}
@@ -107,16 +109,16 @@ class ForeignFactors:
     @property
     def missing(self) -> list[str]:
         """The factors that maps with factors lack, of a pair or of a selected module."""
-        found = {
+        missing = {
             f"{PREFIX}{place.module}.lora_{which}.weight"
             for place in self._places.values()
             for which in "AB"
             if f"{place.module}.{which}" not in self._stored
             and (self._has(place) or self._left_out_by(place) is None)
         }
-        return sorted(found)
+        return sorted(missing)
 
-    def has(self, module: Module) -> bool:
+    def has(self, module: AdapterModule) -> bool:
         """Whether the file has factors of a module, or of one of its experts."""
         if module.map not in self.maps:
             return False
@@ -145,7 +147,7 @@ class ForeignFactors:
                         "peft leaves it out; correct one of them"
                     )
 
-    def tensor(self, module: Module, which: Factor) -> np.ndarray:
+    def tensor(self, module: AdapterModule, which: Factor) -> np.ndarray:
         """Return a factor in fp32, in the module's shape and for the adapter's scale; zeros if it is absent.
 
         Raises InvalidRequest when it does not fit, or holds values that are not finite.
@@ -171,7 +173,7 @@ class ForeignFactors:
                 break
         return made
 
-    def _fill(self, part: np.ndarray, module: Module, at: Shape, which: Factor) -> None:
+    def _fill(self, part: np.ndarray, module: AdapterModule, at: ArrayShape, which: Factor) -> None:
         place, most = self._places[module.map, at], module.a[-2]
         if not self._has(place):
             return
@@ -192,7 +194,7 @@ class ForeignFactors:
         if not np.isfinite(part).all():
             raise InvalidRequest(f"the factors of {place.module} overflow when they are scaled by {ratio:g}")
 
-    def _factor(self, place: Place, expert: int, which: Factor, most: int) -> np.ndarray:
+    def _factor(self, place: FactorPlace, expert: int, which: Factor, most: int) -> np.ndarray:
         """Return [R, I] or [O, R] of one expert, without ranks of a target that are those of other maps."""
         array = self._array(f"{place.module}.{which.upper()}", keep=place.form != "modules")
         if place.form == "modules":
@@ -204,7 +206,7 @@ class ForeignFactors:
             return array.reshape(count, -1, array.shape[-1])[expert, used]
         return array.reshape(len(array), -1, count)[place.rows, used, expert]
 
-    def _used(self, place: Place, most: int) -> np.ndarray:
+    def _used(self, place: FactorPlace, most: int) -> np.ndarray:
         """Return the ranks of a target that add to a map; if none does yet, as many as there is room for."""
         key = place.module, str(place.rows)
         if key not in self._ranks:
@@ -215,7 +217,7 @@ class ForeignFactors:
             self._ranks[key] = used if used.size else np.arange(min(most, b_ORX.shape[1]))
         return self._ranks[key]
 
-    def _is_shared(self, module: Module, which: Factor) -> bool:
+    def _is_shared(self, module: AdapterModule, which: Factor) -> bool:
         place = self._places[module.map, (*module.at, 0)]
         if not self._has(place):
             return False
@@ -223,86 +225,90 @@ class ForeignFactors:
         return place.form == "stack" and stored.get_shape()[0] == 1
 
     def _array(self, spelt: str, *, keep: bool) -> np.ndarray:
-        found = self._arrays.get(spelt)
-        if found is None:
+        array = self._arrays.get(spelt)
+        if array is None:
             name = self._stored[spelt]
-            found = self._file.get_slice(name)[:].astype(np.float32)
-            if not np.isfinite(found).all():
+            array = self._file.get_slice(name)[:].astype(np.float32)
+            if not np.isfinite(array).all():
                 raise InvalidRequest(f"{name} holds values that are not finite")
             if keep:
                 while len(self._arrays) >= KEPT:
                     del self._arrays[next(iter(self._arrays))]
-                self._arrays[spelt] = found
-        return found
+                self._arrays[spelt] = array
+        return array
 
-    def _known_maps(self) -> dict[str, _Map]:
-        layouts: list[dict[str, list[Module]]] = []
+    def _maps(self) -> dict[str, _Map]:
+        layouts: list[dict[str, list[AdapterModule]]] = []
         for layout in EXPERT_LORA:
-            found: dict[str, list[Module]] = defaultdict(list)
+            layers: dict[str, list[AdapterModule]] = defaultdict(list)
             for module in modules(self._adapter, replace(self._model, expert_lora=layout)):
-                found[module.map].append(module)
-            layouts.append(found)
+                layers[module.map].append(module)
+            layouts.append(layers)
         stacks, each = layouts
         self._heights = _heights(chain.from_iterable(each.values()), self._model)
         return {name: _Map(each[name], stacks[name]) for name in each}
 
-    def _chosen(self, found: _Map) -> dict[Shape, Place]:
+    def _chosen(self, layouts: _Map) -> dict[ArrayShape, FactorPlace]:
         """Return the places of a map in the form in which the file has it; the first one if it has none."""
-        forms = [dict(self._modules(found.each)), dict(self._stacks(found.stacks)), self._targets(found)]
+        forms = [
+            dict(self._modules(layouts.each)),
+            dict(self._stacks(layouts.stacks)),
+            self._targets(layouts),
+        ]
         return next((form for form in forms if any(map(self._has, form.values()))), forms[0])
 
-    def _names(self, place: Place) -> tuple[str, ...]:
+    def _names(self, place: FactorPlace) -> tuple[str, ...]:
         """Return the names by which patterns find a module: our spelling, and that of the file."""
         stored = self._stored.get(f"{place.module}.A")
-        found = TENSOR.fullmatch(stored) if stored and place.form == "modules" else None
-        return (place.named, found["module"].removeprefix(PREFIX)) if found else (place.named,)
+        match = TENSOR.fullmatch(stored) if stored and place.form == "modules" else None
+        return (place.named, match["module"].removeprefix(PREFIX)) if match else (place.named,)
 
-    def _rank(self, place: Place) -> int:
+    def _rank(self, place: FactorPlace) -> int:
         if self._shares_nothing(place):
             return self._file.get_slice(self._stored[f"{place.module}.A"]).get_shape()[1]
         return self._meaning.scales.rank(*self._names(place))
 
-    def _shares_nothing(self, place: Place) -> bool:
+    def _shares_nothing(self, place: FactorPlace) -> bool:
         """Whether it is the stack of a server whose experts have factors and a rank of their own."""
         if place.form != "stack" or place.experts < 2:
             return False
         a, b = (self._file.get_slice(self._stored[f"{place.module}.{which}"]).get_shape() for which in "AB")
         return len(a) == 3 and a[0] == b[0] == place.experts
 
-    def _left_out_by(self, place: Place) -> str | None:
+    def _left_out_by(self, place: FactorPlace) -> str | None:
         is_alike = place.form == "modules"
         return self._meaning.selection.left_out_by(self._names(place), is_alike=is_alike)
 
-    def _has(self, place: Place) -> bool:
+    def _has(self, place: FactorPlace) -> bool:
         return f"{place.module}.A" in self._stored or f"{place.module}.B" in self._stored
 
-    def _modules(self, each: list[Module]) -> Iterator[tuple[Shape, Place]]:
+    def _modules(self, each: list[AdapterModule]) -> Iterator[tuple[ArrayShape, FactorPlace]]:
         for module in each:
             spelt = spelling(module.name_a)[:-2]
-            yield module.at, Place("modules", spelt, spelt)
+            yield module.at, FactorPlace("modules", spelt, spelt)
 
-    def _stacks(self, stacks: list[Module]) -> Iterator[tuple[Shape, Place]]:
+    def _stacks(self, stacks: list[AdapterModule]) -> Iterator[tuple[ArrayShape, FactorPlace]]:
         for module in stacks:
             count = self._model.adapted[module.map].map.experts
             spelt = spelling(module.name_a)[:-2]
             for expert in range(count):
-                yield (*module.at, expert), Place("stack", spelt, spelt, experts=count)
+                yield (*module.at, expert), FactorPlace("stack", spelt, spelt, experts=count)
 
-    def _targets(self, found: _Map) -> dict[Shape, Place]:
+    def _targets(self, layouts: _Map) -> dict[ArrayShape, FactorPlace]:
         parameters = " ".join(self._meaning.target_parameters or ())
         has_both = all(name.rpartition(".")[2] in parameters for name in (GATE_UP, DOWN))
-        made: dict[Shape, Place] = {}
-        for module in found.each:
+        made: dict[ArrayShape, FactorPlace] = {}
+        for module in layouts.each:
             declared = self._model.adapted[module.map].map
             target = target_of(module, self._model)
             if declared.experts and target.rpartition(".")[2] not in parameters:
                 continue
             name = spelling(f"{PREFIX}{module_of(target, has_both=has_both)}.lora_A.weight")[:-2]
             height, rows = self._heights[target], rows_of(declared)[0]
-            made[module.at] = Place("target", name, target, rows, height, declared.experts)
+            made[module.at] = FactorPlace("target", name, target, rows, height, declared.experts)
         return made
 
-    def _check(self, name: str, place: Place) -> None:
+    def _check(self, name: str, place: FactorPlace) -> None:
         declared = self._model.adapted[name].map
         a, b = (self._file.get_slice(self._stored[f"{place.module}.{which}"]) for which in "AB")
         rank, count = self._rank(place), max(1, place.experts)
@@ -355,10 +361,10 @@ class Most(NamedTuple):
 
 def is_of_other_part(tensor: str, model: Model) -> bool:
     """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
-    found = TENSOR.fullmatch(tensor)
-    if found is None:
+    match = TENSOR.fullmatch(tensor)
+    if match is None:
         return False
-    module = found["module"].removeprefix(PREFIX)
+    module = match["module"].removeprefix(PREFIX)
     names = module, module.removeprefix("model."), f"model.{module}"
     return any(
         name.startswith(model.further) or any(re.fullmatch(pattern, name) for pattern in model.ignored)
@@ -368,11 +374,11 @@ def is_of_other_part(tensor: str, model: Model) -> bool:
 
 def most_of(adapter: AdapterSpec, model: Model) -> Most:
     """Return the bounds on a file in the forms that take most."""
-    own = list(modules(adapter, model))
+    adapted = list(modules(adapter, model))
     each = sum(1 for _ in modules(adapter, replace(model, expert_lora="per-expert")))
-    heights = _heights(own, model)
+    heights = _heights(adapted, model)
     in_own_form = in_targets = 0
-    for module in own:
+    for module in adapted:
         in_own_form += math.prod(module.a) + math.prod(module.b)
         declared = model.adapted[module.map].map
         ranks = module.a[-2] * (declared.experts if len(module.a) == 3 else 1)
@@ -383,13 +389,13 @@ def most_of(adapter: AdapterSpec, model: Model) -> Most:
     return Most(most.tensors + OTHER_TENSORS, most.numbers + adapter.rank * OTHER_NUMBERS_PER_RANK)
 
 
-def _heights(own: Iterable[Module], model: Model) -> dict[str, int]:
+def _heights(adapted: Iterable[AdapterModule], model: Model) -> dict[str, int]:
     """Return how many outputs each target has up to the last adapted one."""
-    found: dict[str, int] = {}
-    for module in own:
+    heights: dict[str, int] = {}
+    for module in adapted:
         target, height = target_of(module, model), rows_of(model.adapted[module.map].map)[1]
-        found[target] = max(height, found.get(target, 0))
-    return found
+        heights[target] = max(height, heights.get(target, 0))
+    return heights
 
 
 def some(names: list[str]) -> str:

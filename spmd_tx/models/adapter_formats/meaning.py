@@ -108,16 +108,16 @@ class Scales:
         return alpha_of(alpha, rank, bool(self._meaning.use_rslora)) / rank
 
 
-Number = TypeVar("Number", int, float)
+PatternValue = TypeVar("PatternValue", int, float)
 
 
-class _Patterns(Generic[Number]):
+class _Patterns(Generic[PatternValue]):
     """Holds the values of patterns."""
 
-    def __init__(self, patterns: Mapping[str, Number] | None) -> None:
-        self._named: dict[str, tuple[int, Number]] = {}  # by ending: the place among all, and the value
-        self._others: list[tuple[int, Pattern, Number]] = []
-        self._found: dict[tuple[str, ...], Number | None] = {}  # by the names of a module
+    def __init__(self, patterns: Mapping[str, PatternValue] | None) -> None:
+        self._named: dict[str, tuple[int, PatternValue]] = {}  # by ending: the place among all, and the value
+        self._others: list[tuple[int, Pattern, PatternValue]] = []
+        self._values: dict[tuple[str, ...], PatternValue | None] = {}  # by the names of a module
         for place, (pattern, value) in enumerate((patterns or {}).items()):
             if NAMED.fullmatch(pattern) or NUMBERED.fullmatch(pattern):
                 ending = pattern.removesuffix("$").replace("\\.", ".")
@@ -130,16 +130,16 @@ class _Patterns(Generic[Number]):
                 f"{MOST_PATTERNS} are read; name modules instead"
             )
 
-    def first(self, names: tuple[str, ...], default: Number) -> Number:
+    def first(self, names: tuple[str, ...], default: PatternValue) -> PatternValue:
         """Return the value of the first pattern that matches an end of one of the names."""
-        if names not in self._found:
-            self._found[names] = self._first(names)
-        found = self._found[names]
-        return default if found is None else found
+        if names not in self._values:
+            self._values[names] = self._first(names)
+        value = self._values[names]
+        return default if value is None else value
 
-    def _first(self, names: tuple[str, ...]) -> Number | None:
+    def _first(self, names: tuple[str, ...]) -> PatternValue | None:
         ends = [ending for name in names for ending in endings(name)] if self._named else []
         ends += [NUMBER.sub(r"\\d+", ending) for ending in ends]
-        found = [self._named[ending] for ending in ends if ending in self._named]
-        found += [(place, value) for place, each, value in self._others if any(map(each.matches_end, names))]
-        return min(found)[1] if found else None
+        hits = [self._named[ending] for ending in ends if ending in self._named]
+        hits += [(place, value) for place, each, value in self._others if any(map(each.matches_end, names))]
+        return min(hits)[1] if hits else None

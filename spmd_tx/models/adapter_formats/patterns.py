@@ -16,8 +16,10 @@ SPECIAL = "dDwWsS"
 QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d{1,4})(?P<many>,(?P<most>\d{0,4}))?\})\??")
 ENDLESS = 1 << 30
 
-Places = frozenset[int]
-Matcher = Callable[[str, Places], Places]  # a name, and where a match has come to: where it can be after this
+MatchPositions = frozenset[int]
+Matcher = Callable[
+    [str, MatchPositions], MatchPositions
+]  # a name, and where a match has come to: where it can be after this
 
 
 class Pattern:
@@ -47,10 +49,10 @@ class _Reader:
     def whole(self) -> Matcher:
         if len(self._text) > MOST_CHARACTERS:
             raise self._not_read(f"it has more than {MOST_CHARACTERS} characters")
-        found = self._alternatives()
+        matcher = self._alternatives()
         if self._at < len(self._text):
             raise self._not_read("a parenthesis closes nothing")
-        return found
+        return matcher
 
     def _not_read(self, reason: str) -> InvalidRequest:
         return InvalidRequest(
@@ -64,49 +66,49 @@ class _Reader:
         self._at += 1
         return self._text[self._at - 1]
 
-    def _take(self, wanted: str) -> bool:
-        is_there = self._text.startswith(wanted, self._at)
-        self._at += len(wanted) * is_there
+    def _take(self, character: str) -> bool:
+        is_there = self._text.startswith(character, self._at)
+        self._at += len(character) * is_there
         return is_there
 
     def _alternatives(self) -> Matcher:
         self._depth += 1
         if self._depth > MOST_DEPTH:
             raise self._not_read(f"its groups are more than {MOST_DEPTH} deep")
-        found = [self._sequence()]
+        alternatives = [self._sequence()]
         while self._take("|"):
-            found.append(self._sequence())
+            alternatives.append(self._sequence())
         self._depth -= 1
-        return lambda name, places: frozenset().union(*(each(name, places) for each in found))
+        return lambda name, places: frozenset().union(*(each(name, places) for each in alternatives))
 
     def _sequence(self) -> Matcher:
-        found: list[Matcher] = []
+        matchers: list[Matcher] = []
         while self._at < len(self._text) and self._text[self._at] not in "|)":
-            found.append(self._repeated(self._item()))
+            matchers.append(self._repeated(self._item()))
 
-        def match(name: str, places: Places) -> Places:
-            for each in found:
+        def match(name: str, places: MatchPositions) -> MatchPositions:
+            for each in matchers:
                 places = each(name, places)
             return places
 
         return match
 
     def _repeated(self, item: Matcher) -> Matcher:
-        found = QUANTIFIER.match(self._text, self._at)
-        if found is None:
+        quantifier = QUANTIFIER.match(self._text, self._at)
+        if quantifier is None:
             return item
-        self._at = found.end()
-        sign = found[0][0]
-        least = int(found["least"]) if sign == "{" else int(sign == "+")
+        self._at = quantifier.end()
+        sign = quantifier[0][0]
+        least = int(quantifier["least"]) if sign == "{" else int(sign == "+")
         most = 1 if sign == "?" else ENDLESS
         if sign == "{":
-            most = int(found["most"] or ENDLESS) if found["many"] else least
+            most = int(quantifier["most"] or ENDLESS) if quantifier["many"] else least
         if not least <= most or least > MOST_REPEATS or MOST_REPEATS < most < ENDLESS:
-            raise self._not_read(f"{found[0]} is no repetition of at most {MOST_REPEATS} times")
+            raise self._not_read(f"{quantifier[0]} is no repetition of at most {MOST_REPEATS} times")
         if QUANTIFIER.match(self._text, self._at):
             raise self._not_read("it repeats a repetition")
 
-        def match(name: str, places: Places) -> Places:
+        def match(name: str, places: MatchPositions) -> MatchPositions:
             for _ in range(least):
                 before, places = places, item(name, places)
                 if places == before:
@@ -124,10 +126,10 @@ class _Reader:
         if character == "(":
             if self._take("?") and not self._take(":"):
                 raise self._not_read("groups that begin with (? are not, but for (?:")
-            found = self._alternatives()
+            group = self._alternatives()
             if not self._take(")"):
                 raise self._not_read("a parenthesis is not closed")
-            return found
+            return group
         if character in "^$":
             return _assertion(lambda name, place: place == (0 if character == "^" else len(name)))
         if character == "\\" and self._text[self._at : self._at + 1] in ("b", "B"):

@@ -13,7 +13,7 @@ from spmd_tx.errors import MeshError
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
-    Module,
+    AdapterModule,
     config_of,
     modules,
     spelling,
@@ -79,7 +79,7 @@ def read(path: Path, adapter: AdapterSpec, model: Model, rank: int) -> Adapters[
     return adapters
 
 
-def _views(adapters: Adapters[np.ndarray], module: Module) -> Lora[np.ndarray]:
+def _views(adapters: Adapters[np.ndarray], module: AdapterModule) -> Lora[np.ndarray]:
     """Return views of a module's factors up to its rank: [..., R, in] and [..., R, out]."""
     pair = adapters.head if module.map == HEAD else adapters.layers[module.map]
     rank = module.a[-2]
@@ -90,8 +90,8 @@ def _views(adapters: Adapters[np.ndarray], module: Module) -> Lora[np.ndarray]:
 
 def _zeros(model: Model, rank: int) -> Adapters[np.ndarray]:
     def pair(name: str) -> Lora[np.ndarray]:
-        its = shapes(model, name, rank)
-        return Lora(np.zeros(its.a, np.float32), np.zeros(its.b, np.float32))
+        factor_shapes = shapes(model, name, rank)
+        return Lora(np.zeros(factor_shapes.a, np.float32), np.zeros(factor_shapes.b, np.float32))
 
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 

@@ -6,7 +6,7 @@ A [experts · rank, in] and B [out, rank · experts] have the expert's number as
 index.
 """
 
-from spmd_tx.models.adapter_formats.files import Module
+from spmd_tx.models.adapter_formats.files import AdapterModule
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.declared.model import LM_HEAD, Model
 
@@ -15,16 +15,16 @@ GATE_UP, DOWN = f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"
 WRAPPED = "base_layer"
 
 
-def target_of(module: Module, model: Model) -> str:
+def target_of(module: AdapterModule, model: Model) -> str:
     """Return the name in transformers of the matrix or parameter that holds a module."""
-    found = model.adapted[module.map]
-    if found.numbers is None:
+    adapted = model.adapted[module.map]
+    if adapted.numbers is None:
         return LM_HEAD.module
-    number = found.numbers[module.at[0]]
-    if not found.map.experts:
-        return found.map.source.module.format(layer=number)
-    at = found.map.adapter_module.partition(f"{EXPERTS}.")[0].format(layer=number)
-    return at + (DOWN if found.map.name == "down" else GATE_UP)
+    number = adapted.numbers[module.at[0]]
+    if not adapted.map.experts:
+        return adapted.map.source.module.format(layer=number)
+    at = adapted.map.adapter_module.partition(f"{EXPERTS}.")[0].format(layer=number)
+    return at + (DOWN if adapted.map.name == "down" else GATE_UP)
 
 
 def module_of(target: str, *, has_both: bool = True) -> str:

@@ -29,7 +29,7 @@ class Selection:
         is_pattern = isinstance(targets, str) and not has_all  # which says it all
         has_layers = layers not in (None, []) and not is_pattern
         self._layers = None if not has_layers else {layers} if isinstance(layers, int) else {*(layers or ())}
-        self._found: dict[tuple[str, ...], str | None] = {}  # for modules of the base model, by their names
+        self._entries: dict[tuple[str, ...], str | None] = {}  # for modules of the base model, by their names
         self._lists = {lists} if isinstance(lists, str) else {*(lists or ())}
 
     def left_out_by(self, names: tuple[str, ...], *, is_alike: bool = True) -> str | None:
@@ -40,9 +40,9 @@ class Selection:
         """
         if not is_alike:
             return self._layer_left_out_by(names)
-        if names not in self._found:
-            self._found[names] = self._left_out_by(names)
-        return self._found[names]
+        if names not in self._entries:
+            self._entries[names] = self._left_out_by(names)
+        return self._entries[names]
 
     def _left_out_by(self, names: tuple[str, ...]) -> str | None:
         if any(map(self._parameters, names)):
@@ -60,9 +60,9 @@ class Selection:
 
     def _is_in_layers(self, name: str) -> bool:
         assert self._layers is not None
-        for found in NUMBERED.finditer(name):
-            if not self._lists or found["list"] in self._lists:
-                return int(found["number"]) in self._layers
+        for number in NUMBERED.finditer(name):
+            if not self._lists or number["list"] in self._lists:
+                return int(number["number"]) in self._layers
         return False
 
 

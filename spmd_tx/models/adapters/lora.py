@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from spmd_tx.models.declared.maps import Group, is_split
+from spmd_tx.models.declared.maps import AdapterGroup, is_split
 from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
@@ -34,7 +34,7 @@ from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
 
-LAYER_GROUPS: tuple[Group, ...] = ("attn", "mlp")
+LAYER_GROUPS: tuple[AdapterGroup, ...] = ("attn", "mlp")
 
 
 class Lora(PyTreeNode, Generic[Leaf]):
@@ -51,12 +51,12 @@ class Adapters(PyTreeNode, Generic[Leaf]):
     head: Lora[Leaf]
 
 
-def names(model: Model, *groups: Group) -> tuple[str, ...]:
+def names(model: Model, *groups: AdapterGroup) -> tuple[str, ...]:
     """Return the names of the adapted maps of some groups, in the order of declaration."""
     return tuple(name for name, each in model.adapted.items() if each.map.group in groups)
 
 
-def group_of(model: Model, name: str) -> Group:
+def group_of(model: Model, name: str) -> AdapterGroup:
     """Return the flag that an adapted map follows."""
     group = model.adapted[name].map.group
     assert group is not None

@@ -1,29 +1,15 @@
 """Compares the heads that a checkpoint stores with the embedding to which they are tied. No JAX."""
 
-from collections.abc import Collection
-from pathlib import Path
-from typing import Protocol, runtime_checkable
-
 import numpy as np
 
 from spmd_tx.errors import StartError
+from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.declared.unread import Unread
 
 AT_ONCE = 1 << 22  # numbers that are compared together
 
 
-@runtime_checkable
-class Tensors(Protocol):
-    """Defines what is read of a checkpoint here."""
-
-    @property
-    def model_dir(self) -> Path: ...
-    @property
-    def names(self) -> Collection[str]: ...
-    def tensor(self, name: str) -> np.ndarray: ...
-
-
-def check_copies(tensors: Tensors, unread: Unread) -> None:
+def check_copies(tensors: Files, unread: Unread) -> None:
     """Raise StartError where a head is not what it is tied to."""
     for name in unread.copies(tensors.names):
         assert unread.copied is not None

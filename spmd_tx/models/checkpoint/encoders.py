@@ -7,7 +7,14 @@ import ml_dtypes
 import numpy as np
 
 from spmd_tx.models.checkpoint.encodings import FP4, INT4_OFFSET, MXFP4_BIAS
-from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
+from spmd_tx.models.declared.encoding import (
+    DeviceEncoding,
+    Encoding,
+    Fp8Blocks,
+    Int4Groups,
+    Int8Groups,
+    Mxfp4,
+)
 
 FP8_MOST = 448.0  # of e4m3
 FP4_EXPONENT = 2  # of 6, the largest of e2m1
@@ -29,7 +36,7 @@ def encode(encoding: Encoding, matrix: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return _encode_int4(encoding, matrix)
 
 
-def encode_groups(encoding: Kept, matrix_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_groups(encoding: DeviceEncoding, matrix_OI: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Encode a float32 matrix row by row as devices keep it: bytes [O, I / n] and scales [O, I / J].
 
     I is a multiple of J, and blocks of FP8 have one row.

@@ -102,8 +102,8 @@ def _decode_mxfp4(stored_OGJ: np.ndarray, scales_OG: np.ndarray, place_OI: np.nd
     for first in range(0, len(stored_OGJ), rows):
         some = slice(first, first + rows)
         codes = (scales_OG[some].astype(np.uint16) << 8)[..., None] | stored_OGJ[some]
-        found = _looked_up(pairs, codes).reshape(len(codes), -1)
-        place_OI[some] = found.view(place_OI.dtype)
+        decoded = _looked_up(pairs, codes).reshape(len(codes), -1)
+        place_OI[some] = decoded.view(place_OI.dtype)
 
 
 def _decode_int4(

@@ -87,19 +87,19 @@ class MappedFile:
 
     def tensor(self, name: str) -> np.ndarray:
         """Return a view of the file."""
-        found = self._tensors.get(name)
-        if found is None:
+        entry = self._tensors.get(name)
+        if entry is None:
             raise StartError(
                 f"{self._path} has no tensor {name!r}, although {INDEX_FILE} says so; download both again"
             )
-        dtype = DTYPES.get(found["dtype"])
+        dtype = DTYPES.get(entry["dtype"])
         if dtype is None:
             raise StartError(
-                f"{self._path}: {name} is stored as {found['dtype']}, which is not read; "
+                f"{self._path}: {name} is stored as {entry['dtype']}, which is not read; "
                 f"convert the model to one of {', '.join(DTYPES)}"
             )
-        start, end = found["data_offsets"]
-        return self._content[start:end].view(dtype).reshape(found["shape"])
+        start, end = entry["data_offsets"]
+        return self._content[start:end].view(dtype).reshape(entry["shape"])
 
 
 def _listed(model_dir: Path) -> dict[str, Path]:
@@ -111,8 +111,8 @@ def _listed(model_dir: Path) -> dict[str, Path]:
             f"{model_dir} holds no weights: expected {SINGLE_FILE}, or {INDEX_FILE} and the files it names; "
             "other formats are not read"
         )
-    found = {name: model_dir / file for name, file in read_index(model_dir / INDEX_FILE).items()}
-    for path in sorted(set(found.values())):
+    files = {name: model_dir / file for name, file in read_index(model_dir / INDEX_FILE).items()}
+    for path in sorted(set(files.values())):
         if not path.exists():
             raise StartError(f"{path} does not exist, but {INDEX_FILE} names it; download it")
-    return found
+    return files

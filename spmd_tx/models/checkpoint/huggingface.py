@@ -21,15 +21,13 @@ from jax.sharding import Mesh, NamedSharding
 from spmd_tx.models.checkpoint.encoders import encode_groups
 from spmd_tx.models.checkpoint.encodings import decoded_part, piece_of
 from spmd_tx.models.checkpoint.files import Files
-from spmd_tx.models.checkpoint.tensors import check, parts, stacked, stored_slices, tensor_name
+from spmd_tx.models.checkpoint.tensors import SliceBounds, check, parts, stacked, stored_slices, tensor_name
 from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.weight import Weight
 
 READERS = 8  # tensors read and transposed at once
 BLOCK = 64  # rows of a matrix that are transposed together: in 16 bits, two cache lines of the result
 ALIGNMENT = 64  # bytes; CPU devices use such arrays where they are
-
-Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 
 
 def load(
@@ -53,17 +51,17 @@ def load(
         return jax.tree.map(lambda weight: loading.array(weight, pool), declared)
 
 
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> SliceBounds:
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
-def _local_bounds(weight: Weight, mesh: Mesh) -> list[Bounds]:
+def _local_bounds(weight: Weight, mesh: Mesh) -> list[SliceBounds]:
     """Return the distinct parts of the weight that this process's devices hold."""
     indices = NamedSharding(mesh, weight.spec).addressable_devices_indices_map(weight.shape).values()
     return sorted({_bounds(index, weight.shape) for index in indices if index is not None})
 
 
-def _size(bounds: Bounds) -> int:
+def _size(bounds: SliceBounds) -> int:
     return math.prod(stop - start for start, stop in bounds)
 
 
@@ -89,16 +87,16 @@ class _Loading:
             weight.shape, sharding, lambda index: parts[_bounds(index or (), weight.shape)]
         )
 
-    def _read(self, weight: Weight, bounds: Bounds, pool: ThreadPoolExecutor) -> np.ndarray:
+    def _read(self, weight: Weight, bounds: SliceBounds, pool: ThreadPoolExecutor) -> np.ndarray:
         """Read one part of a weight in the declared dtype."""
         part = _empty([stop - start for start, stop in bounds], weight.dtype)
         lead = len(stacked(weight))
-        wanted = stored_slices(weight, bounds[lead:])
+        slices = stored_slices(weight, bounds[lead:])
 
         def read(index: tuple[int, ...]) -> int:
             first = (start for start, _ in bounds[:lead])
             name, place = tensor_name(weight, tuple(map(add, first, index))), part[index]
-            for expert, stored in self._stored(weight, name, wanted):
+            for expert, stored in self._stored(weight, name, slices):
                 if weight.transposed:
                     _transpose(stored, place[expert])
                 else:
@@ -110,20 +108,20 @@ class _Loading:
         return part
 
     def _stored(
-        self, weight: Weight, name: str, wanted: tuple[slice, ...]
+        self, weight: Weight, name: str, slices: tuple[slice, ...]
     ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
         """Yield what is wanted of a tensor; an encoded one matrix after matrix, each with its index in it."""
         tensors = [self.files.tensor(part.name) for part in parts(weight, name)]
         if weight.encoding is None:
-            stored = tensors[0][wanted]
+            stored = tensors[0][slices]
             if weight.piece:
                 yield from _encoded(weight, stored)
             else:
                 yield from (((), stored),) if not weight.transposed else _matrices(stored)
             return
-        numbers, scales = (tensor[wanted[:-2]] for tensor in tensors)
-        for expert in np.ndindex(numbers.shape[: len(wanted) - 2]):
-            matrix = weight.encoding, numbers[expert], scales[expert], *wanted[-2:]
+        numbers, scales = (tensor[slices[:-2]] for tensor in tensors)
+        for expert in np.ndindex(numbers.shape[: len(slices) - 2]):
+            matrix = weight.encoding, numbers[expert], scales[expert], *slices[-2:]
             if weight.piece and weight.kept == weight.encoding:
                 yield expert, piece_of(weight.piece, *matrix)
             elif weight.piece:

@@ -25,12 +25,12 @@ def weight_files(model_dir: Path) -> list[str]:
 def read_index(index: Path) -> dict[str, str]:
     """Return the name of each tensor's file, which is in the folder of the index. Raises StartError."""
     try:
-        found = json.loads(index.read_bytes())
+        index_json = json.loads(index.read_bytes())
     except OSError as problem:
         raise StartError(f"cannot read {index}: {problem.strerror}; {AGAIN}") from None
     except (ValueError, RecursionError) as problem:
         raise StartError(f"{index} is not a safetensors index: {problem}; {AGAIN}") from None
-    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    weight_map = index_json.get("weight_map") if isinstance(index_json, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise StartError(f"{index} is not a safetensors index: its weight_map names no tensors; {AGAIN}")
     for tensor, file in weight_map.items():

@@ -14,7 +14,7 @@ from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.typing import DTypeLike
 
-from spmd_tx.models.declared.encoding import Fp8Blocks, Int8Groups, Kept, Mxfp4
+from spmd_tx.models.declared.encoding import DeviceEncoding, Fp8Blocks, Int8Groups, Mxfp4
 
 INT4_OFFSET, INT8_OFFSET = 8, 128
 SIGN_OF_FP8 = 128
@@ -31,7 +31,7 @@ class Packed(PyTreeNode):
 
     numbers: Any  # uint8 [..., I / n, O]
     scales: Any  # [..., I / J, O], of scale_dtype
-    encoding: Kept = struct.field(pytree_node=False)
+    encoding: DeviceEncoding = struct.field(pytree_node=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ class Packed(PyTreeNode):
 Matrix = Array | Packed
 
 
-def scale_dtype(encoding: Kept) -> DTypeLike:
+def scale_dtype(encoding: DeviceEncoding) -> DTypeLike:
     """Return the type of scales, which is that of checkpoints where they have such."""
     if isinstance(encoding, Mxfp4):
         return jnp.uint8
@@ -65,7 +65,7 @@ def decoded(matrix: Matrix, dtype: DTypeLike) -> Array:
     return parts[0] if len(parts) == 1 else jnp.stack(parts, axis=-2).reshape(shape)
 
 
-def values(encoding: Kept, numbers: Array) -> tuple[Array, ...]:
+def values(encoding: DeviceEncoding, numbers: Array) -> tuple[Array, ...]:
     """Return the n numbers of each byte, in fp32 and without their scales. Kernels use it, too."""
     wide = numbers.astype(jnp.int32)
     if isinstance(encoding, Fp8Blocks):
@@ -76,7 +76,7 @@ def values(encoding: Kept, numbers: Array) -> tuple[Array, ...]:
     return one(wide & 15), one(wide >> 4)
 
 
-def scale_values(encoding: Kept, scales: Array) -> Array:
+def scale_values(encoding: DeviceEncoding, scales: Array) -> Array:
     """Return scales in fp32. Kernels use it, too."""
     if isinstance(encoding, Mxfp4):
         return _bits(scales.astype(jnp.int32) << 23)  # the exponent of an fp32

@@ -1,34 +1,22 @@
 """Says which tensors of a Hugging Face checkpoint declared weights are, and checks that all fit together."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.copies import check_copies
-from spmd_tx.models.checkpoint.files import ENCODED
-from spmd_tx.models.declared.encoding import Part
+from spmd_tx.models.checkpoint.files import ENCODED, Files
+from spmd_tx.models.declared.encoding import DeclaredTensor
 from spmd_tx.models.declared.unread import Unread
 from spmd_tx.sharding.weight import Weight
 
-Bounds = tuple[tuple[int, int], ...]  # from, to along each dimension
+SliceBounds = tuple[tuple[int, int], ...]  # from, to along each dimension
 FEW = 3  # names in a message
 SAME_MODEL = "weights and config.json must be of the same model"
-
-
-@runtime_checkable
-class Tensors(Protocol):
-    """Defines what is read of a checkpoint here."""
-
-    @property
-    def model_dir(self) -> Path: ...
-    @property
-    def names(self) -> Collection[str]: ...
-    def file_of(self, name: str) -> Path: ...
-    def tensor(self, name: str) -> np.ndarray: ...
 
 
 def stacked(weight: Weight) -> tuple[int, ...]:
@@ -49,7 +37,7 @@ def tensor_names(weight: Weight) -> Iterable[str]:
     return (tensor_name(weight, index) for index in np.ndindex(stacked(weight)))
 
 
-def stored_slices(weight: Weight, bounds: Bounds) -> tuple[slice, ...]:
+def stored_slices(weight: Weight, bounds: SliceBounds) -> tuple[slice, ...]:
     """Return where a part of a weight's array is in its tensor. ``bounds`` are without stacked dimensions.
 
     Those of an encoded tensor count the numbers that it decodes to.
@@ -65,12 +53,12 @@ def stored_slices(weight: Weight, bounds: Bounds) -> tuple[slice, ...]:
     return _stored(tuple(slices)) if weight.transposed else tuple(slices)
 
 
-def check(tensors: Tensors, weights: list[Weight], unread: Unread | None) -> None:
+def check(tensors: Files, weights: list[Weight], unread: Unread | None) -> None:
     """Raise StartError unless the checkpoint has the weights in their declared shapes, and nothing else.
 
     ``unread`` says which tensors need not be declared; None: any.
     """
-    ends: dict[str, Part] = {}  # each with its shape up to the last row that is read
+    ends: dict[str, DeclaredTensor] = {}  # each with its shape up to the last row that is read
     for weight in weights:
         for name in tensor_names(weight):
             if weight.piece == "scales" and weight.kept == weight.encoding:
@@ -81,16 +69,16 @@ def check(tensors: Tensors, weights: list[Weight], unread: Unread | None) -> Non
                     part = replace(part, shape=tuple(map(max, seen.shape, part.shape)))
                 ends[part.name] = part
     for name, part in ends.items():
-        found = tensors.tensor(name)
-        if found.shape != part.shape:
+        stored = tensors.tensor(name)
+        if stored.shape != part.shape:
             raise StartError(
-                f"{tensors.file_of(name)}: {name} has the shape {list(found.shape)}, but by config.json "
+                f"{tensors.file_of(name)}: {name} has the shape {list(stored.shape)}, but by config.json "
                 f"it must be {list(part.shape)}; {SAME_MODEL}"
             )
         encoded = ENCODED.get(part.dtype)
-        if found.dtype != encoded if encoded else found.dtype in ENCODED.values():
+        if stored.dtype != encoded if encoded else stored.dtype in ENCODED.values():
             raise StartError(
-                f"{tensors.file_of(name)}: {name} is stored as {found.dtype}, but by config.json it must be "
+                f"{tensors.file_of(name)}: {name} is stored as {stored.dtype}, but by config.json it must be "
                 f"{encoded or 'of 16 bits or more'}; {SAME_MODEL}"
             )
     if unread is not None:
@@ -98,20 +86,22 @@ def check(tensors: Tensors, weights: list[Weight], unread: Unread | None) -> Non
         _check_others([name for name in tensors.names if name not in ends], unread, tensors.model_dir)
 
 
-def parts(weight: Weight, name: str) -> tuple[Part, ...]:
+def parts(weight: Weight, name: str) -> tuple[DeclaredTensor, ...]:
     """Return the tensors that hold what the weight calls ``name``: one, or as many as its encoding takes."""
     shape = _shape_to_end(weight)
-    return (Part(name, shape, ""),) if weight.encoding is None else weight.encoding.parts(name, shape)
+    return (
+        (DeclaredTensor(name, shape, ""),) if weight.encoding is None else weight.encoding.parts(name, shape)
+    )
 
 
-def _check_scales(tensors: Tensors, weight: Weight, name: str) -> None:
+def _check_scales(tensors: Files, weight: Weight, name: str) -> None:
     """Refuse scales that would be rounded."""
     scales = parts(weight, name)[1].name
-    found, kept = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
-    if found != kept:
+    stored, needed = tensors.tensor(scales).dtype, np.dtype(weight.dtype)
+    if stored != needed:
         raise StartError(
-            f"{tensors.file_of(scales)}: {scales} is stored as {found}, but matrices stay encoded only with "
-            f"scales of {kept}; set --expert-weights to unpacked and --base-dtype to auto"
+            f"{tensors.file_of(scales)}: {scales} is stored as {stored}, but matrices stay encoded only with "
+            f"scales of {needed}; set --expert-weights to unpacked and --base-dtype to auto"
         )
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from spmd_tx.models.declared.layers import Array
-from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
+from spmd_tx.models.declared.layers import LayerArray
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
 from spmd_tx.models.declared.route import Route
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
@@ -21,10 +21,10 @@ class Glu:
     prefix: str = ""  # of the names of its arrays: "shared_" for the shared expert of a mixture
     has_bias: bool = False
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         def map_of(name: str, width_in: int, width_out: int, split: Literal["columns", "rows"]) -> Map:
             module = f"{at}{self.module}.{name}_proj"
-            bias = Source(f"{module}.bias") if self.has_bias else None
+            bias = TensorSource(f"{module}.bias") if self.has_bias else None
             return Map(
                 self.prefix + name, width_in, width_out, linear(module), split=split, group="mlp", bias=bias
             )
@@ -40,12 +40,12 @@ class Glu:
 class ExpertSources:
     """Says where a checkpoint has the matrices of all experts."""
 
-    gate: Source
-    up: Source
-    down: Source
-    gate_bias: Source | None = None
-    up_bias: Source | None = None
-    down_bias: Source | None = None
+    gate: TensorSource
+    up: TensorSource
+    down: TensorSource
+    gate_bias: TensorSource | None = None
+    up_bias: TensorSource | None = None
+    down_bias: TensorSource | None = None
 
 
 def separate_experts(module: str) -> ExpertSources:
@@ -63,32 +63,32 @@ class Mixture:
     route: Route
     activation: Activation = "silu"
     shared: Glu | None = None  # runs for all tokens besides
-    shared_gate: Source | None = None  # [1, D]: the shared expert's output is times its sigmoid
+    shared_gate: TensorSource | None = None  # [1, D]: the shared expert's output is times its sigmoid
     sources: ExpertSources | None = None  # None: modules of their own
     module: str = "mlp"
     router: str = "gate"
-    router_bias: Source | None = None
-    correction: Source | None = None  # [experts]: added to scores when experts are chosen
+    router_bias: TensorSource | None = None
+    correction: TensorSource | None = None  # [experts]: added to scores when experts are chosen
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module = f"{at}{self.module}"
-        found = self.sources or separate_experts(module)
+        sources = self.sources or separate_experts(module)
 
         def map_of(
             name: str,
             widths: tuple[int, int],
-            source: Source,
-            bias: Source | None,
+            source: TensorSource,
+            bias: TensorSource | None,
             split: Literal["columns", "rows"],
         ) -> Map:
             adapters = f"{module}.{ALL_EXPERTS}{name}_proj" if source.stacked else ""
             many = {"experts": self.experts, "chosen": self.chosen}
             return Map(name, *widths, source, split, "mlp", **many, bias=bias, module=adapters)
 
-        arrays: list[Array] = [
-            map_of("gate", (d_model, self.width), found.gate, found.gate_bias, "columns"),
-            map_of("up", (d_model, self.width), found.up, found.up_bias, "columns"),
-            map_of("down", (self.width, d_model), found.down, found.down_bias, "rows"),
+        arrays: list[LayerArray] = [
+            map_of("gate", (d_model, self.width), sources.gate, sources.gate_bias, "columns"),
+            map_of("up", (d_model, self.width), sources.up, sources.up_bias, "columns"),
+            map_of("down", (self.width, d_model), sources.down, sources.down_bias, "rows"),
             Map(
                 "router",
                 d_model,

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Array, Kept
-from spmd_tx.models.declared.maps import Group, Map, Parameter, Source, Split, linear
+from spmd_tx.models.declared.layers import CachedArray, LayerArray
+from spmd_tx.models.declared.maps import AdapterGroup, Map, Parameter, Split, TensorSource, linear
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class DeltaRule:
         """What the convolution runs over: queries, keys and values side by side."""
         return 2 * self.keys + self.values
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module = f"{at}{self.module}"
         fused = linear(f"{module}.in_proj_qkv")
         parts = {
@@ -43,7 +43,12 @@ class DeltaRule:
         }
 
         def map_of(
-            name: str, width: int, source: Source, *, split: Split = "columns", group: Group | None = "attn"
+            name: str,
+            width: int,
+            source: TensorSource,
+            *,
+            split: Split = "columns",
+            group: AdapterGroup | None = "attn",
         ) -> Map:
             is_out = split == "rows"
             widths = (width, d_model) if is_out else (d_model, width)
@@ -56,21 +61,21 @@ class DeltaRule:
             map_of("z", self.values, linear(f"{module}.in_proj_z")),
             map_of("a", self.v_heads, linear(f"{module}.in_proj_a"), group=is_frozen),
             map_of("b", self.v_heads, linear(f"{module}.in_proj_b"), group=is_frozen),
-            Parameter("taps", (self.channels, 1, self.taps), Source(f"{module}.conv1d.weight")),
-            Parameter("a_log", by_head, Source(f"{module}.A_log"), 0, self.k_heads, is_fp32=True),
-            Parameter("dt_bias", by_head, Source(f"{module}.dt_bias"), 0, self.k_heads, is_fp32=True),
-            Parameter("norm", (self.v_width,), Source(f"{module}.norm.weight")),
+            Parameter("taps", (self.channels, 1, self.taps), TensorSource(f"{module}.conv1d.weight")),
+            Parameter("a_log", by_head, TensorSource(f"{module}.A_log"), 0, self.k_heads, is_fp32=True),
+            Parameter("dt_bias", by_head, TensorSource(f"{module}.dt_bias"), 0, self.k_heads, is_fp32=True),
+            Parameter("norm", (self.v_width,), TensorSource(f"{module}.norm.weight")),
             map_of("out", self.values, linear(f"{module}.out_proj"), split="rows"),
         )
 
     @property
-    def per_token(self) -> tuple[Kept, ...]:
+    def per_token(self) -> tuple[CachedArray, ...]:
         return ()
 
     @property
-    def per_sequence(self) -> tuple[Kept, ...]:
-        memory = Kept("memory", (self.v_heads, self.k_width, self.v_width), 0, is_fp32=True)
-        return memory, Kept("inputs", (self.taps - 1, self.channels), 1)
+    def per_sequence(self) -> tuple[CachedArray, ...]:
+        memory = CachedArray("memory", (self.v_heads, self.k_width, self.v_width), 0, is_fp32=True)
+        return memory, CachedArray("inputs", (self.taps - 1, self.channels), 1)
 
     @property
     def attended(self) -> None:
@@ -83,13 +88,3 @@ class DeltaRule:
         """
         memory = 4 * self.v_heads * self.k_width * self.v_width
         return memory + input_bytes * (self.taps - 1) * self.channels
-
-    def flops_per_token(self, chunk: int) -> int:
-        """Return the operations per token of a layer without its linear maps, read in chunks.
-
-        Two products of a chunk with itself per head of keys; per head of values three with the state and two
-        within the chunk, and the inverse.
-        """
-        per_key_head = 4 * chunk * self.k_width
-        per_value_head = 6 * self.k_width * self.v_width + 4 * chunk * self.v_width + 2 * chunk * chunk
-        return self.k_heads * per_key_head + self.v_heads * per_value_head

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Part:
+class DeclaredTensor:
     """Declares one tensor of a checkpoint."""
 
     name: str
@@ -27,11 +27,11 @@ class Fp8Blocks:
         """How many inputs share a scale."""
         return self.columns
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[DeclaredTensor, DeclaredTensor]:
         """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""
         *lead, rows, columns = shape
         blocks = (*lead, math.ceil(rows / self.rows), math.ceil(columns / self.columns))
-        return Part(name, shape, "F8_E4M3"), Part(f"{name}_scale_inv", blocks, "F32")
+        return DeclaredTensor(name, shape, "F8_E4M3"), DeclaredTensor(f"{name}_scale_inv", blocks, "F32")
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Mxfp4:
 
     of_byte = 2
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[DeclaredTensor, DeclaredTensor]:
         """Return numbers and scales of matrices [..., out, in] that are called ``name``."""
         *lead, columns = shape
         groups = (*lead, columns // self.group)
-        blocks = Part(f"{name}_blocks", (*groups, self.group // 2), "U8")
-        return blocks, Part(f"{name}_scales", groups, "U8")
+        blocks = DeclaredTensor(f"{name}_blocks", (*groups, self.group // 2), "U8")
+        return blocks, DeclaredTensor(f"{name}_scales", groups, "U8")
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Int4Groups:
 
     of_byte = 2
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Part, Part]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[DeclaredTensor, DeclaredTensor]:
         """Return numbers and scales of a matrix [..., out, in] that is called ``name``."""
         *lead, columns = shape
-        packed = Part(f"{name}_packed", (*lead, columns // 8), "I32")
-        return packed, Part(f"{name}_scale", (*lead, columns // self.group), "BF16")
+        packed = DeclaredTensor(f"{name}_packed", (*lead, columns // 8), "I32")
+        return packed, DeclaredTensor(f"{name}_scale", (*lead, columns // self.group), "BF16")
 
 
 Encoding = Fp8Blocks | Mxfp4 | Int4Groups
@@ -80,19 +80,13 @@ class Int8Groups:
     of_byte = 1
 
 
-Kept = Encoding | Int8Groups  # in which devices keep matrices
+DeviceEncoding = Encoding | Int8Groups  # in which devices keep matrices
 # By --base-dtype: what matrices that a checkpoint stores as floating-point numbers are encoded in.
-BASE_DTYPES: dict[str, Kept] = {
+BASE_DTYPES: dict[str, DeviceEncoding] = {
     "int8": Int8Groups(),
     "fp8": Fp8Blocks(rows=1, columns=64),
     "int4": Int4Groups(),
 }
-
-
-def stored_bytes(encoding: Encoding, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a matrix [..., out, in] with its scales."""
-    sizes = {"F8_E4M3": 1, "U8": 1, "BF16": 2, "F32": 4, "I32": 4}
-    return sum(math.prod(part.shape) * sizes[part.dtype] for part in encoding.parts("", shape))
 
 
 def problem(encoding: Encoding, shape: tuple[int, ...]) -> str | None:

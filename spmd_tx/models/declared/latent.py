@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Array, Attended, Kept
-from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
+from spmd_tx.models.declared.layers import Attended, CachedArray, LayerArray
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
 from spmd_tx.models.declared.rope import Rope
 
 
@@ -46,32 +46,32 @@ class Latent:
         """How many numbers a page keeps of a token."""
         return self.kv_rank + self.rope_width
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module = f"{at}{self.module}"
         queries, values = self.heads * self.query_width, self.heads * self.value
 
-        def bias(name: str) -> Source | None:
-            return Source(f"{module}.{name}.bias") if self.biases else None
+        def bias(name: str) -> TensorSource | None:
+            return TensorSource(f"{module}.{name}.bias") if self.biases else None
 
         def norm(name: str, width: int, stored: str) -> Parameter:
-            return Parameter(name, (width,), Source(f"{module}.{stored}.weight"))
+            return Parameter(name, (width,), TensorSource(f"{module}.{stored}.weight"))
 
         kv_a = linear(f"{module}.kv_a_proj_with_mqa")
         kv_b = linear(f"{module}.kv_b_proj")
         expanded = self.heads * (self.nope + self.value)
-        found: list[Array] = []
+        arrays: list[LayerArray] = []
         if self.q_rank:
             q_a, q_b = linear(f"{module}.q_a_proj"), linear(f"{module}.q_b_proj")
-            found += [
+            arrays += [
                 Map("q_a", d_model, self.q_rank, q_a, group="attn", bias=bias("q_a_proj")),
                 norm("q_a_norm", self.q_rank, "q_a_layernorm"),
                 Map("q_b", self.q_rank, queries, q_b, "columns", heads=self.heads),
             ]
         else:
             q = linear(f"{module}.q_proj")
-            found.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
+            arrays.append(Map("q", d_model, queries, q, "columns", "attn", heads=self.heads))
         return (
-            *found,
+            *arrays,
             Map("kv_a", d_model, self.width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
             norm("kv_a_norm", self.kv_rank, "kv_a_layernorm"),
             Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),
@@ -79,12 +79,12 @@ class Latent:
         )
 
     @property
-    def per_token(self) -> tuple[Kept, ...]:
+    def per_token(self) -> tuple[CachedArray, ...]:
         """One vector for all heads, the same on every device of tp."""
-        return (Kept("latent", (self.width,)),)
+        return (CachedArray("latent", (self.width,)),)
 
     @property
-    def per_sequence(self) -> tuple[Kept, ...]:
+    def per_sequence(self) -> tuple[CachedArray, ...]:
         return ()
 
     @property

@@ -8,13 +8,13 @@ is sampled.
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from spmd_tx.models.declared.maps import Map, Parameter, Source, bias_of
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of
 
-Array = Map | Parameter
+LayerArray = Map | Parameter
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedArray:
     """Declares what a layer keeps while a sequence is sampled: for each of its tokens, or once."""
 
     name: str
@@ -35,17 +35,17 @@ class Attended(NamedTuple):
 class Mixer(Protocol):
     """Defines what the declaration of a mixer says."""
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         """Return the arrays in the order of computation. ``at`` begins their names in a checkpoint."""
         ...
 
     @property
-    def per_token(self) -> tuple[Kept, ...]:
+    def per_token(self) -> tuple[CachedArray, ...]:
         """What is kept for each token, in pages."""
         ...
 
     @property
-    def per_sequence(self) -> tuple[Kept, ...]:
+    def per_sequence(self) -> tuple[CachedArray, ...]:
         """What is kept for each sequence, in slots: a state that every token changes."""
         ...
 
@@ -59,7 +59,7 @@ class Mixer(Protocol):
 class Channel(Protocol):
     """Defines what the declaration of a channel says."""
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]: ...
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,16 @@ class Layer:
     mixer_norm: str = "input_layernorm"  # the modules of the norms
     channel_norm: str = "post_attention_layernorm"
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         """Return all arrays of the layer, biases among them, in the order of computation."""
 
         def norm(name: str, module: str) -> Parameter:
-            return Parameter(name, (d_model,), Source(f"{at}{module}.weight"))
+            return Parameter(name, (d_model,), TensorSource(f"{at}{module}.weight"))
 
-        declared: list[Array] = [norm("attention_norm", self.mixer_norm), *self.mixer.arrays(d_model, at)]
+        declared: list[LayerArray] = [
+            norm("attention_norm", self.mixer_norm),
+            *self.mixer.arrays(d_model, at),
+        ]
         if self.channel is not None:
             declared += [norm("mlp_norm", self.channel_norm), *self.channel.arrays(d_model, at)]
         biases = [bias_of(array) for array in declared if isinstance(array, Map)]
@@ -109,7 +112,7 @@ Stack = tuple[Cycle, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class StackPlace:
     """Holds one layer of a cycle, and the numbers of the model's layers that are like it."""
 
     layer: Layer
@@ -122,7 +125,7 @@ class Place:
 
 def in_cycles(layers: tuple[Layer, ...]) -> Stack:
     """Cut a sequence of layers into cycles: from each place on, the one that covers most layers."""
-    found: list[Cycle] = []
+    cycles: list[Cycle] = []
     start = 0
     while start < len(layers):
         best = Cycle(layers[start : start + 1], 1)
@@ -132,6 +135,6 @@ def in_cycles(layers: tuple[Layer, ...]) -> Stack:
                 repeats += 1
             if repeats > 1 and length * repeats > best.n_layers:
                 best = Cycle(cycle, repeats)
-        found.append(best)
+        cycles.append(best)
         start += best.n_layers
-    return tuple(found)
+    return tuple(cycles)

@@ -9,11 +9,13 @@ from typing import Any, Literal
 
 # How tp splits a map: its outputs, its inputs (partial results are then added up), or not at all.
 Split = Literal["columns", "rows", "whole"]
-Group = Literal["attn", "mlp", "unembed"]  # the flag (train_attn, ...) that an adapter of the map follows
+AdapterGroup = Literal[
+    "attn", "mlp", "unembed"
+]  # the flag (train_attn, ...) that an adapter of the map follows
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Says which tensor of a checkpoint holds an array, or which rows of one."""
 
     name: str  # "{layer}" and "{expert}" stand for their numbers
@@ -22,11 +24,11 @@ class Source:
     stacked: bool = False  # one tensor holds all experts, along its first dimension
     encoding: Any = None  # how numbers are stored, of encoding.py; None: as floating-point numbers
 
-    def part(self, start: int, stop: int) -> "Source":
+    def part(self, start: int, stop: int) -> "TensorSource":
         """Return the rows from ``start`` on, before ``stop``: one of the maps that a tensor fuses."""
         return replace(self, rows=(start, stop, 1))
 
-    def every(self, step: int, first: int, count: int) -> "Source":
+    def every(self, step: int, first: int, count: int) -> "TensorSource":
         """Return each ``step``-th of ``count`` rows: one of the maps that a tensor interleaves."""
         return replace(self, rows=(first, count, step))
 
@@ -36,9 +38,9 @@ class Source:
         return self.name.removesuffix(".weight")
 
 
-def linear(module: str) -> Source:
+def linear(module: str) -> TensorSource:
     """Return the source of a plain linear map: the module's weight, stored as [out, in]."""
-    return Source(f"{module}.weight", transposed=True)
+    return TensorSource(f"{module}.weight", transposed=True)
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,13 @@ class Map:
     name: str  # within its layer
     width_in: int
     width_out: int
-    source: Source
+    source: TensorSource
     split: Split = "whole"
-    group: Group | None = None  # None: no adapter
+    group: AdapterGroup | None = None  # None: no adapter
     heads: int = 0  # between which alone the outputs can be split; devices beyond them hold all. 0: anywhere
     experts: int = 0  # 0: one map for all tokens
     chosen: int = 0  # of the experts, how many a token meets
-    bias: Source | None = None  # [out]; with experts [experts, out]
+    bias: TensorSource | None = None  # [out]; with experts [experts, out]
     module: str = ""  # its name in files of adapters where the source's will not do
     kept: Any = None  # one of encoding.py, in which devices keep it (checkpoint/packed.py); None: decoded
 
@@ -84,7 +86,7 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    source: Source
+    source: TensorSource
     split: int | None = None  # the dimension that tp splits
     heads: int = 0  # as in Map
     experts_first: bool = False  # whether the first dimension counts experts, which ep splits

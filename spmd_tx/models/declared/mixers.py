@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Array, Attended, Kept
-from spmd_tx.models.declared.maps import Map, Parameter, Source, linear
+from spmd_tx.models.declared.layers import Attended, CachedArray, LayerArray
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
 from spmd_tx.models.declared.rope import Rope
 
 
@@ -24,40 +24,40 @@ class Softmax:
     is_zero_centred: bool = False  # the norms of queries and keys multiply by 1 + weight
     module: str = "self_attn"
 
-    def arrays(self, d_model: int, at: str) -> tuple[Array, ...]:
+    def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module, queries = f"{at}{self.module}", self.heads * self.width
-        keys, given = self.kv_heads * self.width, queries * (2 if self.gate else 1)
+        keys, query_width = self.kv_heads * self.width, queries * (2 if self.gate else 1)
 
-        def map_of(name: str, width_in: int, width_out: int, **how: object) -> Map:
-            bias = Source(f"{module}.{name}_proj.bias") if name in self.biases else None
+        def map_of(name: str, width_in: int, width_out: int, **options: object) -> Map:
+            bias = TensorSource(f"{module}.{name}_proj.bias") if name in self.biases else None
             source = linear(f"{module}.{name}_proj")
-            return Map(name, width_in, width_out, source, group="attn", bias=bias, **how)  # pyright: ignore[reportArgumentType]
+            return Map(name, width_in, width_out, source, group="attn", bias=bias, **options)  # pyright: ignore[reportArgumentType]
 
-        found: list[Array] = [
-            map_of("q", d_model, given, split="columns", heads=self.heads),
+        arrays: list[LayerArray] = [
+            map_of("q", d_model, query_width, split="columns", heads=self.heads),
             map_of("k", d_model, keys, split="columns", heads=self.kv_heads),
             map_of("v", d_model, keys, split="columns", heads=self.kv_heads),
             map_of("o", queries, d_model, split="rows"),
         ]
         if self.qk_norm:
-            found += [
-                Parameter(name, (self.width,), Source(f"{module}.{name}.weight"))
+            arrays += [
+                Parameter(name, (self.width,), TensorSource(f"{module}.{name}.weight"))
                 for name in ("q_norm", "k_norm")
             ]
         if self.sinks:
-            found.append(Parameter("sinks", (self.heads,), Source(f"{module}.sinks"), 0))
-        return tuple(found)
+            arrays.append(Parameter("sinks", (self.heads,), TensorSource(f"{module}.sinks"), 0))
+        return tuple(arrays)
 
     @property
-    def per_token(self) -> tuple[Kept, ...]:
+    def per_token(self) -> tuple[CachedArray, ...]:
         shape = (self.kv_heads, self.width)
-        return () if self.window else (Kept("keys", shape, 0), Kept("values", shape, 0))
+        return () if self.window else (CachedArray("keys", shape, 0), CachedArray("values", shape, 0))
 
     @property
-    def per_sequence(self) -> tuple[Kept, ...]:
+    def per_sequence(self) -> tuple[CachedArray, ...]:
         """The tokens of the window."""
         shape = (self.window, self.kv_heads, self.width)
-        return (Kept("keys", shape, 1), Kept("values", shape, 1)) if self.window else ()
+        return (CachedArray("keys", shape, 1), CachedArray("values", shape, 1)) if self.window else ()
 
     @property
     def attended(self) -> Attended:

@@ -1,6 +1,5 @@
 """The model: its stack of layers, what surrounds them, and what devices keep of it."""
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,8 +9,8 @@ from typing import Any, Literal
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.declared.layers import Array, Layer, Mixer, Norm, Place, Stack
-from spmd_tx.models.declared.maps import Group, Map, Source, linear
+from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
+from spmd_tx.models.declared.maps import Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.unread import Unread
 
@@ -22,9 +21,9 @@ FACTORS: tuple[Factor, Factor] = ("a", "b")
 ExpertLora = Literal["shared-outer", "per-expert"]
 EXPERT_LORA: tuple[ExpertLora, ...] = ("shared-outer", "per-expert")
 LAYER = "model.layers.{layer}."
-EMBED = Source("model.embed_tokens.weight")
-FINAL_NORM = Source("model.norm.weight")
-LM_HEAD = Source("lm_head.weight")
+EMBED = TensorSource("model.embed_tokens.weight")
+FINAL_NORM = TensorSource("model.norm.weight")
+LM_HEAD = TensorSource("lm_head.weight")
 ROUTER = "router"  # the name of a mixture's router, which no checkpoint encodes
 HEAD = "head"  # the name of the vocabulary head among adapted maps
 
@@ -45,12 +44,6 @@ class Adapted:
         many = (self.map.experts,) if self.map.experts and not is_shared else ()
         return (len(self.numbers), *many)
 
-    @property
-    def numbers_per_rank(self) -> int:
-        """How many numbers both factors have for a rank of 1."""
-        of_a, of_b = (math.prod(self.lead(factor)) for factor in FACTORS)
-        return of_a * self.map.width_in + of_b * self.map.width_out
-
 
 @dataclass(frozen=True)
 class Model:
@@ -62,9 +55,9 @@ class Model:
     stack: Stack
     norm: Norm  # the final one
     max_positions: int  # tokens
-    embed: Source = EMBED
-    final_norm: Source = FINAL_NORM
-    head: Source = LM_HEAD  # where it is tied, a checkpoint may have a copy of embed there
+    embed: TensorSource = EMBED
+    final_norm: TensorSource = FINAL_NORM
+    head: TensorSource = LM_HEAD  # where it is tied, a checkpoint may have a copy of embed there
     is_tied: bool = False  # whether embed is the head, too
     layer_prefix: str = LAYER
     encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
@@ -142,39 +135,30 @@ class Model:
         return sum(cycle.n_layers for cycle in self.stack)
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[StackPlace, ...]:
         """The places of all cycles, in order."""
         are_alike = len(self.stack) == 1 and len(self.stack[0].layers) == 1
-        found: list[Place] = []
+        places: list[StackPlace] = []
         start = 0
         for number, cycle in enumerate(self.stack):
             end = start + cycle.n_layers
             for position, layer in enumerate(cycle.layers):
                 numbers = range(start + position, end, len(cycle.layers))
-                found.append(Place(layer, numbers, "" if are_alike else f"{number}.{position}."))
+                places.append(StackPlace(layer, numbers, "" if are_alike else f"{number}.{position}."))
             start = end
-        return tuple(found)
+        return tuple(places)
 
     @cached_property
     def adapted(self) -> dict[str, Adapted]:
         """The maps that adapters have factors for, by their names in the model; the head is the last one."""
-        found = {
+        adapted = {
             place.name(array.name): Adapted(array, place.numbers, self.expert_lora)
             for place in self.places
             for array in self.arrays(place)
             if isinstance(array, Map) and array.group is not None
         }
         head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
-        return found | {HEAD: Adapted(head, None, self.expert_lora)}
-
-    @property
-    def adapter_numbers(self) -> dict[Group, int]:
-        """How many numbers an adapter has for a rank of 1, by the flags that train them."""
-        totals: dict[Group, int] = {"attn": 0, "mlp": 0, "unembed": 0}
-        for each in self.adapted.values():
-            assert each.map.group is not None
-            totals[each.map.group] += each.numbers_per_rank
-        return totals
+        return adapted | {HEAD: Adapted(head, None, self.expert_lora)}
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -234,39 +218,39 @@ class Model:
         assert len(mixers) <= 1, f"{self.architecture} has {len(mixers)} kinds of states"
         return next(iter(mixers), None)
 
-    def kept_numbers(self, place: Place) -> tuple[int, ...]:
+    def kept_numbers(self, place: StackPlace) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
         keeps_state = bool(place.layer.mixer.per_sequence)
         keep = [bool(layer.mixer.per_sequence) == keeps_state for layer in self.layers]
         return tuple(sum(keep[:number]) for number in place.numbers)
 
-    def arrays(self, place: Place) -> tuple[Array, ...]:
+    def arrays(self, place: StackPlace) -> tuple[LayerArray, ...]:
         return self._arrays[place.prefix]
 
     @cached_property
-    def _arrays(self) -> dict[str, tuple[Array, ...]]:
-        found = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
+    def _arrays(self) -> dict[str, tuple[LayerArray, ...]]:
+        by_place = {place: place.layer.arrays(self.d_model, self.layer_prefix) for place in self.places}
         return {
             place.prefix: tuple(self._encoded(array, place.numbers[0]) for array in arrays)
-            for place, arrays in found.items()
+            for place, arrays in by_place.items()
         }
 
-    def _encoded(self, array: Array, number: int) -> Array:
+    def _encoded(self, array: LayerArray, number: int) -> LayerArray:
         """Return the array as a checkpoint encodes it; layers that are alike are encoded alike."""
         if not isinstance(array, Map) or array.name == ROUTER:
             return array
         encoding, module = array.source.encoding, array.source.module.format(layer=number, expert=0)
         if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):
             encoding = self.encoding
-        kept = encoding if self.packs_experts and array.experts else None
+        target = encoding if self.packs_experts and array.experts else None
         base = self.base_encoding
-        if kept is None and base is not None and array.group is not None:
-            kept = base
+        if target is None and base is not None and array.group is not None:
+            target = base
             if encoding is not None and encoding.of_byte >= base.of_byte:
-                kept = base if array.width_in % encoding.group else encoding
-        return replace(array, source=replace(array.source, encoding=encoding), kept=kept)
+                target = base if array.width_in % encoding.group else encoding
+        return replace(array, source=replace(array.source, encoding=encoding), kept=target)
 
 
-def met(arrays: Iterable[Array], tp: int) -> float:
+def met(arrays: Iterable[LayerArray], tp: int) -> float:
     """Return how many numbers of their linear maps a token is multiplied with, as Model.numbers_met does."""
     return sum((array.numbers_met(tp) for array in arrays if isinstance(array, Map)), 0.0)

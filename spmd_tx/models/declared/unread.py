@@ -32,9 +32,9 @@ class Unread:
 
     def unknown(self, names: Iterable[str]) -> list[str]:
         """Return the tensors for which there is no use, and which are not known to be without effect."""
-        found = set(names)
-        begins = [at for at in self.further if any(name.startswith(at + PREDICTS) for name in found)]
+        present = set(names)
+        begins = [at for at in self.further if any(name.startswith(at + PREDICTS) for name in present)]
         patterns = [*self.ignored, FREQUENCIES, *(re.escape(at) + ".*" for at in begins)]
         harmless = re.compile("|".join(f"(?:{each})" for each in patterns))
-        rest = {name for name in found if not harmless.fullmatch(name)}
+        rest = {name for name in present if not harmless.fullmatch(name)}
         return sorted(rest - set(self.copies(rest)))

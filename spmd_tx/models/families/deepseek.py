@@ -3,10 +3,10 @@
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Mixer, Norm, Stack
-from spmd_tx.models.declared.maps import Source
+from spmd_tx.models.declared.maps import TensorSource
 from spmd_tx.models.declared.model import LAYER, LM_HEAD, Model
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import MOST_LAYERS, Keys, Refusal
+from spmd_tx.models.families.keys import MOST_LAYERS, ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
@@ -14,7 +14,7 @@ INNER = "language_model."  # with which the names of a text model's tensors begi
 VISION = (r"vision_tower\..*", r"mm_projector\..*")
 
 
-def latent(keys: Keys) -> Model:
+def latent(keys: ConfigKeys) -> Model:
     """Declare a DeepseekV3ForCausalLM, a Glm4MoeLiteForCausalLM, or the text model of a Kimi-K2.5."""
     keys, is_inner = keys.text()
     prefix = INNER if is_inner else ""
@@ -38,9 +38,9 @@ def latent(keys: Keys) -> Model:
         stack=stack(keys, mixer, norm, prefix),
         norm=norm,
         max_positions=rope.most_positions(keys.count("max_position_embeddings")),
-        embed=Source(f"{prefix}model.embed_tokens.weight"),
-        final_norm=Source(f"{prefix}model.norm.weight"),
-        head=Source(f"{prefix}{LM_HEAD.name}"),
+        embed=TensorSource(f"{prefix}model.embed_tokens.weight"),
+        final_norm=TensorSource(f"{prefix}model.norm.weight"),
+        head=TensorSource(f"{prefix}{LM_HEAD.name}"),
         is_tied=keys.flag("tie_word_embeddings"),
         layer_prefix=f"{prefix}{LAYER}",
         ignored=VISION if prefix else (),
@@ -48,7 +48,7 @@ def latent(keys: Keys) -> Model:
     )
 
 
-def mixture(keys: Keys, prefix: str) -> Mixture:
+def mixture(keys: ConfigKeys, prefix: str) -> Mixture:
     """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has."""
     experts, chosen = keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
     width = keys.count("moe_intermediate_size")
@@ -69,11 +69,11 @@ def mixture(keys: Keys, prefix: str) -> Mixture:
         width,
         route,
         shared=Glu(shared * width, module="mlp.shared_experts", prefix="shared_") if shared else None,
-        correction=Source(f"{prefix}{LAYER}mlp.gate.e_score_correction_bias"),
+        correction=TensorSource(f"{prefix}{LAYER}mlp.gate.e_score_correction_bias"),
     )
 
 
-def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
+def stack(keys: ConfigKeys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
     """Declare the layers: the first ones are dense, the others have experts."""
     n_layers, dense = keys.layers(), _dense_layers(keys)
     kinds: tuple[tuple[int, Channel], ...] = (
@@ -83,7 +83,7 @@ def stack(keys: Keys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack:
     return tuple(Cycle((Layer(mixer, channel, norm),), count) for count, channel in kinds if count)
 
 
-def _dense_layers(keys: Keys) -> int:
+def _dense_layers(keys: ConfigKeys) -> int:
     n_layers, kinds = keys.layers(), keys.of_layers("mlp_layer_types", "dense", "sparse")
     if kinds is None:
         return min(n_layers, keys.count_or("first_k_dense_replace", 0, least=0))
@@ -93,7 +93,7 @@ def _dense_layers(keys: Keys) -> int:
     return dense
 
 
-def further(keys: Keys, prefix: str = "") -> tuple[str, ...]:
+def further(keys: ConfigKeys, prefix: str = "") -> tuple[str, ...]:
     """Return the places behind the last layer where those that predict further tokens may be."""
     count = max(1, *(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER))
     return tuple(f"{prefix}{LAYER.format(layer=keys.layers() + number)}" for number in range(count))

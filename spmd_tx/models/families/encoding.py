@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from spmd_tx.models.declared.encoding import Encoding, Fp8Blocks, Int4Groups, Mxfp4, problem
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import ConfigKeys, Refusal
 
 KEY = "quantization_config"
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True}
@@ -13,7 +13,7 @@ OF_WORD = 8  # 4-bit integers that are packed together
 SHAPES = r".*\.weight_shape"  # of packed matrices, which the declaration has, too
 
 
-def encoded(model: Model, keys: Keys) -> Model:
+def encoded(model: Model, keys: ConfigKeys) -> Model:
     """Return the model with the encoding of its ``quantization_config``, if there is one. Raises Refusal.
 
     A model with vision may have it in its ``text_config``. MXFP4 is left to the families: it encodes what is
@@ -40,7 +40,7 @@ def encoded(model: Model, keys: Keys) -> Model:
     return model
 
 
-def encoding_of(quantization: Keys) -> Encoding:
+def encoding_of(quantization: ConfigKeys) -> Encoding:
     """Return the encoding that a ``quantization_config`` declares. Raises Refusal."""
     method = quantization.get("quant_method")
     if method == "fp8":
@@ -53,17 +53,19 @@ def encoding_of(quantization: Keys) -> Encoding:
     raise quantization.wrong("quant_method", f", which is not supported; supported are {supported}")
 
 
-def _of_blocks(quantization: Keys) -> Fp8Blocks:
+def _of_blocks(quantization: ConfigKeys) -> Fp8Blocks:
     quantization.only(fmt="e4m3")
     size = quantization.get("weight_block_size")
     if not isinstance(size, list) or len(size) != 2:
-        wanted = ", which must be the rows and columns of a block; other fp8 is not read"
-        raise quantization.wrong("weight_block_size", wanted)
-    sides = Keys(dict(zip(("rows", "columns"), size, strict=True)), f" in weight_block_size{quantization.of}")
+        supported = ", which must be the rows and columns of a block; other fp8 is not read"
+        raise quantization.wrong("weight_block_size", supported)
+    sides = ConfigKeys(
+        dict(zip(("rows", "columns"), size, strict=True)), f" in weight_block_size{quantization.of}"
+    )
     return Fp8Blocks(sides.count("rows"), sides.count("columns"))
 
 
-def _of_groups(quantization: Keys) -> Int4Groups:
+def _of_groups(quantization: ConfigKeys) -> Int4Groups:
     """Return the one form of compressed-tensors that is read: symmetric int4 with a scale per group."""
     if quantization.need("format") != "pack-quantized":
         raise quantization.wrong("format", ", which is not read; pack-quantized is")
@@ -86,8 +88,8 @@ def _check_groups(model: Model) -> None:
     """Raise Refusal where a matrix cannot be encoded so."""
     for each in model.maps:
         encoding, shape = each.source.encoding, (each.width_out, each.width_in)
-        if encoding is not None and (found := problem(encoding, shape)):
-            raise Refusal(f"has a quantization_config that does not fit {each.source.module}: {found}")
+        if encoding is not None and (reason := problem(encoding, shape)):
+            raise Refusal(f"has a quantization_config that does not fit {each.source.module}: {reason}")
 
 
 def _pattern(module: str) -> str:

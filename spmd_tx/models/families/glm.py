@@ -4,11 +4,11 @@ from spmd_tx.models.declared.layers import Norm
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families.deepseek import further, stack
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
 
-def mixture(keys: Keys) -> Model:
+def mixture(keys: ConfigKeys) -> Model:
     """Declare a Glm4MoeForCausalLM. Half of each head is rotated unless config.json says otherwise."""
     keys.only(hidden_act="silu")
     sizes = keys.sizes()

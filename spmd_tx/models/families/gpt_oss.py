@@ -3,11 +3,11 @@
 from spmd_tx.models.declared.channels import ExpertSources, Mixture
 from spmd_tx.models.declared.encoding import Mxfp4
 from spmd_tx.models.declared.layers import Layer, Norm, in_cycles
-from spmd_tx.models.declared.maps import Source
+from spmd_tx.models.declared.maps import TensorSource
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import LAYER, Model
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
 EXPERTS, ROUTER = f"{LAYER}mlp.experts.", f"{LAYER}mlp.router.bias"
@@ -15,7 +15,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 CLAMP = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # those of activations.clamped_swiglu
 
 
-def mixture(keys: Keys) -> Model:
+def mixture(keys: ConfigKeys) -> Model:
     """Declare a GptOssForCausalLM, with its experts in MXFP4 or as they are."""
     keys.only(hidden_act="silu", **CLAMP)
     quantization = keys.within("quantization_config")
@@ -34,7 +34,7 @@ def mixture(keys: Keys) -> Model:
         activation="clamped_swiglu",
         sources=_experts(width, is_packed=bool(quantization.raw)),
         router="router",
-        router_bias=Source(ROUTER),
+        router_bias=TensorSource(ROUTER),
     )
 
     def layer(kind: str) -> Layer:
@@ -61,7 +61,7 @@ def mixture(keys: Keys) -> Model:
     )
 
 
-def _kinds(keys: Keys) -> list[str]:
+def _kinds(keys: ConfigKeys) -> list[str]:
     n_layers = keys.layers()
     kinds = keys.of_layers("layer_types", SLIDING, FULL) or ([SLIDING, FULL] * n_layers)[:n_layers]
     if FULL not in kinds:
@@ -72,13 +72,13 @@ def _kinds(keys: Keys) -> list[str]:
 def _experts(width: int, *, is_packed: bool) -> ExpertSources:
     """Return where the experts are: gate and up in turns, as [out, in] if they are packed, else [in, out]."""
     encoding = Mxfp4() if is_packed else None
-    both = Source(f"{EXPERTS}gate_up_proj", transposed=is_packed, stacked=True, encoding=encoding)
-    biases = Source(f"{EXPERTS}gate_up_proj_bias", stacked=True)
+    both = TensorSource(f"{EXPERTS}gate_up_proj", transposed=is_packed, stacked=True, encoding=encoding)
+    biases = TensorSource(f"{EXPERTS}gate_up_proj_bias", stacked=True)
     return ExpertSources(
         gate=both.every(2, 0, 2 * width),
         up=both.every(2, 1, 2 * width),
-        down=Source(f"{EXPERTS}down_proj", transposed=is_packed, stacked=True, encoding=encoding),
+        down=TensorSource(f"{EXPERTS}down_proj", transposed=is_packed, stacked=True, encoding=encoding),
         gate_bias=biases.every(2, 0, 2 * width),
         up_bias=biases.every(2, 1, 2 * width),
-        down_bias=Source(f"{EXPERTS}down_proj_bias", stacked=True),
+        down_bias=TensorSource(f"{EXPERTS}down_proj_bias", stacked=True),
     )

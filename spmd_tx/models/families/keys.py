@@ -23,7 +23,7 @@ def shown(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Keys:
+class ConfigKeys:
     """Holds a config.json, or an object in it. A key whose value is null counts as absent."""
 
     raw: Mapping[str, Any]
@@ -42,9 +42,9 @@ class Keys:
             raise Refusal(f"lacks the key {key!r}{self.of}")
         return self.raw[key]
 
-    def wrong(self, key: str, wanted: str) -> Refusal:
-        """Return the refusal of a value. ``wanted`` says which others are followed."""
-        return Refusal(f"sets {key}{self.of} to {shown(self.raw.get(key))}{wanted}")
+    def wrong(self, key: str, supported: str) -> Refusal:
+        """Return the refusal of a value. ``supported`` says which others are followed."""
+        return Refusal(f"sets {key}{self.of} to {shown(self.raw.get(key))}{supported}")
 
     def count(self, key: str, least: int = 1, most: int = MOST) -> int:
         """Return an integer, which must be there."""
@@ -91,24 +91,24 @@ class Keys:
             raise self.wrong(key, f", which are {len(value)} for {n_layers} layers; each must have one")
         return value
 
-    def within(self, key: str, of: str = "") -> "Keys":
+    def within(self, key: str, of: str = "") -> "ConfigKeys":
         """Return an object, which is empty where there is none. ``of`` is what messages call it."""
         value = self.get(key, {})
         if not isinstance(value, Mapping):
             raise self.wrong(key, ", which must be an object with keys of its own")
-        return Keys(value, of or f" of its {key}")
+        return ConfigKeys(value, of or f" of its {key}")
 
-    def with_defaults(self, **defaults: Any) -> "Keys":
+    def with_defaults(self, **defaults: Any) -> "ConfigKeys":
         """Return the keys with values for those that are absent."""
         return replace(self, raw={**self.raw, **{key: self.get(key, defaults[key]) for key in defaults}})
 
-    def text(self) -> tuple["Keys", bool]:
+    def text(self) -> tuple["ConfigKeys", bool]:
         """Return the keys of the text model, and whether it is within a model with vision."""
         inner = self.within("text_config")
         if not inner.raw:
             return self, False
         outer = {key: self.raw[key] for key in ("architectures", "tie_word_embeddings") if self.has(key)}
-        return Keys({**inner.raw, **outer}), True
+        return ConfigKeys({**inner.raw, **outer}), True
 
     def only(self, **supported: Any) -> None:
         """Raise Refusal where a key has another value than the supported one, be it false or empty."""
@@ -120,7 +120,7 @@ class Keys:
         return self.count("num_hidden_layers", most=MOST_LAYERS)
 
     def sizes(self) -> dict[str, Any]:
-        """Return what all decoder-only models have, by the names of plain_model."""
+        """Return what all decoder-only models have, by the names of PlainSizes."""
         heads = self.count("num_attention_heads")
         kv_heads = self.count_or("num_key_value_heads", heads)
         if heads % kv_heads:

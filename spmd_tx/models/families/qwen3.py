@@ -3,17 +3,17 @@
 from typing import Any
 
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import plain_model
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.declared.plain import PlainSizes
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
 
-def dense(keys: Keys) -> Model:
+def dense(keys: ConfigKeys) -> Model:
     """Declare a Qwen3ForCausalLM."""
-    return plain_model(**_sizes(keys), d_ff=keys.count("intermediate_size"))
+    return PlainSizes(**_sizes(keys), d_ff=keys.count("intermediate_size")).model()
 
 
-def mixture(keys: Keys) -> Model:
+def mixture(keys: ConfigKeys) -> Model:
     """Declare a Qwen3MoeForCausalLM, in which every layer has experts."""
     for key, every_layer in (("decoder_sparse_step", 1), ("mlp_only_layers", [])):
         if keys.get(key, every_layer) != every_layer:
@@ -23,16 +23,17 @@ def mixture(keys: Keys) -> Model:
                 f"({key} {every_layer!r})",
             )
     experts, chosen = keys.experts()
-    return plain_model(
+    sizes = PlainSizes(
         **_sizes(keys),
         d_ff=keys.count("moe_intermediate_size"),
         n_experts=experts,
         experts_per_token=chosen,
         normalize_expert_weights=keys.flag("norm_topk_prob"),
     )
+    return sizes.model()
 
 
-def _sizes(keys: Keys) -> dict[str, Any]:
+def _sizes(keys: ConfigKeys) -> dict[str, Any]:
     keys.only(use_sliding_window=False, attention_bias=False, hidden_act="silu")
     keys.of_layers("layer_types", "full_attention")
     sizes = keys.sizes()

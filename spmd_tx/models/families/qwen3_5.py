@@ -9,12 +9,12 @@ from typing import Any
 from spmd_tx.models.declared.channels import ExpertSources, Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Norm, in_cycles
-from spmd_tx.models.declared.maps import Source, linear
+from spmd_tx.models.declared.maps import TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
 LINEAR, FULL = "linear_attention", "full_attention"
@@ -22,17 +22,17 @@ INTERVAL = 4  # layers, of which the last one has attention
 IGNORED = (r"mtp\..*", r"model\.visual\..*")
 
 
-def dense(keys: Keys) -> Model:
+def dense(keys: ConfigKeys) -> Model:
     """Declare a Qwen3_5ForConditionalGeneration, or the text model of one."""
     return _model(keys, lambda text, _: Glu(text.count("intermediate_size")))
 
 
-def mixture(keys: Keys) -> Model:
+def mixture(keys: ConfigKeys) -> Model:
     """Declare a Qwen3_5MoeForConditionalGeneration, or the text model of one."""
     return _model(keys, _experts)
 
 
-def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
+def _model(keys: ConfigKeys, channel: Callable[[ConfigKeys, str], Channel]) -> Model:
     text, is_inner = keys.text()
     prefix = "model.language_model." if is_inner else "model."
     sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
@@ -51,15 +51,15 @@ def _model(keys: Keys, channel: Callable[[Keys, str], Channel]) -> Model:
         stack=in_cycles(layers),
         norm=norm,
         max_positions=rope.most_positions(sizes["max_positions"]),
-        embed=Source(f"{prefix}embed_tokens.weight"),
-        final_norm=Source(f"{prefix}norm.weight"),
+        embed=TensorSource(f"{prefix}embed_tokens.weight"),
+        final_norm=TensorSource(f"{prefix}norm.weight"),
         is_tied=sizes["tied_embeddings"],
         layer_prefix=at,
         ignored=IGNORED,
     )
 
 
-def _layer_types(text: Keys, n_layers: int) -> list[str]:
+def _layer_types(text: ConfigKeys, n_layers: int) -> list[str]:
     kinds = text.of_layers("layer_types", LINEAR, FULL)
     if kinds is None:
         interval = text.count_or("full_attention_interval", INTERVAL)
@@ -72,7 +72,7 @@ def _layer_types(text: Keys, n_layers: int) -> list[str]:
     return kinds
 
 
-def _delta_rule(text: Keys) -> DeltaRule:
+def _delta_rule(text: ConfigKeys) -> DeltaRule:
     k_heads, v_heads = text.count("linear_num_key_heads"), text.count("linear_num_value_heads")
     taps = text.count("linear_conv_kernel_dim", least=2)
     if v_heads % k_heads:
@@ -102,10 +102,10 @@ def _attention(sizes: dict[str, Any], rope: Rope) -> Softmax:
     )
 
 
-def _experts(text: Keys, at: str) -> Mixture:
+def _experts(text: ConfigKeys, at: str) -> Mixture:
     experts, chosen = text.experts()
     width, fused = text.count("moe_intermediate_size"), f"{at}mlp.experts.gate_up_proj"
-    gate_up = Source(fused, transposed=True, stacked=True)
+    gate_up = TensorSource(fused, transposed=True, stacked=True)
     return Mixture(
         experts=experts,
         chosen=chosen,
@@ -118,6 +118,6 @@ def _experts(text: Keys, at: str) -> Mixture:
         sources=ExpertSources(
             gate_up.part(0, width),
             gate_up.part(width, 2 * width),
-            Source(f"{at}mlp.experts.down_proj", transposed=True, stacked=True),
+            TensorSource(f"{at}mlp.experts.down_proj", transposed=True, stacked=True),
         ),
     )

@@ -7,11 +7,11 @@ from typing import Any
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5
 from spmd_tx.models.families.encoding import encoded
-from spmd_tx.models.families.keys import MOST_SHOWN, Keys, Refusal
+from spmd_tx.models.families.keys import MOST_SHOWN, ConfigKeys, Refusal
 
-Family = Callable[[Keys], Model]
+FamilyReader = Callable[[ConfigKeys], Model]
 
-FAMILIES: dict[str, Family] = {
+FAMILIES: dict[str, FamilyReader] = {
     "DeepseekV3ForCausalLM": deepseek.latent,
     "Glm4MoeForCausalLM": glm.mixture,
     "Glm4MoeLiteForCausalLM": deepseek.latent,
@@ -34,7 +34,7 @@ FAMILIES: dict[str, Family] = {
 
 def declare(raw: Mapping[str, Any]) -> Model:
     """Return the declaration of a model from its config.json. Raises Refusal."""
-    keys = Keys(raw)
+    keys = ConfigKeys(raw)
     named = keys.names("architectures")
     if not named:
         raise Refusal(f"names no architecture; supported architectures: {', '.join(FAMILIES)}")

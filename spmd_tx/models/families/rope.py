@@ -3,24 +3,24 @@
 from collections.abc import Mapping
 
 from spmd_tx.models.declared.rope import Linear, Llama3, Rope, Scaling, Yarn
-from spmd_tx.models.families.keys import MOST, Keys, Refusal
+from spmd_tx.models.families.keys import MOST, ConfigKeys, Refusal
 
 MOST_ROTATED = 2**16  # numbers of a head
 
 
 def read_rope(
-    keys: Keys, head_width: int, *, rotated: int = 0, share: float = 1.0, is_interleaved: bool = False
+    keys: ConfigKeys, head_width: int, *, rotated: int = 0, share: float = 1.0, is_interleaved: bool = False
 ) -> Rope:
     """Return the declaration. Transformers 5 nests in rope_parameters what earlier versions wrote flat.
 
     ``rotated`` is for families whose config.json does not say how many numbers of a head are rotated, and
     ``share`` what part of them it is where a family's config.json says nothing. Raises Refusal.
     """
-    given = _parameters(keys)
-    theta = _in(given, keys, "rope_theta").number("rope_theta")
+    rope = _parameters(keys)
+    theta = _in(rope, keys, "rope_theta").number("rope_theta")
     if theta <= 1:
         raise Refusal(f"sets rope_theta to {theta:g}, which must be above 1")
-    share = _in(given, keys, "partial_rotary_factor").number("partial_rotary_factor", share)
+    share = _in(rope, keys, "partial_rotary_factor").number("partial_rotary_factor", share)
     if rotated and share != 1:
         raise Refusal(
             f"sets partial_rotary_factor to {share:g}, which must be 1: its qk_rope_head_dim says how many "
@@ -32,43 +32,43 @@ def read_rope(
             f"rotates {width} of {head_width} numbers of a head; it must be an even number of them, "
             f"{MOST_ROTATED} at most"
         )
-    scaling = _scaling(keys, given)
-    growth = given.number("llama_4_scaling_beta", 0.0, may_be_zero=True)
+    scaling = _scaling(keys, rope)
+    growth = rope.number("llama_4_scaling_beta", 0.0, may_be_zero=True)
     return Rope(
         theta=theta,
         width=0 if width == head_width else width,
         scaling=scaling,
         is_interleaved=is_interleaved,
         query_growth=growth,
-        query_span=_original_positions(keys, given) if growth else 0,
+        query_span=_original_positions(keys, rope) if growth else 0,
     )
 
 
-def _parameters(keys: Keys) -> Keys:
-    given = keys.within("rope_parameters").raw
-    if any(isinstance(value, Mapping) for value in given.values()):
+def _parameters(keys: ConfigKeys) -> ConfigKeys:
+    rope = keys.within("rope_parameters").raw
+    if any(isinstance(value, Mapping) for value in rope.values()):
         raise Refusal("has rotary embeddings that differ between layers, which is not supported")
-    return Keys({**given, **keys.within("rope_scaling").raw}, " of its rotary embedding")
+    return ConfigKeys({**rope, **keys.within("rope_scaling").raw}, " of its rotary embedding")
 
 
-def _in(given: Keys, keys: Keys, key: str) -> Keys:
-    return given if given.has(key) else keys
+def _in(rope: ConfigKeys, keys: ConfigKeys, key: str) -> ConfigKeys:
+    return rope if rope.has(key) else keys
 
 
-def _scaling(keys: Keys, given: Keys) -> Scaling | None:
-    key = "type" if given.has("type") and not given.has("rope_type") else "rope_type"
-    kind = given.get(key)
-    if kind == "default" or (kind is None and not given.has("factor")):
+def _scaling(keys: ConfigKeys, rope: ConfigKeys) -> Scaling | None:
+    key = "type" if rope.has("type") and not rope.has("rope_type") else "rope_type"
+    kind = rope.get(key)
+    if kind == "default" or (kind is None and not rope.has("factor")):
         return None
     if kind not in ("linear", "llama3", "yarn"):
-        raise given.wrong(key, ", which is not supported; supported are default, linear, llama3 and yarn")
-    original = _original_positions(keys, given)
+        raise rope.wrong(key, ", which is not supported; supported are default, linear, llama3 and yarn")
+    original = _original_positions(keys, rope)
     if kind == "yarn":
-        return _yarn(keys, given, original)
-    factor = given.number("factor")
+        return _yarn(keys, rope, original)
+    factor = rope.number("factor")
     if kind == "linear":
         return Linear(factor)
-    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low > high:
         raise Refusal(
             f"has a low_freq_factor of {low:g} in its rotary embedding, above high_freq_factor {high:g}"
@@ -76,15 +76,15 @@ def _scaling(keys: Keys, given: Keys) -> Scaling | None:
     return Llama3(factor, low, high, original)
 
 
-def _yarn(keys: Keys, given: Keys, original: int) -> Yarn:
+def _yarn(keys: ConfigKeys, rope: ConfigKeys, original: int) -> Yarn:
     """Without a factor, it is how many times more positions the model has than at first."""
-    factor = given.number("factor", keys.count("max_position_embeddings") / original)
+    factor = rope.number("factor", keys.count("max_position_embeddings") / original)
     if factor * original > MOST:
         raise Refusal(
             f"has a factor of {factor:g} in its rotary embedding, times {original} positions before scaling; "
             f"it must give {MOST} positions at most"
         )
-    fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
     if fast < slow:
         raise Refusal(f"has a beta_fast of {fast:g} in its rotary embedding, below beta_slow {slow:g}")
     return Yarn(
@@ -92,15 +92,15 @@ def _yarn(keys: Keys, given: Keys, original: int) -> Yarn:
         original_positions=original,
         fast=fast,
         slow=slow,
-        truncate=given.flag("truncate", True),
-        attention_factor=given.number("attention_factor") if given.has("attention_factor") else None,
-        mscale=given.number("mscale", 0.0, may_be_zero=True),
-        mscale_all_dim=given.number("mscale_all_dim", 0.0, may_be_zero=True),
+        truncate=rope.flag("truncate", True),
+        attention_factor=rope.number("attention_factor") if rope.has("attention_factor") else None,
+        mscale=rope.number("mscale", 0.0, may_be_zero=True),
+        mscale_all_dim=rope.number("mscale_all_dim", 0.0, may_be_zero=True),
     )
 
 
-def _original_positions(keys: Keys, given: Keys) -> int:
+def _original_positions(keys: ConfigKeys, rope: ConfigKeys) -> int:
     """Return the positions before scaling; some models have them outside, and then they count."""
     key = "original_max_position_embeddings"
-    outside = keys if keys.has(key) else given
+    outside = keys if keys.has(key) else rope
     return outside.count_or(key, keys.count("max_position_embeddings"))

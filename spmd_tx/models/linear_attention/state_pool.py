@@ -21,7 +21,7 @@ from jaxtyping import Int
 
 from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
 from spmd_tx.models.attention.window_ring import ring_weights
-from spmd_tx.models.declared.layers import Kept, Mixer
+from spmd_tx.models.declared.layers import CachedArray, Mixer
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import StateSlots
@@ -44,7 +44,7 @@ def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DT
     if isinstance(sizes, Softmax):
         return ring_weights(sizes, mesh, lead, dtype)
 
-    def array(kept: Kept) -> Weight:
+    def array(kept: CachedArray) -> Weight:
         axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
         return Weight((*lead, *kept.shape), P(None, DATA, *axes), jnp.float32 if kept.is_fp32 else dtype)
 

@@ -12,28 +12,28 @@ from jax.sharding import Mesh
 
 from spmd_tx.errors import StartError
 from spmd_tx.hlo.arrays import bits_of
-from spmd_tx.hlo.cost import Cost, Operation, cost_of
+from spmd_tx.hlo.cost import Cost, DeviceOperation, cost_of
 from spmd_tx.hlo.frames import frames_of
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.aot.parts import seconds_by_part
-from spmd_tx.worker.aot.programs import Wanted, wanted
+from spmd_tx.worker.aot.programs import WantedProgram, wanted
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
-from spmd_tx.worker.aot.target import Target
+from spmd_tx.worker.aot.target import CompileTarget
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.programs.full_calls import menu_of
+from spmd_tx.worker.programs.examples import menu_of
 from spmd_tx.worker.state import declare
 
 LARGE = 16 << 20  # bytes of an array on a device from which on a copy of it is told of
 HLO_DTYPES = {"bfloat16": "bf16", "float32": "f32", "float16": "f16", "int32": "s32", "uint32": "u32"}
 
-Progress = Callable[[str], None]
-Place = tuple[str, tuple[int, ...]]  # dtype, and dimensions in ascending order, those of 1 left out
+OnProgress = Callable[[str], None]
+SortedShape = tuple[str, tuple[int, ...]]  # dtype, and dimensions in ascending order, those of 1 left out
 
 
 @dataclass(frozen=True)
-class Kept:
+class StateArray:
     """Names an array of the worker's state, or one layer of it."""
 
     name: str
@@ -41,28 +41,32 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Program:
+class MenuProgram:
     """Holds one program that is to be compiled."""
 
     name: str
-    wanted: Wanted
+    wanted: WantedProgram
     call: Call
     is_main: bool  # whether it is the one of the command's own step
 
 
-def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[Program]:
+def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[MenuProgram]:
     """Return the programs of a plan, those whose names begin with one of ``only`` if there are any."""
-    menu, found = menu_of(plan, mesh), dict[Hashable, Program]()
+    menu, programs = menu_of(plan, mesh), dict[Hashable, MenuProgram]()
     for each in wanted(plan):
         for number, call in enumerate(menu.calls(each.shape)):
             is_main = number == 0 and each.kind != "other"
             name = each.name if is_main else str(call)
-            found.setdefault(call.key, Program(name, each, call, is_main))
-    return [each for each in found.values() if not only or each.name.startswith(tuple(only))]
+            programs.setdefault(call.key, MenuProgram(name, each, call, is_main))
+    return [each for each in programs.values() if not only or each.name.startswith(tuple(only))]
 
 
 def compile_programs(
-    plan: Plan, target: Target, programs: Sequence[Program], progress: Progress, hlo: Path | None = None
+    plan: Plan,
+    target: CompileTarget,
+    programs: Sequence[MenuProgram],
+    progress: OnProgress,
+    hlo: Path | None = None,
 ) -> Iterator[ProgramReport]:
     """Yield the report of each program. With ``hlo``, write the text of each into this folder.
 
@@ -86,7 +90,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _compiled(
-    plan: Plan, target: Target, program: Program, state: dict[Place, Kept]
+    plan: Plan, target: CompileTarget, program: MenuProgram, state: dict[SortedShape, StateArray]
 ) -> tuple[ProgramReport, str]:
     each, began = program.wanted, time.monotonic()
     kind = each.kind if program.is_main else "other"
@@ -140,14 +144,14 @@ def per_step(cost: Cost, kind: str) -> Cost:
 
 def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:
     """Add up the collectives of a program, the largest first."""
-    found: dict[tuple[str, str, int, bool], CollectiveReport] = {}
+    reports: dict[tuple[str, str, int, bool], CollectiveReport] = {}
     for each in cost.collectives:
         one = each.collective
         if one is None or one.size == 1:  # an axis of one device sends nothing
             continue
         key = (one.name, one.dtype, one.size, crosses_hosts(each, hosts))
-        before = found.get(key)
-        found[key] = CollectiveReport(
+        before = reports.get(key)
+        reports[key] = CollectiveReport(
             name=one.name,
             dtype=one.dtype,
             devices=one.size,
@@ -156,16 +160,16 @@ def collectives(cost: Cost, hosts: Sequence[int]) -> list[CollectiveReport]:
             bytes=each.times * one.bytes + (before.bytes if before else 0),
             sent_bytes=each.times * one.sent_bytes + (before.sent_bytes if before else 0),
         )
-    return sorted(found.values(), key=lambda each: -each.sent_bytes)
+    return sorted(reports.values(), key=lambda each: -each.sent_bytes)
 
 
-def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, Kept]:
+def state_arrays(plan: Plan, mesh: Mesh) -> dict[SortedShape, StateArray]:
     """Return the large frozen arrays and caches of a worker on one device, and one layer of each.
 
     A decode that reads its layers in a loop may copy each of them first. Stacks of one layer are left
     out, since both would have the same dimensions.
     """
-    found: dict[Place, Kept] = {}
+    kept: dict[SortedShape, StateArray] = {}
     declared = declare(plan)
     state = abstract(mesh, {"base": declared.base, "bank": declared.bank, "cache": declared.cache})
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
@@ -175,22 +179,22 @@ def state_arrays(plan: Plan, mesh: Mesh) -> dict[Place, Kept]:
         if "layers" in name and dims[0] == 1:
             continue
         if size >= LARGE:
-            found.setdefault(_place(dtype, dims), Kept(name))
+            kept.setdefault(_place(dtype, dims), StateArray(name))
         if "layers" in name and size >= LARGE * dims[0]:
             place, stack = _place(dtype, dims[1:]), frozenset({math.prod(dims)})
-            layer = found.setdefault(place, Kept(f"one layer of {name}", stack))
+            layer = kept.setdefault(place, StateArray(f"one layer of {name}", stack))
             if layer.stacks:  # else a whole array has these dimensions, too
-                found[place] = replace(layer, stacks=layer.stacks | stack)
-    return found
+                kept[place] = replace(layer, stacks=layer.stacks | stack)
+    return kept
 
 
-def _place(dtype: str, dims: Sequence[int]) -> Place:
+def _place(dtype: str, dims: Sequence[int]) -> SortedShape:
     return dtype, tuple(sorted(size for size in dims if size > 1))
 
 
-def copies(cost: Cost, state: dict[Place, Kept]) -> list[CopyReport]:
+def copies(cost: Cost, state: dict[SortedShape, StateArray]) -> list[CopyReport]:
     """Return the arrays of the state that a program writes anew as a whole, most bytes first."""
-    found: dict[tuple[str, str], CopyReport] = {}
+    reports: dict[tuple[str, str], CopyReport] = {}
     for each in cost.operations:
         for dtype, dims in each.written:
             kept = state.get(_place(dtype, dims))
@@ -198,16 +202,16 @@ def copies(cost: Cost, state: dict[Place, Kept]) -> list[CopyReport]:
                 continue
             size = each.times * math.prod(dims) * bits_of(dtype) / 8
             key = (kept.name, each.op)
-            before = found.get(key)
-            found[key] = CopyReport(
+            before = reports.get(key)
+            reports[key] = CopyReport(
                 array=kept.name,
                 operation=each.op,
                 count=each.times + (before.count if before else 0),
                 bytes=size + (before.bytes if before else 0),
             )
-    return sorted(found.values(), key=lambda each: -each.bytes)
+    return sorted(reports.values(), key=lambda each: -each.bytes)
 
 
-def _may_read(operation: Operation, kept: Kept) -> bool:
+def _may_read(operation: DeviceOperation, kept: StateArray) -> bool:
     """Say whether an operation has the stack of a layer; activations may have a layer's dimensions, too."""
     return not kept.stacks or any(math.prod(dims) in kept.stacks for _, dims in operation.given)

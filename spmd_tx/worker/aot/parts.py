@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.hlo.cost import Cost, DeviceOperation
 from spmd_tx.hlo.frames import Frame, Frames
 from spmd_tx.worker.aot.roofline import Speeds, seconds_of
 
@@ -29,7 +29,7 @@ RULES = (
 PACKAGE = "spmd_tx/"
 
 
-def part_of(operation: Operation, frames: Frames) -> str:
+def part_of(operation: DeviceOperation, frames: Frames) -> str:
     """Return the part to which an operation belongs."""
     if operation.collective is not None and operation.collective.size > 1:
         return BETWEEN_DEVICES
@@ -54,10 +54,10 @@ def seconds_by_part(cost: Cost, frames: Frames, speeds: Speeds, hosts: Sequence[
     return added_up(cost, frames, lambda each: each.times * seconds_of(each, speeds, hosts))
 
 
-def added_up(cost: Cost, frames: Frames, amount: Callable[[Operation], float]) -> dict[str, float]:
+def added_up(cost: Cost, frames: Frames, amount: Callable[[DeviceOperation], float]) -> dict[str, float]:
     """Add up an amount of each operation by part, the largest first."""
-    found: dict[str, float] = {}
+    amounts: dict[str, float] = {}
     for each in cost.operations:
         part = part_of(each, frames)
-        found[part] = found.get(part, 0.0) + amount(each)
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        amounts[part] = amounts.get(part, 0.0) + amount(each)
+    return dict(sorted(amounts.items(), key=lambda item: -item[1]))

@@ -5,58 +5,46 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.places import MOVE_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH
-from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.memory.steps import BatchShape
 
-Kind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
-
-# Steps with few arguments, and programs beside those of a step, by the names of their calls.
-SMALL_STEPS = (
-    "create_adapter",
-    "save_sampler",
-    "write_sampler",
-    "page_out",
-    "page_in",
-    "save_state",
-    "load_state",
-    "swap_out",
-    "swap_in",
-)
+WantedKind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedProgram:
     """Describes a command whose programs are to be compiled."""
 
     name: str
-    kind: Kind
+    kind: WantedKind
     shape: ProgramShape
     planned: int | None = None  # bytes that the plan has for it while it runs; None: it has no figure
     tokens: int = 0  # of all data shards, that one run computes
     is_usual: bool = False  # whether predictions are made from it
 
 
-def wanted(plan: Plan) -> Iterator[Wanted]:
+def wanted(plan: Plan) -> Iterator[WantedProgram]:
     """Yield the commands."""
     yield from _training(plan)
     yield from _prefills(plan)
     yield from _decodes(plan)
-    yield Wanted("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
-    for step in SMALL_STEPS:
-        yield Wanted(step, "other", ProgramShape(step=step))
+    yield WantedProgram("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
+    for step in MOVE_STEPS:
+        yield WantedProgram(step, "other", ProgramShape(step=step))
 
 
-def _training(plan: Plan) -> Iterator[Wanted]:
+def _training(plan: Plan) -> Iterator[WantedProgram]:
     block = plan.memory.block_tokens(plan.train_tokens)[-1]
     length = min(block, USUAL_LENGTH, plan.sizes.longest_row)
-    usual = Shape(max(1, block // length), length)
+    usual = BatchShape(max(1, block // length), length)
     worst = [shape for step, (shape, _) in plan.worst().items() if step.startswith("train ")]
     shortest = plan.train_shapes[0]  # whose many rows may each have their own adapter
     for shape in dict.fromkeys((usual, shortest, *worst)):
         level = plan.level(*shape)
-        yield Wanted(
+        yield WantedProgram(
             f"train {level} {shape.rows}x{shape.length}",
             "train",
             _of_rows(plan, "forward_backward", shape),
@@ -64,7 +52,7 @@ def _training(plan: Plan) -> Iterator[Wanted]:
             tokens=shape.tokens * plan.sizes.data_shards,
             is_usual=shape == usual,
         )
-    yield Wanted(
+    yield WantedProgram(
         f"forward {usual.rows}x{usual.length}",
         "forward",
         _of_rows(plan, "forward", usual),
@@ -73,11 +61,11 @@ def _training(plan: Plan) -> Iterator[Wanted]:
     )
 
 
-def _prefills(plan: Plan) -> Iterator[Wanted]:
+def _prefills(plan: Plan) -> Iterator[WantedProgram]:
     length = min(PREFILL_TOKENS, plan.sizes.longest_row)
-    usual, worst = Shape(max(1, PREFILL_TOKENS // length), length), plan.worst()["prefill"][0]
+    usual, worst = BatchShape(max(1, PREFILL_TOKENS // length), length), plan.worst()["prefill"][0]
     for shape in dict.fromkeys((usual, worst)):
-        yield Wanted(
+        yield WantedProgram(
             f"prefill {shape.rows}x{shape.length}",
             "prefill",
             _of_rows(plan, "prefill", shape),
@@ -86,8 +74,8 @@ def _prefills(plan: Plan) -> Iterator[Wanted]:
             is_usual=shape == usual,
         )
     width = plan.sizes.widest_table
-    last = Shape(1, length)
-    yield Wanted(
+    last = BatchShape(1, length)
+    yield WantedProgram(
         f"continued prefill 1x{length} after {width}",
         "prefill",
         _of_rows(plan, "prefill", last, table=width // plan.sizes.setup.page_size),
@@ -96,24 +84,23 @@ def _prefills(plan: Plan) -> Iterator[Wanted]:
     )
 
 
-def _decodes(plan: Plan) -> Iterator[Wanted]:
-    setup, shards = plan.sizes.setup, plan.sizes.data_shards
-    rows = plan.decode_rows
-    counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows * shards, setup.bank_slots)
+def _decodes(plan: Plan) -> Iterator[WantedProgram]:
+    setup, rows = plan.sizes.setup, plan.rows_of_decode
+    counts = [setup.bank_slots] if setup.batch_invariant else active_sizes(rows, setup.bank_slots)
     copied = [count for count in counts if count < setup.bank_slots] or counts
     for active in dict.fromkeys((counts[0], copied[-1])):
-        yield Wanted(
-            f"decode {rows} of {active}",
+        yield WantedProgram(
+            f"decode {plan.decode_rows} of {active}",
             "decode",
-            ProgramShape(step="decode", rows=rows * shards, active=active),
-            planned=plan.steps.decode(rows, plan.sizes.widest_table),
-            tokens=rows * shards,
+            ProgramShape(step="decode", rows=rows, active=active),
+            planned=plan.steps.decode(plan.decode_rows, plan.sizes.widest_table),
+            tokens=rows,
             is_usual=active == counts[0],
         )
 
 
 def _of_rows(
-    plan: Plan, step: Literal["forward", "forward_backward", "prefill"], shape: Shape, table: int = 0
+    plan: Plan, step: Literal["forward", "forward_backward", "prefill"], shape: BatchShape, table: int = 0
 ) -> ProgramShape:
     """Return the program for a shape of each data shard."""
     rows = shape.rows * plan.sizes.data_shards

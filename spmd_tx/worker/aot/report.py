@@ -2,7 +2,7 @@
 
 import msgspec
 
-from spmd_tx.worker.aot.programs import Kind
+from spmd_tx.worker.aot.programs import WantedKind
 
 
 class CollectiveReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class ProgramReport(msgspec.Struct, frozen=True, kw_only=True):
     """Says what one program needs and does. Of a decode whose steps XLA cannot count, it is one step."""
 
     name: str
-    kind: Kind
+    kind: WantedKind
     memory_bytes: int = 0  # that it needs while it runs, besides arguments and results
     planned_bytes: int | None = None  # that the plan has for it; None: it has no figure
     argument_bytes: int = 0

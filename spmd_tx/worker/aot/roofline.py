@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.hlo.cost import Cost, DeviceOperation
 from spmd_tx.worker.memory.accelerators import Accelerator
 
 # What programs reach of the vendors' figures, in predictions: products of usual sizes, kernels of attention
@@ -64,7 +64,7 @@ def seconds(cost: Cost, speeds: Speeds, hosts: Sequence[int]) -> float:
     return max(busy, beside)
 
 
-def seconds_of(operation: Operation, speeds: Speeds, hosts: Sequence[int]) -> float:
+def seconds_of(operation: DeviceOperation, speeds: Speeds, hosts: Sequence[int]) -> float:
     """Return the time that an operation takes each time that it runs."""
     if operation.collective is not None:
         return _message(operation, speeds, hosts)
@@ -73,13 +73,13 @@ def seconds_of(operation: Operation, speeds: Speeds, hosts: Sequence[int]) -> fl
     return max(operation.flops / flops, operation.bytes / speeds.bandwidth, speeds.launch)
 
 
-def crosses_hosts(operation: Operation, hosts: Sequence[int]) -> bool:
+def crosses_hosts(operation: DeviceOperation, hosts: Sequence[int]) -> bool:
     """Say whether a collective has to go over the network."""
     groups = operation.collective.groups if operation.collective is not None else ()
     return any(len({hosts[one] for one in group if one < len(hosts)}) > 1 for group in groups)
 
 
-def _message(operation: Operation, speeds: Speeds, hosts: Sequence[int]) -> float:
+def _message(operation: DeviceOperation, speeds: Speeds, hosts: Sequence[int]) -> float:
     assert operation.collective is not None
     speed = speeds.network if crosses_hosts(operation, hosts) else speeds.links
     return speeds.message + operation.collective.sent_bytes / speed

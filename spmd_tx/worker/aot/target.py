@@ -25,7 +25,7 @@ CUDNN = 91000  # the version of cuDNN that is answered for
 
 
 @dataclass(frozen=True)
-class Target:
+class CompileTarget:
     """Holds what the programs are compiled for."""
 
     mesh: Mesh
@@ -35,12 +35,12 @@ class Target:
     options: dict[str, bool | str] = field(default_factory=dict)  # of XLA
 
 
-def target_for(plan: Plan, devices: Devices) -> Target:
+def target_for(plan: Plan, devices: Devices) -> CompileTarget:
     """Return the target of a plan that was made for a mesh of ``open_mesh``."""
     known, mesh = devices.accelerator, plan.sizes.mesh
     assert known is not None, "the devices were checked"
     assert isinstance(mesh, Mesh), "they were opened"
-    return Target(
+    return CompileTarget(
         mesh,
         hosts_of(mesh, devices),
         Speeds.peak(known),
@@ -55,21 +55,21 @@ def open_mesh(devices: Devices, fsdp: int, ep: int, tp: int) -> Mesh:
     assert known is not None, "the devices were checked"
     try:
         if known.platform == "tpu":
-            found = topologies.get_topology_desc(platform="tpu", topology_name=str(devices))
+            topology = topologies.get_topology_desc(platform="tpu", topology_name=str(devices))
         else:
             hosts, each = -(-devices.count // known.per_host), min(devices.count, known.per_host)
             if hosts * each != devices.count:
                 raise StartError(f"{devices} are not whole hosts of {known.per_host}; change the number")
-            found = topologies.get_topology_desc(
+            topology = topologies.get_topology_desc(
                 platform="cuda", target_config=target_of(devices.kind), topology=f"{hosts}x1x{each}"
             )
     except (RuntimeError, ValueError, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         remedy = f"; give another slice, such as {devices.kind}:{known.slice}" if known.slice else ""
         raise StartError(f"--devices {devices} cannot be compiled for: {reason}{remedy}") from None
-    if len(found.devices) != devices.count:
-        raise StartError(f"--devices {devices} has {len(found.devices)} devices, not {devices.count}")
-    return make_mesh(fsdp, ep, tp, found.devices)
+    if len(topology.devices) != devices.count:
+        raise StartError(f"--devices {devices} has {len(topology.devices)} devices, not {devices.count}")
+    return make_mesh(fsdp, ep, tp, topology.devices)
 
 
 def compiler_options(setup: Setup, devices: Devices) -> dict[str, bool | str]:

@@ -1,7 +1,6 @@
 """Elementwise operations of custom losses, with torch's results and gradients."""
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,12 +10,13 @@ from jax.scipy.special import xlogy
 
 from spmd_tx.worker.custom_loss.numbers import numbers
 from spmd_tx.worker.custom_loss.values import (
+    Function,
     Length,
     LossProblem,
-    Number,
     Scalar,
     Tensor,
     Trace,
+    TracedNumber,
     Value,
     category,
     common_shape,
@@ -24,8 +24,6 @@ from spmd_tx.worker.custom_loss.values import (
     result_type,
     stop,
 )
-
-Function = Callable[..., Any]
 
 
 def apply(trace: Trace, function: Function, *values: Value, dtype: Any = None) -> Tensor:
@@ -146,8 +144,8 @@ def _clamp(trace: Trace, x: Tensor, min: Value | None = None, max: Value | None 
     """Clamp as torch does: at the bounds, the gradient is that of values within."""
     if min is None and max is None:
         raise LossProblem("it takes min, max or both")
-    given = [each for each in (min, max) if each is not None]
-    dtype = result_type(x, *given)
+    limits = [each for each in (min, max) if each is not None]
+    dtype = result_type(x, *limits)
 
     def run(array: Array, *bounds: Array) -> Array:
         low = bounds[0] if min is not None else None
@@ -156,7 +154,7 @@ def _clamp(trace: Trace, x: Tensor, min: Value | None = None, max: Value | None 
             array = jnp.where(array < low, low, array)
         return array if high is None else jnp.where(array > high, high, array)
 
-    return apply(trace, run, x, *given, dtype=dtype)
+    return apply(trace, run, x, *limits, dtype=dtype)
 
 
 def _where(trace: Trace, condition: Tensor, x: Value, other: Value) -> Tensor:
@@ -181,8 +179,8 @@ def _lerp(trace: Trace, x: Tensor, end: Tensor, weight: Value) -> Tensor:
 
 
 def _nan_to_num(trace: Trace, x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
-    known = [each for each in (nan, posinf, neginf) if isinstance(each, Length | Number | Tensor)]
-    if known:
+    numbers = [each for each in (nan, posinf, neginf) if isinstance(each, Length | TracedNumber | Tensor)]
+    if numbers:
         raise LossProblem("its values must be plain numbers")
     if not x.is_floating:
         return x

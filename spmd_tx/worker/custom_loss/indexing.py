@@ -1,6 +1,6 @@
 """Indexing of values in custom losses: x[1:], x[-1], gather."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ from jax import lax
 from spmd_tx.custom_loss.arguments import Ellipses
 from spmd_tx.worker.custom_loss.values import (
     Dim,
+    Function,
     Length,
     LossProblem,
     Tensor,
@@ -17,8 +18,6 @@ from spmd_tx.worker.custom_loss.values import (
     category,
     shown,
 )
-
-Function = Callable[..., Any]
 
 
 def unsqueeze(trace: Trace, x: Tensor, dim: Any) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array
 
 from spmd_tx.custom_loss import definition
-from spmd_tx.custom_loss.arguments import Dtype, Ref, printed, quoted
-from spmd_tx.custom_loss.definition import CustomLoss, Node
+from spmd_tx.custom_loss.arguments import DtypeName, Ref, printed, quoted
+from spmd_tx.custom_loss.definition import CheckedLoss, Node
 from spmd_tx.protocol import commands
 from spmd_tx.worker.custom_loss import elementwise, numbers, products, reductions
 from spmd_tx.worker.custom_loss import shapes as loss_shapes
@@ -38,10 +38,10 @@ REFUSALS = (TypeError, ValueError, IndexError, KeyError, ArithmeticError, NotImp
 Shapes = tuple[tuple[int, ...], ...]  # of the inputs of one datum, padded
 
 
-class Program:
+class LossProgram:
     """Compiles and runs a loss for datums of one padded shape, for given numbers of datums."""
 
-    def __init__(self, loss: CustomLoss, bucket: int, shapes: Shapes, dtypes: tuple[str, ...]) -> None:
+    def __init__(self, loss: CheckedLoss, bucket: int, shapes: Shapes, dtypes: tuple[str, ...]) -> None:
         """Raises LossProblem when the loss cannot be run on these shapes."""
         self._loss, self._bucket = loss, bucket
         self._inputs = [
@@ -109,7 +109,7 @@ def _shape(rank: int, length: int, width: int) -> tuple[int, ...]:
     return ((), (length,), (length, width))[rank]
 
 
-def _interpret(loss: CustomLoss, trace: Trace, inputs: Sequence[Array]) -> tuple[Array, Array]:
+def _interpret(loss: CheckedLoss, trace: Trace, inputs: Sequence[Array]) -> tuple[Array, Array]:
     """Run the nodes in order; return the loss and the metrics [M]."""
     values: dict[str, Any] = {}
     for each, array in zip(loss.inputs, inputs, strict=True):
@@ -118,8 +118,8 @@ def _interpret(loss: CustomLoss, trace: Trace, inputs: Sequence[Array]) -> tuple
     for node in loss.nodes:
         trace.node = node.name
         arguments = {name: _resolve(value, values) for name, value in node.arguments.items()}
-        given = {name: value for name, value in arguments.items() if name not in _without_meaning(node)}
-        values[node.name] = FUNCTIONS[node.operation.name](trace, **given)
+        meaningful = {name: value for name, value in arguments.items() if name not in _without_meaning(node)}
+        values[node.name] = FUNCTIONS[node.operation.name](trace, **meaningful)
     trace.node = loss.loss
     result = values[loss.loss]
     if not isinstance(result, Tensor) or result.shape or not result.is_floating:
@@ -153,7 +153,7 @@ def _resolve(argument: Any, values: dict[str, Any]) -> Any:
     match argument:
         case Ref(name=name):
             return values[name]
-        case Dtype(name=name):
+        case DtypeName(name=name):
             return jnp.dtype(name)
         case slice():
             return slice(*(_resolve(each, values) for each in (argument.start, argument.stop, argument.step)))
@@ -164,7 +164,7 @@ def _resolve(argument: Any, values: dict[str, Any]) -> Any:
     return argument
 
 
-def place_of(loss: CustomLoss, node: str) -> str:
+def place_of(loss: CheckedLoss, node: str) -> str:
     target = next((each.target for each in loss.nodes if each.name == node), "input")
     return f"node {node!r} ({target}) of loss {quoted(loss.name)}"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import printed
@@ -21,15 +21,15 @@ from spmd_tx.processes.environments import of_losses
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker.custom_loss.messages import (
-    Answer,
     Close,
-    Compiled,
-    Compiling,
-    Failed,
+    LossAnswer,
+    LossCompiled,
+    LossCompiling,
+    LossFailed,
+    LossOrder,
+    LossRefused,
     Open,
     Opened,
-    Order,
-    Refused,
     Take,
     Taken,
     Up,
@@ -44,17 +44,6 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 120.0  # for a process to start
 MOST_ENDS = 2  # process failures allowed, in one run or at the start
 WAITING = "waiting for a process that runs custom losses"
-
-
-@runtime_checkable
-class Process(Protocol):
-    """Defines a process that runs losses, and the pipe to it."""
-
-    pipe: Any
-
-    def end(self) -> str:
-        """Kill it if it is alive; return how it ended."""
-        ...
 
 
 class ChildProcess:
@@ -72,6 +61,7 @@ class ChildProcess:
             )
 
     def end(self) -> str:
+        """Kill it if it is alive; return how it ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)  # it may be about to exit by itself
         self._process.kill()
@@ -84,7 +74,7 @@ class ChildProcess:
 class _Lane:
     """Holds one process and its current run."""
 
-    process: Process
+    process: ChildProcess
     since: float  # when its present phase began
     is_up: bool = False
     is_compiling: bool = False
@@ -92,7 +82,7 @@ class _Lane:
     has_open: set[int] = field(default_factory=set)
     knows: set[int] = field(default_factory=set)  # hashes of definitions
 
-    def order(self, order: Order) -> None:
+    def order(self, order: LossOrder) -> None:
         with suppress(OSError):  # reading from it will show that it is gone
             self.process.pipe.send_bytes(written(order))
 
@@ -102,7 +92,7 @@ class LossLanes:
 
     def __init__(
         self,
-        start: Callable[[], Process],
+        start: Callable[[], ChildProcess],
         lanes: int,
         report: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
@@ -148,7 +138,7 @@ class LossLanes:
             lane = self._idle_lane(number)
             if lane is None:
                 for waiting, run in self._runs.items():
-                    if not run.told:
+                    if not run.reported:
                         self._tell(waiting, WAITING)
                 most = self._most_lanes if self._failed_starts < MOST_ENDS else 1
                 if len(self._lanes) < most and all(each.is_up for each in self._lanes):
@@ -158,7 +148,7 @@ class LossLanes:
             run = self._runs[number]
             lane.run, lane.since, lane.is_compiling = number, self._clock(), number not in lane.has_open
             lane.knows.add(hash(run.command.definition))
-            if run.told:
+            if run.reported:
                 self._tell(number, run.progress(lane.is_compiling))
             is_open = number in lane.has_open
             lane.order(
@@ -201,7 +191,7 @@ class LossLanes:
         self._charge(lane)
         self._take(lane, answer)
 
-    def _take(self, lane: _Lane, answer: Answer) -> None:
+    def _take(self, lane: _Lane, answer: LossAnswer) -> None:
         run = self._runs.get(lane.run) if lane.run is not None else None
         if isinstance(answer, Up):
             lane.is_up, self._failed_starts = True, 0
@@ -209,8 +199,8 @@ class LossLanes:
         assert run is not None, answer
         number = answer.job
         match answer:
-            case Compiling() | Compiled():
-                lane.is_compiling = isinstance(answer, Compiling)
+            case LossCompiling() | LossCompiled():
+                lane.is_compiling = isinstance(answer, LossCompiling)
                 self._tell(number, run.progress(lane.is_compiling))
                 return
             case Opened():
@@ -218,9 +208,9 @@ class LossLanes:
                 lane.has_open.add(number)
             case Taken():
                 run.take(answer)
-            case Refused():
+            case LossRefused():
                 self._end(number, problem=answer.problem)
-            case Failed():
+            case LossFailed():
                 logger.error("custom loss %s failed:\n%s", printed(run.name), answer.traceback)
                 problem = f"running loss '{printed(run.name)}' failed by an error of the server's"
                 self._end(number, problem=problem, is_ours=True)
@@ -261,29 +251,29 @@ class LossLanes:
     def _lose(self, lane: _Lane) -> None:
         """End a process, or note that it ended. Its run is tried once more in another one."""
         self._lanes.remove(lane)
-        how = lane.process.end()
+        end = lane.process.end()
         if not lane.is_up:
             self._failed_starts += 1
             if self._failed_starts >= MOST_ENDS and not self._lanes:
                 for number in list(self._runs):
-                    problem = f"no process for custom losses could be started: it {how}"
+                    problem = f"no process for custom losses could be started: it {end}"
                     self._end(number, problem=problem, is_ours=True)
         if lane.run is None:
             return
         run = self._runs[lane.run]
         run.ends += 1
-        logger.warning("the process that ran custom loss %s %s", printed(run.name), how)
+        logger.warning("the process that ran custom loss %s %s", printed(run.name), end)
         if run.ends >= MOST_ENDS:
             problem = (
                 f"loss '{printed(run.name)}' has ended {MOST_ENDS} processes that ran it; the last one "
-                f"{how}. Perhaps it needs too much memory: send shorter datums, or keep its values smaller"
+                f"{end}. Perhaps it needs too much memory: send shorter datums, or keep its values smaller"
             )
             self._end(lane.run, problem=problem)
 
     def _tell(self, number: int, doing: str) -> None:
         run = self._runs[number]
-        if run.told != doing:
-            run.told = doing
+        if run.reported != doing:
+            run.reported = doing
             self._report(CustomLossNews, number=number, doing=doing)
 
     def _end(self, number: int, **outcome: Any) -> None:

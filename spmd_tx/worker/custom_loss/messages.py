@@ -9,25 +9,25 @@ from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.protocol.encoding import encode, unpack_array
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
+class LossMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
     """Holds one message; ``job`` is the number of its command."""
 
     job: int
 
 
-class Open(Message, frozen=True, tag="open"):
+class Open(LossMessage, frozen=True, tag="open"):
     """Asks to read and check a loss with its datums; answered by Opened."""
 
     command: CustomLoss
 
 
-class Take(Message, frozen=True, tag="take"):
+class Take(LossMessage, frozen=True, tag="take"):
     """Asks to run one piece of an open loss; answered by Taken."""
 
     piece: int
 
 
-class Close(Message, frozen=True, tag="close"):
+class Close(LossMessage, frozen=True, tag="close"):
     """Asks to forget a loss. There is no answer."""
 
 
@@ -35,21 +35,21 @@ class Up(msgspec.Struct, frozen=True, tag_field="op", tag="up"):
     """Says that the process has started."""
 
 
-class Opened(Message, frozen=True, tag="opened"):
+class Opened(LossMessage, frozen=True, tag="opened"):
     """Says that the loss can be run, in so many pieces."""
 
     pieces: int
 
 
-class Compiling(Message, frozen=True, tag="compiling"):
+class LossCompiling(LossMessage, frozen=True, tag="compiling"):
     """Says that the loss is being compiled, before the answer to Take."""
 
 
-class Compiled(Message, frozen=True, tag="compiled"):
+class LossCompiled(LossMessage, frozen=True, tag="compiled"):
     """Says that the loss is compiled and runs now."""
 
 
-class Taken(Message, frozen=True, tag="taken"):
+class Taken(LossMessage, frozen=True, tag="taken"):
     """Holds the results of a piece; gradients of its datums are concatenated."""
 
     datums: np.ndarray  # int64
@@ -58,30 +58,30 @@ class Taken(Message, frozen=True, tag="taken"):
     gradients: np.ndarray  # float32
 
 
-class Refused(Message, frozen=True, tag="refused"):
+class LossRefused(LossMessage, frozen=True, tag="refused"):
     """Tells the loss's author why it cannot be run on these datums."""
 
     problem: str
 
 
-class Failed(Message, frozen=True, tag="failed"):
+class LossFailed(LossMessage, frozen=True, tag="failed"):
     """Reports an unexpected exception."""
 
     traceback: str
 
 
-Order = Open | Take | Close
-Answer = Up | Opened | Compiling | Compiled | Taken | Refused | Failed
+LossOrder = Open | Take | Close
+LossAnswer = Up | Opened | LossCompiling | LossCompiled | Taken | LossRefused | LossFailed
 
-_order = msgspec.msgpack.Decoder(Order, dec_hook=unpack_array)
-_answer = msgspec.msgpack.Decoder(Answer, dec_hook=unpack_array)
+_order = msgspec.msgpack.Decoder(LossOrder, dec_hook=unpack_array)
+_answer = msgspec.msgpack.Decoder(LossAnswer, dec_hook=unpack_array)
 
 
-def read_order(message: bytes) -> Order:
+def read_order(message: bytes) -> LossOrder:
     return _order.decode(message)
 
 
-def read_answer(message: bytes) -> Answer:
+def read_answer(message: bytes) -> LossAnswer:
     return _answer.decode(message)
 
 

@@ -1,15 +1,21 @@
 """Arithmetic on Python's numbers in custom losses, where lengths stay lengths if possible."""
 
 import operator
-from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 
-from spmd_tx.worker.custom_loss.values import Length, LossProblem, Number, Scalar, Tensor, Trace, Value, stop
-
-Function = Callable[..., Any]
+from spmd_tx.worker.custom_loss.values import (
+    Function,
+    Length,
+    LossProblem,
+    Scalar,
+    Tensor,
+    Trace,
+    TracedNumber,
+    Value,
+    stop,
+)
 
 
 def numbers(trace: Trace, function: Function, *values: Scalar) -> Scalar:
@@ -28,13 +34,13 @@ def numbers(trace: Trace, function: Function, *values: Scalar) -> Scalar:
     arrays = [_array(trace, value, function is operator.truediv) for value in values]
     if len({array.dtype for array in arrays}) > 1:
         arrays = [array.astype(jnp.float64) for array in arrays]
-    return Number(stop(function(*arrays)))
+    return TracedNumber(stop(function(*arrays)))
 
 
 def _array(trace: Trace, value: Scalar, wants_float: bool) -> Array:
     if isinstance(value, Length):
-        value = Number(trace.tokens * value.per_token + value.extra)
-    if isinstance(value, Number):
+        value = TracedNumber(trace.tokens * value.per_token + value.extra)
+    if isinstance(value, TracedNumber):
         return value.value.astype(jnp.float64) if wants_float else value.value
     is_float = wants_float or isinstance(value, float)
     return jnp.asarray(value, jnp.float64 if is_float else jnp.int64)
@@ -67,8 +73,8 @@ def of_python(trace: Trace, function: Function, x: Value) -> Scalar:
     if isinstance(x, Tensor):
         if x.shape:
             raise LossProblem("math functions take numbers; use the function of torch of the same name")
-        x = Number(stop(x.array).astype(jnp.float64))
-    return Number(stop(function(_array(trace, x, True))))
+        x = TracedNumber(stop(x.array).astype(jnp.float64))
+    return TracedNumber(stop(function(_array(trace, x, True))))
 
 
 def _math(function: Function) -> Function:
@@ -76,7 +82,7 @@ def _math(function: Function) -> Function:
 
 
 def _math_whole(function: Function) -> Function:
-    return lambda trace, x: Number(
+    return lambda trace, x: TracedNumber(
         function(_array(trace, of_python(trace, lambda y: y, x), True)).astype(jnp.int64)
     )
 

@@ -21,15 +21,15 @@ from spmd_tx.processes.orders import orders_from
 from spmd_tx.processes.parent import end_with
 from spmd_tx.worker.custom_loss.interpret import inputs_of
 from spmd_tx.worker.custom_loss.messages import (
-    Answer,
     Close,
-    Compiled,
-    Compiling,
-    Failed,
+    LossAnswer,
+    LossCompiled,
+    LossCompiling,
+    LossFailed,
+    LossOrder,
+    LossRefused,
     Open,
     Opened,
-    Order,
-    Refused,
     Take,
     Taken,
     Up,
@@ -48,12 +48,12 @@ NO_MEMORY = (
 class LossProcess:
     """Carries out orders on the open losses of this process."""
 
-    def __init__(self, tell: Callable[[Answer], None]) -> None:
+    def __init__(self, tell: Callable[[LossAnswer], None]) -> None:
         self._tell = tell
         self._losses = CustomLosses()
         self._open: dict[int, OpenLoss] = {}
 
-    def follow(self, order: Order) -> None:
+    def follow(self, order: LossOrder) -> None:
         match order:
             case Open(job=job, command=command):
                 opened = self._losses.open(command.definition, inputs_of(command), command.limits)
@@ -64,23 +64,23 @@ class LossProcess:
             case Close(job=job):
                 self._open.pop(job, None)
 
-    def name_of(self, order: Order) -> str:
+    def name_of(self, order: LossOrder) -> str:
         return repr(self._open[order.job].loss.name) if order.job in self._open else "this"
 
     def _taken(self, job: int, number: int) -> Taken:
         opened = self._open[job]
         piece = opened.pieces[number]
         if not piece.is_compiled:
-            self._tell(Compiling(job=job))
+            self._tell(LossCompiling(job=job))
             opened.compile(piece)
-            self._tell(Compiled(job=job))
-        found = opened.run(piece)
+            self._tell(LossCompiled(job=job))
+        results = opened.run(piece)
         return Taken(
             job=job,
             datums=np.array(piece.datums, np.int64),
-            losses=found.losses_D,
-            metrics=found.metrics_DM,
-            gradients=np.concatenate([gradient.ravel() for gradient in found.gradients]),
+            losses=results.losses_D,
+            metrics=results.metrics_DM,
+            gradients=np.concatenate([gradient.ravel() for gradient in results.gradients]),
         )
 
 
@@ -93,7 +93,7 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str, parent: int
     pipe = Connection(descriptor)
     orders = orders_from(pipe)
 
-    def tell(answer: Answer) -> None:
+    def tell(answer: LossAnswer) -> None:
         with suppress(BrokenPipeError):  # the worker is gone, and the reading thread ends this process
             pipe.send_bytes(written(answer))
 
@@ -106,13 +106,13 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str, parent: int
         try:
             process.follow(order)
         except LossProblem as problem:
-            tell(Refused(job=order.job, problem=str(problem)))
+            tell(LossRefused(job=order.job, problem=str(problem)))
         except (MemoryError, jax.errors.JaxRuntimeError) as error:
             is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
-            problem = Refused(job=order.job, problem=NO_MEMORY.format(name=process.name_of(order)))
-            tell(problem if is_memory else Failed(job=order.job, traceback=traceback.format_exc()))
+            problem = LossRefused(job=order.job, problem=NO_MEMORY.format(name=process.name_of(order)))
+            tell(problem if is_memory else LossFailed(job=order.job, traceback=traceback.format_exc()))
         except Exception:  # whatever it is, it is reported, and other losses go on
-            tell(Failed(job=order.job, traceback=traceback.format_exc()))
+            tell(LossFailed(job=order.job, traceback=traceback.format_exc()))
         del order
         gc.collect(0)
 

@@ -21,7 +21,7 @@ class LossRun:
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     ends: int = 0  # processes that ended while they ran it
-    told: str = ""  # the last progress that was reported
+    reported: str = ""  # the last progress that was reported
     _parts: list[Taken] = field(default_factory=list)
 
     @property

@@ -13,6 +13,7 @@ from spmd_tx.worker.custom_loss.elementwise import apply, as_bool, cast, constan
 from spmd_tx.worker.custom_loss.values import (
     COMPARISON,
     Dim,
+    Function,
     LossProblem,
     Tensor,
     Trace,
@@ -26,11 +27,10 @@ from spmd_tx.worker.custom_loss.values import (
     rounds,
 )
 
-Function = Callable[..., Any]
 Pair = tuple[Tensor, Tensor]
 
 
-def _kept(shape: Sequence[Dim], axes: tuple[int, ...], keepdim: bool | None) -> tuple[Dim, ...]:
+def _reduced_shape(shape: Sequence[Dim], axes: tuple[int, ...], keepdim: bool | None) -> tuple[Dim, ...]:
     if keepdim:
         return tuple(1 if axis in axes else dim for axis, dim in enumerate(shape))
     return tuple(dim for axis, dim in enumerate(shape) if axis not in axes)
@@ -41,7 +41,7 @@ def _reduce(
 ) -> Tensor:
     axes = axes_of(dim, x.ndim)
     array = function(trace.filled(x, neutral), axis=axes, keepdims=bool(keepdim))
-    return trace.tensor(array, _kept(x.shape, axes, keepdim))
+    return trace.tensor(array, _reduced_shape(x.shape, axes, keepdim))
 
 
 def _summable(x: Tensor, dtype: Any) -> Tensor:
@@ -127,7 +127,7 @@ def _arg(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | No
     if not x.ndim:
         return Tensor(jnp.zeros((), jnp.int64), ())
     places = function(filled, axis=axis, keepdims=bool(keepdim)).astype(jnp.int64)
-    return trace.tensor(places, _kept(x.shape, (axis,), keepdim))
+    return trace.tensor(places, _reduced_shape(x.shape, (axis,), keepdim))
 
 
 def _any(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
@@ -251,9 +251,9 @@ def _loss(function: Callable[..., Array]) -> Function:
     """Make a loss of input and target, with parameters that are plain numbers."""
 
     def run(trace: Trace, input: Tensor, target: Tensor, reduction: str | None = None, **more: Any) -> Tensor:
-        known = {name: constant(value, 1.0) for name, value in more.items() if value is not None}
+        fixed = {name: constant(value, 1.0) for name, value in more.items() if value is not None}
         dtype = result_type(input, target)
-        return finish(trace, apply(trace, partial(function, **known), input, target, dtype=dtype), reduction)
+        return finish(trace, apply(trace, partial(function, **fixed), input, target, dtype=dtype), reduction)
 
     return run
 

@@ -16,15 +16,15 @@ import numpy as np
 
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import quoted
-from spmd_tx.custom_loss.definition import CustomLoss
+from spmd_tx.custom_loss.definition import CheckedLoss
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.worker.custom_loss.interpret import Program, place_of
+from spmd_tx.worker.custom_loss.interpret import LossProgram, place_of
 from spmd_tx.worker.custom_loss.values import LossProblem, Need
 
 SHORTEST_BUCKET = 32  # tokens
 MOST_PROGRAMS = 64  # kept, the most recently used
 
-Datum = Sequence[np.ndarray]  # its inputs, logprobs first: each [], [T] or [T, K]
+DatumInputs = Sequence[np.ndarray]  # its inputs, logprobs first: each [], [T] or [T, K]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class LossResults:
 class Piece:
     """Holds the datums of one call of a program, filled up to ``count`` with copies of the first."""
 
-    program: Program
+    program: LossProgram
     bucket: int  # tokens
     count: int
     datums: list[int]
@@ -54,8 +54,8 @@ class Piece:
 class OpenLoss:
     """Runs a loss on the datums of one request, in pieces that do not depend on each other."""
 
-    loss: CustomLoss
-    inputs: Sequence[Datum]
+    loss: CheckedLoss
+    inputs: Sequence[DatumInputs]
     pieces: list[Piece]
 
     def compile(self, piece: Piece) -> None:
@@ -86,10 +86,12 @@ class CustomLosses:
     """Runs losses, and keeps the most recently used losses and programs."""
 
     def __init__(self) -> None:
-        self._losses: OrderedDict[bytes, CustomLoss] = OrderedDict()
-        self._programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+        self._losses: OrderedDict[bytes, CheckedLoss] = OrderedDict()
+        self._programs: OrderedDict[tuple[object, ...], LossProgram] = OrderedDict()
 
-    def open(self, definition: bytes, inputs: Sequence[Datum], limits: LossLimits | None = None) -> OpenLoss:
+    def open(
+        self, definition: bytes, inputs: Sequence[DatumInputs], limits: LossLimits | None = None
+    ) -> OpenLoss:
         """Trace a loss on datums. Raises LossProblem when it cannot be run on them, or takes too much."""
         loss, digest = self._loss(definition)
         groups = _groups(inputs)
@@ -108,7 +110,7 @@ class CustomLosses:
             _check_operations(loss, pieces, limits)
         return OpenLoss(loss, inputs, pieces)
 
-    def run(self, definition: bytes, inputs: Sequence[Datum]) -> LossResults:
+    def run(self, definition: bytes, inputs: Sequence[DatumInputs]) -> LossResults:
         """Run the loss on every datum."""
         opened = self.open(definition, inputs)
         results = LossResults(
@@ -117,14 +119,14 @@ class CustomLosses:
             gradients=[np.zeros(0)] * len(inputs),
         )
         for piece in opened.pieces:
-            found = opened.run(piece)
-            results.losses_D[piece.datums] = found.losses_D
-            results.metrics_DM[piece.datums] = found.metrics_DM
-            for datum, gradient in zip(piece.datums, found.gradients, strict=True):
+            piece_results = opened.run(piece)
+            results.losses_D[piece.datums] = piece_results.losses_D
+            results.metrics_DM[piece.datums] = piece_results.metrics_DM
+            for datum, gradient in zip(piece.datums, piece_results.gradients, strict=True):
                 results.gradients[datum] = gradient
         return results
 
-    def _loss(self, definition: bytes) -> tuple[CustomLoss, bytes]:
+    def _loss(self, definition: bytes) -> tuple[CheckedLoss, bytes]:
         digest = blake2b(definition, digest_size=16).digest()
         if digest not in self._losses:
             self._losses[digest] = custom_loss.read(custom_loss.decode(definition))
@@ -132,10 +134,10 @@ class CustomLosses:
         _forget_oldest(self._losses)
         return self._losses[digest], digest
 
-    def _program(self, loss: CustomLoss, key: tuple[Any, ...]) -> Program:
+    def _program(self, loss: CheckedLoss, key: tuple[Any, ...]) -> LossProgram:
         _, bucket, shapes, dtypes = key
         if key not in self._programs:
-            self._programs[key] = Program(loss, bucket, shapes, dtypes)
+            self._programs[key] = LossProgram(loss, bucket, shapes, dtypes)
         self._programs.move_to_end(key)
         _forget_oldest(self._programs)
         return self._programs[key]
@@ -148,7 +150,7 @@ def _as_torch() -> Iterator[None]:
         yield
 
 
-def _groups(inputs: Sequence[Datum]) -> dict[tuple[Any, ...], list[int]]:
+def _groups(inputs: Sequence[DatumInputs]) -> dict[tuple[Any, ...], list[int]]:
     """Group datums by program: (bucket, padded shapes, types) to the datums' numbers, in order."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for datum, arrays in enumerate(inputs):
@@ -174,7 +176,7 @@ def _padded(array: np.ndarray, bucket: int) -> np.ndarray:
     return np.pad(array, [(0, bucket - array.shape[0]), *[(0, 0)] * (array.ndim - 1)])
 
 
-def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]) -> None:
+def _check_needs(loss: CheckedLoss, needs: Sequence[Need], tokens: dict[int, int]) -> None:
     for need in needs:
         for datum, count in tokens.items():
             if count < need.tokens:
@@ -184,7 +186,7 @@ def _check_needs(loss: CustomLoss, needs: Sequence[Need], tokens: dict[int, int]
                 )
 
 
-def _check_programs(loss: CustomLoss, programs: int, limits: LossLimits) -> None:
+def _check_programs(loss: CheckedLoss, programs: int, limits: LossLimits) -> None:
     if programs > limits.programs:
         raise LossProblem(
             f"loss {quoted(loss.name)} would be compiled {programs} times for this request, once for each "
@@ -193,7 +195,7 @@ def _check_programs(loss: CustomLoss, programs: int, limits: LossLimits) -> None
         )
 
 
-def _check_operations(loss: CustomLoss, pieces: Sequence[Piece], limits: LossLimits) -> None:
+def _check_operations(loss: CheckedLoss, pieces: Sequence[Piece], limits: LossLimits) -> None:
     for piece in pieces:
         if piece.program.operations > limits.operations_per_datum:
             raise LossProblem(

@@ -1,6 +1,6 @@
 """Operations of custom losses that move elements, make tensors, or read shapes and types."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -11,11 +11,12 @@ from spmd_tx.worker.custom_loss.elementwise import apply, cast
 from spmd_tx.worker.custom_loss.indexing import gather, getitem, permute, plus, unsqueeze
 from spmd_tx.worker.custom_loss.values import (
     Dim,
+    Function,
     Length,
     LossProblem,
-    Number,
     Tensor,
     Trace,
+    TracedNumber,
     Value,
     axes_of,
     axis_of,
@@ -25,8 +26,6 @@ from spmd_tx.worker.custom_loss.values import (
 )
 
 MAX_DIFFERENCES = 8  # the highest order of diff
-
-Function = Callable[..., Any]
 
 
 def _getattr(trace: Trace, x: Any, name: str) -> Any:
@@ -50,12 +49,12 @@ def _size(trace: Trace, x: Tensor, dim: Any = None) -> Any:
     return x.shape if dim is None else x.shape[axis_of(dim, x.ndim)]
 
 
-def _numel(trace: Trace, x: Tensor) -> Dim | Number:
+def _numel(trace: Trace, x: Tensor) -> Dim | TracedNumber:
     lengths = [dim for dim in x.shape if isinstance(dim, Length)]
     factor = prod(dim for dim in x.shape if isinstance(dim, int))
     if len(lengths) > 1:
         sizes = [jnp.asarray(trace.size(length), jnp.int64) for length in lengths]
-        return Number(jnp.prod(jnp.stack(sizes)) * factor)
+        return TracedNumber(jnp.prod(jnp.stack(sizes)) * factor)
     return Length(factor * lengths[0].per_token, factor * lengths[0].extra) if lengths and factor else factor
 
 
@@ -71,12 +70,12 @@ def _plain(values: Any, what: str) -> tuple[Dim, ...]:
 
 def _reshape(trace: Trace, x: Tensor, shape: Any) -> Tensor:
     """Reshape. Tokens must stay the first dimension, so that padding stays behind real elements."""
-    wanted = list(_plain(shape, "sizes"))
-    if wanted.count(-1) > 1:
+    sizes = list(_plain(shape, "sizes"))
+    if sizes.count(-1) > 1:
         raise LossProblem("only one size can be -1")
-    if -1 in wanted:
-        wanted[wanted.index(-1)] = _quotient(trace, x, [dim for dim in wanted if dim != -1])
-    target = tuple(wanted)
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = _quotient(trace, x, [dim for dim in sizes if dim != -1])
+    target = tuple(sizes)
     before, after = ([dim for dim in dims if dim != 1] for dims in (x.shape, target))
     if before != after and any(isinstance(dim, Length) for dim in (*before[1:], *after[1:])):
         raise LossProblem(
@@ -89,15 +88,15 @@ def _reshape(trace: Trace, x: Tensor, shape: Any) -> Tensor:
 
 def _quotient(trace: Trace, x: Tensor, others: Sequence[Dim]) -> Dim:
     """Return the size that -1 stands for, given the other sizes of a new shape."""
-    total, known = _numel(trace, x), _numel(trace, Tensor(x.array, tuple(others)))
-    match total, known:
-        case int(), int() if known and total % known == 0:
-            return total // known
-        case Length(), int() if known and not (total.per_token % known or total.extra % known):
-            return Length(total.per_token // known, total.extra // known)
+    total, divisor = _numel(trace, x), _numel(trace, Tensor(x.array, tuple(others)))
+    match total, divisor:
+        case int(), int() if divisor and total % divisor == 0:
+            return total // divisor
+        case Length(), int() if divisor and not (total.per_token % divisor or total.extra % divisor):
+            return Length(total.per_token // divisor, total.extra // divisor)
         case Length(), Length():
-            factor = total.per_token // known.per_token
-            if total == Length(known.per_token * factor, known.extra * factor):
+            factor = total.per_token // divisor.per_token
+            if total == Length(divisor.per_token * factor, divisor.extra * factor):
                 return factor
     raise LossProblem(f"-1 has no value: {shown(x.shape)} does not split by {shown(others)}")
 
@@ -107,7 +106,7 @@ def _flatten(trace: Trace, x: Tensor, start_dim: Any = 0, end_dim: Any = -1) -> 
     if not x.ndim:
         return trace.tensor(x.array[None], (1,))
     middle = _numel(trace, Tensor(x.array, x.shape[start : end + 1]))
-    if isinstance(middle, Number):
+    if isinstance(middle, TracedNumber):
         raise LossProblem("two dimensions of tokens cannot become one")
     return _reshape(trace, x, (*x.shape[:start], middle, *x.shape[end + 1 :]))
 
@@ -132,12 +131,12 @@ def _t(trace: Trace, x: Tensor) -> Tensor:
 
 
 def _expand(trace: Trace, x: Tensor, size: Any) -> Tensor:
-    wanted = _plain(size, "sizes")
-    if len(wanted) < x.ndim:
+    sizes = _plain(size, "sizes")
+    if len(sizes) < x.ndim:
         raise LossProblem(f"{shown(x.shape)} cannot have fewer dimensions")
-    own = (1,) * (len(wanted) - x.ndim) + x.shape
-    shape = tuple(dim if new == -1 else new for dim, new in zip(own, wanted, strict=True))
-    if any(dim not in (1, new) for dim, new in zip(own, shape, strict=True)):
+    padded = (1,) * (len(sizes) - x.ndim) + x.shape
+    shape = tuple(dim if new == -1 else new for dim, new in zip(padded, sizes, strict=True))
+    if any(dim not in (1, new) for dim, new in zip(padded, shape, strict=True)):
         raise LossProblem(f"{shown(x.shape)} cannot become {shown(shape)}")
     return trace.broadcast(x, shape)
 
@@ -231,10 +230,10 @@ def _arange(trace: Trace, start: Any, end: Any = None, step: Any = 1, dtype: Any
 
 
 def _to(trace: Trace, x: Tensor, target: Any = None, dtype: Any = None) -> Tensor:
-    wanted = target if dtype is None else dtype
-    if wanted is None:
+    target_dtype = target if dtype is None else dtype
+    if target_dtype is None:
         return x
-    return cast(x, wanted.dtype if isinstance(wanted, Tensor) else wanted)
+    return cast(x, target_dtype.dtype if isinstance(target_dtype, Tensor) else target_dtype)
 
 
 def _like(value: float | None) -> Function:

@@ -6,7 +6,7 @@ padding of arbitrary value: every operation replaces it before use, so that neit
 through it reaches real elements.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple
@@ -41,6 +41,7 @@ class Length:
 
 
 Dim = int | Length
+Function = Callable[..., Any]  # of a trace and values, or of arrays
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,13 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Number:
+class TracedNumber:
     """Holds a Python number that is known only when the loss runs, such as the mean length."""
 
     value: Array  # float64 or int64, no dimensions
 
 
-Scalar = bool | int | float | Length | Number
+Scalar = bool | int | float | Length | TracedNumber
 Value = Tensor | Scalar
 
 
@@ -170,8 +171,8 @@ class Trace:
         if isinstance(value, Tensor):
             return value if dtype is None else Tensor(value.array.astype(dtype), value.shape)
         if isinstance(value, Length):
-            value = Number(self.tokens * value.per_token + value.extra)
-        if isinstance(value, Number):
+            value = TracedNumber(self.tokens * value.per_token + value.extra)
+        if isinstance(value, TracedNumber):
             return Tensor(value.value.astype(dtype or python_dtype(value)), ())
         return Tensor(jnp.asarray(value, dtype or python_dtype(value)), ())
 
@@ -187,7 +188,7 @@ def python_dtype(value: Scalar) -> np.dtype:
     """Return the type that torch gives a Python number."""
     if isinstance(value, bool):
         return np.dtype(np.bool_)
-    if isinstance(value, Number):
+    if isinstance(value, TracedNumber):
         return np.dtype(np.float32 if category(value.value.dtype) == "f" else np.int64)
     return np.dtype(np.float32 if isinstance(value, float) else np.int64)
 
@@ -202,8 +203,8 @@ def result_type(*values: Value) -> np.dtype:
 
 def _combine(higher: np.dtype | None, lower: np.dtype | None) -> np.dtype:
     if higher is None or lower is None:
-        found = lower if higher is None else higher
-        return np.dtype(np.bool_) if found is None else found
+        dtype = lower if higher is None else higher
+        return np.dtype(np.bool_) if dtype is None else dtype
     order = "bif"
     return lower if order.index(category(lower)) > order.index(category(higher)) else higher
 

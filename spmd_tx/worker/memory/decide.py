@@ -16,7 +16,7 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import platform
 from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
-from spmd_tx.worker.memory.plan import Memory, Plan
+from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 
@@ -67,16 +67,16 @@ def plan_memory(
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
     if limits:
         usable = _least_of_all(int(USABLE_SHARE * min(limits)))
-        memory = Memory(usable, tries_kernels=platform(mesh) == "gpu")
+        memory = UsableMemory(usable, tries_kernels=platform(mesh) == "gpu")
         return measured_plan(sizes, memory, progress, _most_of_all, measure)
     share = 1 / (setup.num_processes * jax.local_device_count())
     return make_plan(sizes, of_host(share, _least_of_all))
 
 
-def of_host(share: float, agreed: Callable[[int], int] = int) -> Memory:
+def of_host(share: float, agreed: Callable[[int], int] = int) -> UsableMemory:
     """Return what a device may use if it owns this share of the host's memory."""
     total, free = _host_bytes()
-    return Memory(
+    return UsableMemory(
         bytes=agreed(int(HOST_SHARE * share * total)),
         most_cache_tokens=CPU_CACHE_TOKENS,
         most_resident=agreed(int(FREE_SHARE * share * free)),

@@ -14,22 +14,22 @@ from spmd_tx.models.linear_attention.state_pool import cache_and_states
 from spmd_tx.protocol.commands import MAX_TARGETS, STOP_TOKENS, active_sizes
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.weight import Weight, abstract
-from spmd_tx.worker.memory.plan import Memory, Plan
+from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import Shape, Step
+from spmd_tx.worker.memory.steps import BatchShape, StepName
 from spmd_tx.worker.steps.full import full_state, make_full_forward_backward
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
 from spmd_tx.worker.steps.train_state import train_weights
 
-Measure = Callable[[Plan, Step, Shape], int]
+Measure = Callable[[Plan, StepName, BatchShape], int]
 
 
 def measured_plan(
     sizes: Sizes,
-    memory: Memory,
+    memory: UsableMemory,
     progress: Callable[[str], None],
     agreed: Callable[[float], float],
     measure: Measure,
@@ -38,7 +38,7 @@ def measured_plan(
 
     ``agreed`` turns the numbers that the processes have measured into one.
     """
-    corrections: dict[Step, float] = {}
+    corrections: dict[StepName, float] = {}
     while True:
         plan = make_plan(sizes, memory, corrections)
         unknown = {step: worst for step, worst in plan.worst().items() if step not in corrections}
@@ -49,7 +49,7 @@ def measured_plan(
             corrections[step] = agreed(measure(plan, step, shape) / estimate)
 
 
-def measure(plan: Plan, step: Step, shape: Shape) -> int:
+def measure(plan: Plan, step: StepName, shape: BatchShape) -> int:
     """Return the bytes of a device that the step needs for this shape, besides its arguments.
 
     ``shape`` is per data shard; for decode its length is what a row's pages hold, in tokens.
@@ -89,7 +89,7 @@ class _Programs:
         )
         self._shards = setup.fsdp * setup.ep
 
-    def train(self, level: str, shape: Shape, kind: str = "") -> Any:
+    def train(self, level: str, shape: BatchShape, kind: str = "") -> Any:
         """``kind`` is "", "of sequences" or "of several targets", as in LOSS_KINDS."""
         is_full = bool(self._setup.full_copies)
         make: Any = make_full_forward_backward if is_full else make_forward_backward
@@ -113,7 +113,7 @@ class _Programs:
             loss = loss.replace(weights=self._rows(*shape, MAX_TARGETS, dtype=jnp.float32))
         return step.lower(*arrays, rows, loss)
 
-    def prefill(self, shape: Shape, table_tokens: int = 0) -> Any:
+    def prefill(self, shape: BatchShape, table_tokens: int = 0) -> Any:
         """``table_tokens`` as in StepMemory.prefill."""
         pages = table_tokens // self._setup.page_size
         tables = self._rows(shape.rows, pages) if pages else None
@@ -129,7 +129,7 @@ class _Programs:
         rows = self._packed(shape).replace(state_sources=slots, state_targets=slots)
         return step.lower(*self._sampling(), rows, self._rows(*shape), tables, None)
 
-    def decode(self, shape: Shape) -> Any:
+    def decode(self, shape: BatchShape) -> Any:
         setup, rows = self._setup, shape.rows
         step: Any = make_decode(
             self._model,
@@ -163,7 +163,7 @@ class _Programs:
     def _sampling(self) -> tuple[Any, Any, Any]:
         return self._place(self._base), self._place(self._bank), self._place(self._cache)
 
-    def _packed(self, shape: Shape) -> Rows:
+    def _packed(self, shape: BatchShape) -> Rows:
         whole, experts = self._rows(*shape), None
         if self._model.n_experts:
             chosen = (self._model.n_layers, self._model.experts_per_token)

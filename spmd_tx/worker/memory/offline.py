@@ -11,7 +11,7 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
 from spmd_tx.worker.memory.accelerators import Devices
 from spmd_tx.worker.memory.decide import USABLE_SHARE, dtype_on, of_host
-from spmd_tx.worker.memory.plan import Memory, Plan, report
+from spmd_tx.worker.memory.plan import Plan, UsableMemory, report
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.xla_flags import MEMORY_FRACTION
@@ -41,13 +41,13 @@ def with_kernels(setup: Setup, model: Model, devices: Devices) -> Setup:
     return msgspec.structs.replace(setup, kernels=kernels)
 
 
-def usable_memory(devices: Devices) -> Memory:
+def usable_memory(devices: Devices) -> UsableMemory:
     """Return what workers would find that they may use of each device."""
     if devices.bytes is None:
         return of_host(1 / devices.count)
     # Only GPUs' memory is shared with libraries that take their own, so JAX's pool is smaller than it.
     fraction = float(MEMORY_FRACTION) if devices.platform != "tpu" else 1.0
-    return Memory(
+    return UsableMemory(
         int(devices.bytes * fraction * USABLE_SHARE),
         is_host=devices.is_cpu,
         tries_kernels=devices.platform == "gpu",

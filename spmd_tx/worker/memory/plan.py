@@ -13,20 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
-import msgspec
 
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.sizes import TRAIN_TOKENS, USUAL_LENGTH, Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
-from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape, Step, StepMemory
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, BatchShape, StepMemory, StepName
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
 MIDDLE_BLOCK = 2048  # tokens: on accelerators a small block takes as long as its operations take to start
 
 
 @dataclass(frozen=True)
-class Memory:
+class UsableMemory:
     """Holds how much of a device may be used."""
 
     bytes: int
@@ -41,7 +39,7 @@ class Memory:
         """Whether packed experts are decoded layer by layer: on TPUs, whose kernel cannot read them."""
         return not (self.is_host or self.tries_kernels)
 
-    def continued_shapes(self, sizes: Sizes) -> list[Shape]:
+    def continued_shapes(self, sizes: Sizes) -> list[BatchShape]:
         """Return the largest batches of prompts that continue, with the widest tables."""
         return sizes.continued_shapes(by_rows=self.is_host or sizes.setup.batch_invariant)
 
@@ -61,7 +59,7 @@ class Plan:
 
     sizes: Sizes
     steps: StepMemory
-    memory: Memory
+    memory: UsableMemory
     base: int
     adapters: int
     bank: int
@@ -101,51 +99,60 @@ class Plan:
         return self.steps.trying_kernels if self.memory.tries_kernels else 0
 
     @property
+    def rows_of_decode(self) -> int:
+        """The most rows of a Decode, over all data shards."""
+        return self.decode_rows * self.sizes.data_shards
+
+    @property
     def cache_tokens(self) -> int:
         return (self.pages - 1) * self.sizes.setup.page_size
 
     @property
-    def train_shapes(self) -> list[Shape]:
+    def train_shapes(self) -> list[BatchShape]:
         """The largest block of each row length."""
         return self.sizes.shapes(self.memory.block_tokens(self.train_tokens)[-1])
 
     def level(self, rows: int, length: int) -> str:
         """Return the level of recomputation for a micro-batch, the least that fits."""
-        shape = Shape(rows, length)
+        shape = BatchShape(rows, length)
         return next((level for level in self.levels if self._allows(level, shape)), self.levels[-1])
 
-    def _allows(self, level: str, shape: Shape) -> bool:
+    def _allows(self, level: str, shape: BatchShape) -> bool:
         most = self.memory.most_saved
         if most is not None and self.steps.saved(level, shape) > most:
             return False
         return self.steps.train(level, shape) <= self.room
 
-    def worst(self) -> dict[Step, tuple[Shape, int]]:
+    def worst(self) -> dict[StepName, tuple[BatchShape, int]]:
         """Return for each step its largest batch and the bytes that it needs."""
-        found: dict[Step, tuple[Shape, int]] = {}
+        largest_of: dict[StepName, tuple[BatchShape, int]] = {}
         for shape in self.train_shapes:
             level = self.level(*shape)
-            _keep_largest(found, f"train {level}", shape, self.steps.train_with("", level, shape))
-        largest = max(found, key=lambda step: found[step][1])
-        shape = found[largest][0]
+            _keep_largest(largest_of, f"train {level}", shape, self.steps.train_with("", level, shape))
+        largest = max(largest_of, key=lambda step: largest_of[step][1])
+        shape = largest_of[largest][0]
         for kind in LOSS_KINDS[1:]:
-            found[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
+            largest_of[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
         for shape in self.memory.continued_shapes(self.sizes):
             size = self.steps.prefill(shape, self.sizes.widest_table)
-            _keep_largest(found, "continued prefill", shape, size)
+            _keep_largest(largest_of, "continued prefill", shape, size)
         for shape in self.sizes.prefill_shapes():
-            _keep_largest(found, "prefill", shape, self.steps.prefill(shape, 0))
-        rows = Shape(self.decode_rows, self.sizes.widest_table)
-        found["decode"] = (rows, self.steps.decode(*rows))
-        return found
+            _keep_largest(largest_of, "prefill", shape, self.steps.prefill(shape, 0))
+        rows = BatchShape(self.decode_rows, self.sizes.widest_table)
+        largest_of["decode"] = (rows, self.steps.decode(*rows))
+        return largest_of
 
 
-def _keep_largest(found: dict[Step, tuple[Shape, int]], step: Step, shape: Shape, size: int) -> None:
-    if step not in found or found[step][1] < size:
-        found[step] = (shape, size)
+def _keep_largest(
+    largest_of: dict[StepName, tuple[BatchShape, int]], step: StepName, shape: BatchShape, size: int
+) -> None:
+    if step not in largest_of or largest_of[step][1] < size:
+        largest_of[step] = (shape, size)
 
 
-def best_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan | None:
+def best_plan(
+    sizes: Sizes, memory: UsableMemory, corrections: Mapping[StepName, float] | None = None
+) -> Plan | None:
     """Return the plan that is predicted to be the fastest, or None if none fits.
 
     ``corrections`` are those of StepMemory.
@@ -162,7 +169,7 @@ class Planner:
     """Tries choices, with the base weights split over fsdp or not."""
 
     def __init__(
-        self, sizes: Sizes, memory: Memory, splits_base: bool, corrections: Mapping[Step, float]
+        self, sizes: Sizes, memory: UsableMemory, splits_base: bool, corrections: Mapping[StepName, float]
     ) -> None:
         self._sizes, self._memory = sizes, memory
         self.base, self.adapters, self.bank = sizes.base(splits_base), sizes.adapters, sizes.bank
@@ -248,7 +255,7 @@ class Planner:
         block = self._memory.block_tokens(tokens)[-1]
         usual = min(block, USUAL_LENGTH, sizes.longest_row)
         return max(
-            steps.train(levels[0], Shape(max(1, block // usual), usual)),
+            steps.train(levels[0], BatchShape(max(1, block // usual), usual)),
             *(steps.train(levels[-1], shape) for shape in sizes.shapes(block)),
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             *(steps.prefill(shape, sizes.widest_table) for shape in self._memory.continued_shapes(sizes)),
@@ -263,12 +270,6 @@ def _rounded_down(pages: int) -> int:
     """
     unit = 1 << max(0, pages.bit_length() - 4)
     return pages // unit * unit
-
-
-def engine_setup(plan: Plan) -> Setup:
-    """Return the setup with the rows of decode that were planned, over all data shards."""
-    rows = plan.decode_rows * plan.sizes.data_shards
-    return msgspec.structs.replace(plan.sizes.setup, decode_rows=rows)
 
 
 def report(plan: Plan) -> MemoryPlan:

@@ -13,9 +13,9 @@ from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import TP, abstract_mesh
-from spmd_tx.worker.memory.plan import Memory, Plan, Planner, best_plan
+from spmd_tx.worker.memory.plan import Plan, Planner, UsableMemory, best_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import LEVELS, Step
+from spmd_tx.worker.memory.steps import LEVELS, StepName
 
 Fit = Callable[[Sizes], Plan | None]
 
@@ -24,7 +24,9 @@ MOST_TP = 64
 MOST_FSDP = 64
 
 
-def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | None = None) -> Plan:
+def make_plan(
+    sizes: Sizes, memory: UsableMemory, corrections: Mapping[StepName, float] | None = None
+) -> Plan:
     """Return the best plan. Raises DoesNotFit if nothing fits."""
     plan = best_plan(sizes, memory, corrections)
     if plan is None:
@@ -32,7 +34,7 @@ def make_plan(sizes: Sizes, memory: Memory, corrections: Mapping[Step, float] | 
     return plan
 
 
-def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> DoesNotFit:
+def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
     """Return the error. ``fit`` returns the plan of other sizes with the same memory."""
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
@@ -54,7 +56,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> DoesNotFit:
         **({"states of sequences": sizes.state_slots(rows) * sizes.state} if sizes.state else {}),
     }
     total = sum(parts.values())
-    told = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
+    listed = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
     remedies = list(_remedies(sizes, fit))
     lower = "" if copies else "--max-lora-adapters, --max-lora-rank and "
     help_ = (
@@ -64,7 +66,7 @@ def refusal(sizes: Sizes, memory: Memory, fit: Fit) -> DoesNotFit:
         f"and lower {lower}--max-context-length"
     )
     briefly = f"a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} are needed"
-    return DoesNotFit(f"this does not fit: {briefly}: {told}. {help_}", briefly, total)
+    return DoesNotFit(f"this does not fit: {briefly}: {listed}. {help_}", briefly, total)
 
 
 def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:

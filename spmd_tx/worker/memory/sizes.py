@@ -22,7 +22,7 @@ from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
-from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.memory.steps import BatchShape
 from spmd_tx.worker.steps.full import full_state
 from spmd_tx.worker.steps.train_state import train_weights
 
@@ -76,7 +76,7 @@ class Sizes:
 
     def row_counts(self) -> list[int]:
         """Return how many rows to decode at once: the choices to try, the most first."""
-        counts = [max(1, self.setup.decode_rows // self.data_shards)]
+        counts = [self.setup.decode_rows]
         while counts[-1] > 1:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
@@ -90,7 +90,7 @@ class Sizes:
         more = self.mesh.shape[TP] // TP_OF_MOST if on_gpu else 1
         return [*([more * TRAIN_TOKENS[0]] if more > 1 else []), *TRAIN_TOKENS]
 
-    def shapes(self, tokens: int) -> list[Shape]:
+    def shapes(self, tokens: int) -> list[BatchShape]:
         """Return the largest batch of each row length, with at most so many tokens, or one row.
 
         Lengths between the powers of two are left out: they need less than the next one.
@@ -98,20 +98,20 @@ class Sizes:
         lengths = [SHORTEST_ROW]
         while lengths[-1] < self.longest_row:
             lengths.append(min(2 * lengths[-1], self.longest_row))
-        return [Shape(max(1, tokens // length), length) for length in lengths]
+        return [BatchShape(max(1, tokens // length), length) for length in lengths]
 
-    def prefill_shapes(self) -> list[Shape]:
+    def prefill_shapes(self) -> list[BatchShape]:
         """Return the same for prefills."""
         return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
 
-    def continued_shapes(self, *, by_rows: bool) -> list[Shape]:
+    def continued_shapes(self, *, by_rows: bool) -> list[BatchShape]:
         """Return the largest batch of each row length whose rows continue after what the widest tables hold.
 
         With ``by_rows`` a program takes one row at a time.
         """
-        longest = Shape(1, min(PREFILL_TOKENS, self.longest_row))
+        longest = BatchShape(1, min(PREFILL_TOKENS, self.longest_row))
         shapes = self.prefill_shapes()
-        return [longest, *(Shape(1 if by_rows else rows, length) for rows, length in shapes)]
+        return [longest, *(BatchShape(1 if by_rows else rows, length) for rows, length in shapes)]
 
     def base(self, splits: bool) -> int:
         """Return the base weights, with the other copies from which samplers draw."""

@@ -21,7 +21,7 @@ SPLIT_TRAINING, SPLIT_DRAWING = 1.1, 1.75
 
 
 @runtime_checkable
-class Choices(Protocol):
+class PlanChoices(Protocol):
     """Defines what the prediction needs of a plan."""
 
     @property
@@ -38,7 +38,7 @@ class Choices(Protocol):
     def usual_level(self) -> str: ...
 
 
-def cost_of_token(plan: Choices) -> float:
+def cost_of_token(plan: PlanChoices) -> float:
     """Return the time for one token of an answer, on each device of its data shard."""
     drawing, training = _drawing(plan), _training(plan)
     if plan.splits_base:
@@ -46,7 +46,7 @@ def cost_of_token(plan: Choices) -> float:
     return drawing + training
 
 
-def _drawing(plan: Choices) -> float:
+def _drawing(plan: PlanChoices) -> float:
     """Read the weights once for all sequences that are drawn at once, and what is kept of each one.
 
     Keys and values are read, a state is also written.
@@ -59,7 +59,7 @@ def _drawing(plan: Choices) -> float:
     return FLOPS_PER_BYTE * bytes_read + _forward(sizes)
 
 
-def _training(plan: Choices) -> float:
+def _training(plan: PlanChoices) -> float:
     """Compute the passes; in every micro-batch, start all operations and read the weights for each pass."""
     sizes, level = plan.sizes, plan.usual_level
     forward = _forward(sizes)

@@ -18,7 +18,7 @@ from spmd_tx.models.attention.blockwise import QUERIES_AT_ONCE, blocks
 from spmd_tx.models.attention.packed_rows import QUERY_BLOCK
 from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import Place
+from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.declared.maps import Map, parts
 from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.experts.layout import Choices
@@ -35,12 +35,12 @@ REDZONES = 64 << 20  # bytes around arrays of a kernel that is tried: XLA looks 
 LEVELS = tuple(REMAT_LEVELS)  # how much of a layer the backward pass recomputes, the least first
 
 Amount = int | float  # of bytes, or of numbers
-Step = str  # "prefill", "continued prefill", "decode", or "train", a level, and one of LOSS_KINDS
+StepName = str  # "prefill", "continued prefill", "decode", or "train", a level, and one of LOSS_KINDS
 # Kinds of programs of one level: with a loss per token, with one per sequence, and with several targets.
 LOSS_KINDS = ("", " of sequences", " of several targets")
 
 
-class Shape(NamedTuple):
+class BatchShape(NamedTuple):
     """Holds the shape of a batch: rows of one data shard, and tokens of a row."""
 
     rows: int
@@ -65,13 +65,13 @@ class StepMemory:
     splits_base: bool  # so that weights are gathered over fsdp, layer by layer
     attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
     decodes_layers: bool = False  # whether packed experts are decoded layer by layer
-    corrections: Mapping[Step, float] = field(default_factory=dict)  # measured bytes over estimated ones
+    corrections: Mapping[StepName, float] = field(default_factory=dict)  # measured bytes over estimated ones
 
-    def train(self, level: str, shape: Shape) -> int:
+    def train(self, level: str, shape: BatchShape) -> int:
         """Return the bytes of forward_backward, the largest of the training steps, with any loss."""
         return max(self.train_with(kind, level, shape) for kind in LOSS_KINDS)
 
-    def train_with(self, kind: str, level: str, shape: Shape) -> int:
+    def train_with(self, kind: str, level: str, shape: BatchShape) -> int:
         """Return the bytes of forward_backward with one kind of losses, of LOSS_KINDS."""
         saved = self.saved(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
@@ -86,11 +86,11 @@ class StepMemory:
         estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
         return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
 
-    def saved(self, level: str, shape: Shape) -> Amount:
+    def saved(self, level: str, shape: BatchShape) -> Amount:
         """Return the bytes that all layers keep for the backward pass."""
         return self.model.n_layers * self._saved(level, shape)
 
-    def prefill(self, shape: Shape, table_tokens: int) -> int:
+    def prefill(self, shape: BatchShape, table_tokens: int) -> int:
         """``table_tokens``: what the pages of a row hold, for rows that continue after them; else 0."""
         seen = min(table_tokens, SEEN_AT_ONCE)
         keys = 3 * shape.rows * seen * 2 * self._key_values * self.itemsize
@@ -111,7 +111,7 @@ class StepMemory:
         scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         logits = 6 * rows * self.model.vocab_size * FP32
         working = max(keys + scores, 3 * rows * self._state, logits)
-        working += self._experts(Shape(rows, 1), FP32 * 4) + self._decoded
+        working += self._experts(BatchShape(rows, 1), FP32 * 4) + self._decoded
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.bank_bytes + working)
@@ -127,7 +127,7 @@ class StepMemory:
         operands = (tokens + width) * model.d_model * self.itemsize
         return int(operands + 2 * tokens * width * FP32) + REDZONES
 
-    def _corrected(self, step: Step, estimate: Amount, like: Step = "") -> int:
+    def _corrected(self, step: StepName, estimate: Amount, like: StepName = "") -> int:
         """Correct an estimate by what was measured of the step, or else of the one that it is ``like``."""
         return int(estimate * self.corrections.get(step, self.corrections.get(like, 1.0)))
 
@@ -171,7 +171,7 @@ class StepMemory:
         """Return the gradients that a layer's backward pass holds at once."""
         return tokens * (self.itemsize * self._numbers(1, 1, 1, 1) + FP32 * self._numbers(0, 0, 1, 1))
 
-    def _saved(self, level: str, shape: Shape) -> Amount:
+    def _saved(self, level: str, shape: BatchShape) -> Amount:
         """Return what one layer keeps for the backward pass."""
         entry = self._stream(shape, 1) / self._tp  # between the blocks tp splits the tokens
         if level == "full":
@@ -183,17 +183,17 @@ class StepMemory:
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
         return self._kept(shape.tokens) + scores + self._factors(shape.rows)
 
-    def _stream(self, shape: Shape, copies: int) -> Amount:
+    def _stream(self, shape: BatchShape, copies: int) -> Amount:
         return copies * shape.tokens * self.model.d_model * self.itemsize
 
-    def _scores(self, shape: Shape, keys: int) -> Amount:
+    def _scores(self, shape: BatchShape, keys: int) -> Amount:
         """Return how many attention scores are held at once in training."""
         if self.attention != "reference":
             return 0
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
 
-    def _scores_of_block(self, shape: Shape) -> Amount:
+    def _scores_of_block(self, shape: BatchShape) -> Amount:
         """Return how many are held at once in prefill: those of one block of queries."""
         if self.attention != "reference":
             return 0
@@ -206,7 +206,7 @@ class StepMemory:
         mixer = self.model.stateful
         return mixer.state_bytes(self.itemsize) / self._tp if isinstance(mixer, DeltaRule) else 0
 
-    def _chunks(self, shape: Shape, copies: int) -> Amount:
+    def _chunks(self, shape: BatchShape, copies: int) -> Amount:
         """Return the bytes that linear attention holds: ``copies`` matrices of each chunk, and states.
 
         There is a state before each span, besides the one that is read.
@@ -219,7 +219,7 @@ class StepMemory:
         within = copies * tokens * CHUNK * mixer.v_heads / self._tp * FP32
         return within + (2 + shape.length // span) * shape.rows * self._state
 
-    def _head(self, shape: Shape, copies: int) -> Amount:
+    def _head(self, shape: BatchShape, copies: int) -> Amount:
         """Return the bytes of the logits held at once."""
         return copies * min(shape.tokens, HEAD_TOKENS) * self.model.vocab_size / self._tp * FP32
 
@@ -231,7 +231,7 @@ class StepMemory:
     def _widest_layer(self) -> int:
         return max(map(self._dense_widths, self.model.places))
 
-    def _dense_widths(self, place: Place) -> int:
+    def _dense_widths(self, place: StackPlace) -> int:
         """Return the sum of the widths of a layer's factors that all tokens meet."""
         widths = 0
         for each in self.model.arrays(place):
@@ -299,7 +299,7 @@ class StepMemory:
         """The numbers of a token in an expert."""
         return self.model.d_ff / self._tp
 
-    def _experts(self, shape: Shape, bytes_per_number: int, *, trains: bool = False) -> Amount:
+    def _experts(self, shape: BatchShape, bytes_per_number: int, *, trains: bool = False) -> Amount:
         """Return what the experts hold for the rows of all devices of ep.
 
         Small ones run over all rows, some at once: ``bytes_per_number`` is of those. Others run over grouped
@@ -317,7 +317,7 @@ class StepMemory:
         gates = 4 * shape.tokens * self.model.n_experts * FP32
         return together * (bytes_per_number * one + 2 * self.itemsize * factors) + gates
 
-    def _grouped_experts(self, shape: Shape, trains: bool) -> Amount:
+    def _grouped_experts(self, shape: BatchShape, trains: bool) -> Amount:
         """Return the same where pairs of a token and an expert are grouped by expert."""
         model, ep = self.model, self.mesh.shape[EP]
         local, rows = model.n_experts // ep, ep * shape.rows
@@ -352,7 +352,7 @@ class StepMemory:
         """The numbers of a layer's linear maps on a device, where fsdp does not split them."""
         ep = self.mesh.shape[EP]
 
-        def numbers(place: Place) -> Amount:
+        def numbers(place: StackPlace) -> Amount:
             maps = (each for each in self.model.arrays(place) if isinstance(each, Map))
             return sum(each.numbers / parts(each, self._tp) / (ep if each.experts else 1) for each in maps)
 

@@ -6,14 +6,14 @@ import msgspec
 
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.plan import UsableMemory
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Opens the conversation with what the process must have in common with its worker."""
 
     setup: Setup
-    memory: Memory
+    memory: UsableMemory
     settings: dict[str, bool | int | float | str | None]  # of JAX
     surroundings: str
 

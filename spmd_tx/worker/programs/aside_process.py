@@ -17,7 +17,7 @@ from spmd_tx.worker.memory.decide import compute_dtype
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.programs.aside_messages import Answer, Begin, Made, encode, read_begin, read_order
-from spmd_tx.worker.programs.full_calls import menu_of
+from spmd_tx.worker.programs.examples import menu_of
 from spmd_tx.worker.programs.store import ProgramStore
 from spmd_tx.worker.programs.surroundings import surroundings
 

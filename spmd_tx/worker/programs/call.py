@@ -53,3 +53,8 @@ class Call:
 
     def __str__(self) -> str:
         return " ".join([self.name, "x".join(map(str, self.shape))]).rstrip()
+
+
+def int32(value: int) -> np.ndarray:
+    """Return a scalar argument of a program."""
+    return np.asarray(value, np.int32)

@@ -1,31 +1,32 @@
 """Example commands, one for each program that clients can need: programs are compiled for them."""
 
 from collections.abc import Sequence
-from typing import assert_never
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS, AdapterSpec
+from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS
 from spmd_tx.protocol.programs import ProgramShape
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
+from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.state import WorkerState
-from spmd_tx.worker.steps.adapters import one_adapter, slot_weights
-from spmd_tx.worker.steps.swap import vector
+from spmd_tx.worker.state import WorkerState, declare
+
+
+def menu_of(plan: Plan, mesh: Mesh) -> "Menu":
+    """Return the menu of an engine with this plan."""
+    declared = declare(plan)
+    return Menu(plan, mesh, declared, Calls(plan, mesh, declared))
 
 
 class Menu:
     """Makes calls with abstract arrays, from an engine's declarations."""
 
-    def __init__(self, setup: Setup, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
-        self._setup, self._mesh, self._declared, self._calls = setup, mesh, declared, calls
+    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
+        self._setup, self._decode_rows, self._calls = plan.sizes.setup, plan.rows_of_decode, calls
         self._has_states = isinstance(declared.cache, Keep)
         self._state = abstract(mesh, declared)
 
@@ -33,33 +34,8 @@ class Menu:
         """Return the calls of a command of this shape."""
         state, calls = self._state, self._calls
         match shape.step:
-            case "create_adapter":
-                command = commands.CreateAdapter(slot=0, seed=0, adapter=self._adapter)
-                return [calls.create_adapter(state, command)]
             case "optim_step":
-                return [calls.optim_step(state, _optim_step())]
-            case "save_sampler":
-                to_bank = calls.to_bank(state, self._one, 0, self._adapter)
-                return [calls.weights_of_slot(state, 0), to_bank, *self._gather]
-            case "write_sampler":
-                return [calls.weights_of_bank(state, 0), *self._gather]
-            case "page_out":
-                return [calls.page_out(state, 0)]
-            case "page_in":
-                page = abstract(self._mesh, vector(self._declared.bank.w, self._mesh))
-                return [calls.page_in(state, page, 0, self._adapter)]
-            case "save_state":
-                return [calls.read_adapter(state, 0)]
-            case "load_state":
-                slot = abstract(self._mesh, slot_weights(self._declared.train))
-                return [calls.write_adapter(state, 0, slot, self._adapter)]
-            case "load_sampler":
-                return [calls.to_bank(state, self._one, 0, self._adapter)]
-            case "swap_out":
-                return [calls.swap_out(state, 0)]
-            case "swap_in":
-                swapped = abstract(self._mesh, vector(self._declared.train, self._mesh))
-                return [calls.swap_in(state, 0, swapped)]
+                return [calls.trained.optim_step(state, _optim_step())]
             case "forward":
                 return [*calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
@@ -74,25 +50,12 @@ class Menu:
             case "decode":
                 command = self._decode(shape)
                 return [*calls.decode(state, command), *calls.place_tables(state, command)]
-            case _:
-                assert_never(shape.step)
-
-    @property
-    def _one(self) -> Adapters[jax.ShapeDtypeStruct]:
-        return abstract(self._mesh, one_adapter(self._declared.train.w))
-
-    @property
-    def _gather(self) -> list[Call]:
-        """The call that lets process 0 write a whole adapter; a process that has all devices needs none."""
-        return [self._calls.gather(self._one)] if jax.process_count() > 1 else []
-
-    @property
-    def _adapter(self) -> AdapterSpec:
-        return AdapterSpec(rank=self._setup.max_rank)
+            case step:
+                return calls.trained.moves(step, state)
 
     def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
-        copies, by_row = np.zeros((self._setup.decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
+        copies, by_row = np.zeros((self._decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
         states = None
         if self._has_states:
             of_states = np.concatenate([copies] * STATE_COPIES)

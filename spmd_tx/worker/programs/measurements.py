@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from spmd_tx.worker.memory.measure import measure
 from spmd_tx.worker.memory.plan import Plan
-from spmd_tx.worker.memory.steps import Shape, Step
+from spmd_tx.worker.memory.steps import BatchShape, StepName
 from spmd_tx.worker.programs.agreement import Agreement
 from spmd_tx.worker.programs.surroundings import surroundings
 
@@ -25,7 +25,7 @@ class KeptMeasurements:
     def __init__(self, folder: Path, mesh: Mesh, agreement: Agreement) -> None:
         self._folder, self._mesh, self._agreement = folder, mesh, agreement
 
-    def measure(self, plan: Plan, step: Step, shape: Shape) -> int:
+    def measure(self, plan: Plan, step: StepName, shape: BatchShape) -> int:
         """Return the bytes, as memory/measure.py does."""
         subject = f"{step} {shape.rows} x {shape.length} with {plan.pages} pages"
         text = f"{subject}\n{surroundings(plan, self._mesh)}"

@@ -24,7 +24,7 @@ from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import plain_model
+from spmd_tx.models.declared.plain import PlainSizes
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.commands import STOP_TOKENS
 from spmd_tx.protocol.kernels import PALLAS, Kernels
@@ -125,7 +125,7 @@ def decode(way: str, sizes: DecodeSizes) -> Run:
 
 
 def _model(sizes: DecodeSizes) -> Model:
-    return plain_model(
+    plain = PlainSizes(
         architecture="",
         vocab_size=VOCABULARY,
         d_model=sizes.d_model,
@@ -139,6 +139,7 @@ def _model(sizes: DecodeSizes) -> Model:
         tied_embeddings=True,
         max_positions=CONTEXT,
     )
+    return plain.model()
 
 
 def _rows(count: int) -> DecodeRows:

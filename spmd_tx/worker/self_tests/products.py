@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.adapters.lora import Lora, bank_lora
 from spmd_tx.models.adapters.row_sums import row_sums
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded, scale_dtype
-from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Int8Groups, Kept, Mxfp4
+from spmd_tx.models.declared.encoding import DeviceEncoding, Fp8Blocks, Int4Groups, Int8Groups, Mxfp4
 from spmd_tx.models.experts.factor_sums import add_by_group
 from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.experts.product import grouped_product
@@ -41,7 +41,7 @@ SLOTS_OF_ROWS = [3, 0, 0, 3, 1, 3, 0, 4, 3, 1, 0, 3, 3, 3, 1, 4]  # no row has s
 
 Check = Callable[[], str | None]  # why a kernel must not be used; None if it is right
 
-ENCODINGS: dict[str, Callable[[int], Kept]] = {
+ENCODINGS: dict[str, Callable[[int], DeviceEncoding]] = {
     "Fp8Blocks": lambda group: Fp8Blocks(group, group),
     "Int4Groups": Int4Groups,
     "Int8Groups": Int8Groups,
@@ -304,7 +304,7 @@ def _matrices(random: np.random.Generator, sizes: ExpertSizes) -> Matrix:
     return random_packed(random, ENCODINGS[sizes.encoding](sizes.group), *shape)
 
 
-def random_packed(random: np.random.Generator, encoding: Kept, *shape: int) -> Packed:
+def random_packed(random: np.random.Generator, encoding: DeviceEncoding, *shape: int) -> Packed:
     """Make matrices [..., I, O] that decode to numbers of about 0.3."""
     *lead, inputs, outputs = shape
     codes = random.integers(0, 256, (*lead, inputs // encoding.of_byte, outputs), dtype=np.uint8)

@@ -20,8 +20,8 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights, weights
-from spmd_tx.models.declared.layers import Place
-from spmd_tx.models.declared.maps import Group
+from spmd_tx.models.declared.layers import StackPlace
+from spmd_tx.models.declared.maps import AdapterGroup
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
@@ -31,16 +31,9 @@ from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.adapters import GROUPS
-from spmd_tx.worker.steps.losses import TokenLossInputs, sequence_losses, token_losses
+from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.optimizer import AdamWInputs, adamw
-from spmd_tx.worker.steps.train import (
-    Rows,
-    both_loras,
-    chunked_logprobs,
-    head_loss_and_grad,
-    segment_attend,
-    sequence_loss_and_grad,
-)
+from spmd_tx.worker.steps.train import Rows, both_loras, logprobs_and_losses, loss_and_grad, segment_attend
 
 
 class FullState(PyTreeNode):
@@ -66,15 +59,15 @@ def full_state(model: Model, mesh: AnyMesh) -> FullState:
     return FullState(w, w, w, w, Weight((), P(), jnp.int32), Weight((len(GROUPS),), P(), jnp.float32))
 
 
-def groups_of(model: Model) -> Weights[Group]:
+def groups_of(model: Model) -> Weights[AdapterGroup]:
     """Return the flag that each array follows: norms that of what they feed, the embedding the head's."""
-    found: dict[str, Group] = {}
+    found: dict[str, AdapterGroup] = {}
     for place in model.places:
         of_mixer = {"attention_norm", *(array.name for array in place.layer.mixer.arrays(0, ""))}
         for array in model.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
             found[place.name(array.name)] = "attn" if is_mixers else "mlp"
-    head: Group | None = None if model.is_tied else "unembed"
+    head: AdapterGroup | None = None if model.is_tied else "unembed"
     return Weights("unembed", Named(found), "unembed", head)
 
 
@@ -157,7 +150,7 @@ class _Steps:
         h_BTD = backbone(self._model, embed, nothing, rows.tokens, rows.positions, how)[0]
         return h_BTD, _whole(w.unembed, self._state.w.unembed, jnp.float32)
 
-    def _take(self, place: Place, w: Named[Array]) -> Named[Array]:
+    def _take(self, place: StackPlace, w: Named[Array]) -> Named[Array]:
         """Return the arrays of one layer as the published copy has them, not split over fsdp."""
 
         def whole(name: str) -> Array:
@@ -183,13 +176,7 @@ def make_full_forward(
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(state.w), P(DATA), P(DATA)), out_specs=P())
     def forward(w: Weights[Array], rows: Rows, loss: TokenLossInputs) -> Any:
         h_BTD, table_VD = steps.hidden(w, rows, None)
-        logprobs = chunked_logprobs(partial(steps.logits, table_VD), h_BTD, rows.targets)
-        losses = (
-            token_losses(logprobs, loss)
-            if loss.ratio_mask is None
-            else sequence_losses(logprobs, loss, rows.segments)
-        )
-        return replicate_rows(logprobs), replicate_rows(losses)
+        return logprobs_and_losses(partial(steps.logits, table_VD), h_BTD, rows, loss)
 
     return forward
 
@@ -216,14 +203,7 @@ def make_full_forward_backward(
     ) -> Any:
         # As in train.py, each device differentiates the loss of its own rows.
         (h_BTD, table_VD), pull_back = jax.vjp(lambda w: steps.hidden(w, rows, remat), w)
-        where = steps.logits, table_VD, h_BTD
-        if loss.ratio_mask is None:
-            losses, logprobs, grad_h, grad_table = head_loss_and_grad(
-                *where, rows.targets, token_losses, loss
-            )
-        else:
-            of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
-            losses, logprobs, grad_h, grad_table = sequence_loss_and_grad(*where, rows, of_sequences)
+        losses, logprobs, grad_h, grad_table = loss_and_grad(steps.logits, table_VD, h_BTD, rows, loss)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_table))
         return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)
 

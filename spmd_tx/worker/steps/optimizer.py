@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.struct import PyTreeNode
 from jax import Array
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Adapters, group_of
 from spmd_tx.models.declared.model import Model
+from spmd_tx.protocol.commands import OptimStep
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
@@ -28,6 +30,11 @@ class AdamWInputs(PyTreeNode):
     eps: Any
     weight_decay: Any
     grad_clip_norm: Any  # 0 disables clipping
+
+
+def adamw_inputs(command: OptimStep) -> AdamWInputs:
+    """Return the inputs of a command's step."""
+    return AdamWInputs(*(np.float32(getattr(command, name)) for name in AdamWInputs.__dataclass_fields__))
 
 
 def _all_finite(tree: Any) -> Array:

@@ -171,6 +171,29 @@ def sequence_loss_and_grad(
     return losses, logprobs, grad_h, grad
 
 
+def logprobs_and_losses(
+    logits: Callable[[Array], Array], h_BTD: Array, rows: Rows, loss: TokenLossInputs
+) -> tuple[Array, Array]:
+    """Return log-probabilities of the targets and losses, on every process."""
+    logprobs = chunked_logprobs(logits, h_BTD, rows.targets)
+    losses = (
+        token_losses(logprobs, loss)
+        if loss.ratio_mask is None
+        else sequence_losses(logprobs, loss, rows.segments)
+    )
+    return replicate_rows(logprobs), replicate_rows(losses)
+
+
+def loss_and_grad(
+    logits: Logits, trained: Any, h_BTD: Array, rows: Rows, loss: TokenLossInputs
+) -> tuple[Array, Array, Array, Any]:
+    """Return losses, logprobs, and gradients of the hidden states and of what is trained of the head."""
+    if loss.ratio_mask is None:
+        return head_loss_and_grad(logits, trained, h_BTD, rows.targets, token_losses, loss)
+    of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
+    return sequence_loss_and_grad(logits, trained, h_BTD, rows, of_sequences)
+
+
 def make_forward(
     model: Model,
     mesh: Mesh,
@@ -202,13 +225,7 @@ def make_forward(
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
         logits = partial(adapted_logits(unembed, how.apply_lora), adapters.head)
-        logprobs = chunked_logprobs(logits, h_BTD, rows.targets)
-        losses = (
-            token_losses(logprobs, loss)
-            if loss.ratio_mask is None
-            else sequence_losses(logprobs, loss, rows.segments)
-        )
-        return replicate_rows(logprobs), replicate_rows(losses)
+        return logprobs_and_losses(logits, h_BTD, rows, loss)
 
     return forward
 
@@ -260,12 +277,8 @@ def make_forward_backward(
 
         (h_BTD, factors), pull_back = jax.vjp(run, take_slots(w, slots_A))
         unembed = head.whole(base.unembed, model.d_model)
-        where = adapted_logits(unembed, how.apply_lora), factors, h_BTD
-        if loss.ratio_mask is None:
-            losses, logprobs, grad_h, grad_head = head_loss_and_grad(*where, rows.targets, token_losses, loss)
-        else:
-            of_sequences = partial(sequence_losses, inputs=loss, segments=rows.segments)
-            losses, logprobs, grad_h, grad_head = sequence_loss_and_grad(*where, rows, of_sequences)
+        logits = adapted_logits(unembed, how.apply_lora)
+        losses, logprobs, grad_h, grad_head = loss_and_grad(logits, factors, h_BTD, rows, loss)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_head))
         grad_sum = add_to_slots(grad_sum, grad, slots_A)
         return grad_sum, replicate_rows(logprobs), replicate_rows(losses)

@@ -11,7 +11,7 @@ import numpy as np
 
 from spmd_tx.durable_files import new_folder, sync_tree
 from spmd_tx.exports.checkpoint import write_checkpoint
-from spmd_tx.exports.tensors import NAMES, Tensor
+from spmd_tx.exports.tensors import NAMES, ResultTensor
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.checkpoint.files import DTYPES, Files
 from spmd_tx.models.declared.model import Model
@@ -56,16 +56,16 @@ class TrainedTensors:
         if model.is_tied:
             self._parts |= dict.fromkeys(filter(is_head, files.names), self._parts[model.embed.name])
 
-    def made_of(self, names: Iterable[str]) -> list[Tensor]:
+    def made_of(self, names: Iterable[str]) -> list[ResultTensor]:
         """Return the tensors of some names."""
         return [self._of(name) for name in names]
 
-    def _of(self, name: str) -> Tensor:
+    def _of(self, name: str) -> ResultTensor:
         stored = self._files.tensor(name)
         dtype = self._parts[name][0][0].dtype if name in self._parts else stored.dtype
-        return Tensor(name, NAMES[np.dtype(dtype)], stored.shape, name)
+        return ResultTensor(name, NAMES[np.dtype(dtype)], stored.shape, name)
 
-    def content(self, tensor: Tensor) -> Iterator[np.ndarray]:
+    def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]:
         """Yield the tensor, whole or some rows at a time; as the base has it where none was read from it."""
         dtype = DTYPES[tensor.dtype]
         parts = self._parts.get(tensor.name)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from spmd_tx.coordinator.agent import devices
-from spmd_tx.coordinator.agent.devices import Found, count_devices, restriction
+from spmd_tx.coordinator.agent.devices import CountedDevices, count_devices, restriction
 from spmd_tx.errors import StartError
 
 
@@ -21,18 +21,18 @@ def accelerators(tmp_path):
 
 async def test_without_drivers_nothing_is_asked_and_the_cpus_are_one_device(monkeypatch, tmp_path):
     child(monkeypatch, "raise SystemExit(1)")
-    assert await count_devices({}, tmp_path) == Found("cpu", 1)
+    assert await count_devices({}, tmp_path) == CountedDevices("cpu", 1)
 
 
 async def test_where_jax_is_to_use_cpus_accelerators_are_left_alone(monkeypatch, accelerators):
     child(monkeypatch, "raise SystemExit(1)")
-    assert await count_devices({"JAX_PLATFORMS": "cpu"}, accelerators) == Found("cpu", 1)
+    assert await count_devices({"JAX_PLATFORMS": "cpu"}, accelerators) == CountedDevices("cpu", 1)
 
 
 async def test_jax_counts_accelerators(monkeypatch, accelerators):
     found = {"kind": "gpu", "count": 8, "bytes": 2**36}
     child(monkeypatch, f"print('a library greets'); print({json.dumps(found)!r})")
-    assert await count_devices({}, accelerators) == Found("gpu", 8, 2**36)
+    assert await count_devices({}, accelerators) == CountedDevices("gpu", 8, 2**36)
 
 
 async def test_a_failure_of_jax_says_what_can_be_done(monkeypatch, accelerators):

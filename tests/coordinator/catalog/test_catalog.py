@@ -1,9 +1,9 @@
 import pytest
 from sqlalchemy import insert
 
-from spmd_tx.coordinator.catalog.catalog import open_catalog
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights, open_catalog
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
@@ -25,7 +25,7 @@ async def add_model(database, session, number=0):
     model_id = f"{session.id}:train:{number}"
     async with database.transaction() as db:
         await db.execute(
-            insert(Model).values(
+            insert(ModelRow).values(
                 id=model_id,
                 session_id=session.id,
                 base_model="base",
@@ -104,7 +104,7 @@ async def test_work_is_a_sign_of_life(catalog, database, session, monkeypatch):
 
 async def test_after_a_restart_sessions_models_and_samplers_go_on(catalog, database, session):
     model_id = await add_model(database, session)
-    ephemeral = await catalog.add_sampler(session.id, 0, "base", of=model_id)
+    ephemeral = await catalog.add_sampler(session.id, 0, "base", SamplerWeights(model_id=model_id))
     ended = await catalog.create_session(CreateSessionRequest())
     other = await add_model(database, ended)
     await catalog.end_session(ended.id, "its client has closed it")
@@ -139,12 +139,12 @@ async def test_a_models_adapter_is_remembered(catalog, database, session):
 
 
 async def test_the_same_sampler_number_is_the_same_sampler(catalog, session):
-    first = await catalog.add_sampler(session.id, 0, "base", path="tinker://r/sampler_weights/n")
-    second = await catalog.add_sampler(session.id, 0, "base", path="tinker://r/sampler_weights/n")
+    first = await catalog.add_sampler(session.id, 0, "base", SamplerWeights("tinker://r/sampler_weights/n"))
+    second = await catalog.add_sampler(session.id, 0, "base", SamplerWeights("tinker://r/sampler_weights/n"))
     assert first.id == second.id == f"{session.id}:sample:0"
 
 
 async def test_a_sampler_number_cannot_name_two_things(catalog, session):
     await catalog.add_sampler(session.id, 0, "base")
     with pytest.raises(InvalidRequest, match="already in use"):
-        await catalog.add_sampler(session.id, 0, "base", of="model")
+        await catalog.add_sampler(session.id, 0, "base", SamplerWeights(model_id="model"))

@@ -2,8 +2,8 @@ import pytest
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog import checkpoint_search, listings, session_search
-from spmd_tx.coordinator.catalog.listings import Page, Which
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, RequestRow, Sampler, Session
+from spmd_tx.coordinator.catalog.listings import ListingPage, SessionFilter
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, RequestRow, SamplerRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.checkpoints import CheckpointSearchRequest
 from spmd_tx.coordinator.wire.page_room import PageRoom
@@ -21,12 +21,12 @@ async def entries(database):
     async with database.transaction() as db:
         for number in range(5):
             about = {"created_at": float(number), "user_metadata": NOTES}
-            db.add(Session(id=f"s{number}", tags=[], owner="alice", **about))
+            db.add(SessionRow(id=f"s{number}", tags=[], owner="alice", **about))
             run = f"s{number}:train:0"
-            db.add(Model(id=run, session_id=f"s{number}", base_model="x", **ADAPTER, **about))
+            db.add(ModelRow(id=run, session_id=f"s{number}", base_model="x", **ADAPTER, **about))
             for name in "ab":
                 found = {"run_id": run, "kind": "weights", "name": name, "size_bytes": 1, "owner": "alice"}
-                db.add(Checkpoint(**found, **about))
+                db.add(CheckpointRow(**found, **about))
 
 
 async def pages(read):
@@ -44,8 +44,8 @@ async def pages(read):
 
 async def test_pages_of_runs_end_when_their_bytes_are_reached(database):
     async def read(offset):
-        page = Page(offset, 100)
-        answer = await listings.training_runs(database, page, ALICE, Which(), PageRoom(3 * MOST))
+        page = ListingPage(offset, 100)
+        answer = await listings.training_runs(database, page, ALICE, SessionFilter(), PageRoom(3 * MOST))
         return answer.training_runs, answer.cursor
 
     found, sizes = await pages(read)
@@ -55,7 +55,9 @@ async def test_pages_of_runs_end_when_their_bytes_are_reached(database):
 
 
 async def test_a_page_that_holds_all_has_the_limit_that_was_asked_for(database):
-    answer = await listings.training_runs(database, Page(0, 20), ALICE, Which(), PageRoom(100 * MOST))
+    answer = await listings.training_runs(
+        database, ListingPage(0, 20), ALICE, SessionFilter(), PageRoom(100 * MOST)
+    )
     assert (len(answer.training_runs), answer.cursor.limit, answer.cursor.total_count) == (5, 20, 5)
 
 
@@ -64,13 +66,13 @@ async def test_a_run_has_the_time_of_its_newest_request(database):
         for number, at in enumerate((1000.0, 2000.0)):
             row = {"id": f"r{number}", "kind": "optim_step", "line": "s0:train:0", "session_id": "s0"}
             db.add(RequestRow(number=number, seq_id=number, created_at=at, payload_length=0, **row))
-    answer = await listings.training_runs(database, Page(4, 1), ALICE, Which(), PageRoom(MOST))
+    answer = await listings.training_runs(database, ListingPage(4, 1), ALICE, SessionFilter(), PageRoom(MOST))
     assert [run.last_request_time for run in answer.training_runs] == ["1970-01-01T00:33:20+00:00"]
 
 
 async def test_pages_of_checkpoints_end_when_their_bytes_are_reached(database):
     async def read(offset):
-        answer = await listings.checkpoints(database, Page(offset, 1000), ALICE, PageRoom(MOST))
+        answer = await listings.checkpoints(database, ListingPage(offset, 1000), ALICE, PageRoom(MOST))
         return answer.checkpoints, answer.cursor
 
     found, sizes = await pages(read)
@@ -96,9 +98,11 @@ async def test_a_session_with_many_samplers_is_read_in_parts(database):
     async with database.transaction() as db:
         for number in range(5):
             db.add(
-                Sampler(id=f"s1:sample:{number}", session_id="s1", base_model="x", created_at=float(number))
+                SamplerRow(
+                    id=f"s1:sample:{number}", session_id="s1", base_model="x", created_at=float(number)
+                )
             )
-    row = Session(id="s1", user_metadata=None, display_name=None)
+    row = SessionRow(id="s1", user_metadata=None, display_name=None)
     found, offset = [], 0
     while offset is not None:
         part = await listings.session(database, row, offset, 2)

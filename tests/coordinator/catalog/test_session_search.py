@@ -1,8 +1,9 @@
 import pytest
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.catalog.session_search import ROWS_AT_ONCE, search
-from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.catalog.searched_page import ROWS_AT_ONCE
+from spmd_tx.coordinator.catalog.session_search import search
+from spmd_tx.coordinator.storage.tables import SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import sessions as schemas
 from spmd_tx.coordinator.wire.sessions import SessionSearchRequest
@@ -15,7 +16,7 @@ def add(database):
     async def add(*sessions: dict) -> None:
         async with database.transaction() as db:
             for session in sessions:
-                db.add(Session(**{"created_at": 1.0, "tags": [], "owner": "alice"} | session))
+                db.add(SessionRow(**{"created_at": 1.0, "tags": [], "owner": "alice"} | session))
 
     return add
 

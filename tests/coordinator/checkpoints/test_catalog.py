@@ -10,6 +10,7 @@ import pytest
 from spmd_tx import durable_files
 from spmd_tx.coordinator.checkpoints import catalog, files
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -22,7 +23,9 @@ ADAPTER = AdapterSpec(rank=4, train_mlp=False)
 
 @pytest.fixture
 async def checkpoints(database, tmp_path):
-    return await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+    return await open_checkpoints(
+        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+    )
 
 
 async def save(checkpoints, path=PATH, content=b"weights", **options):
@@ -102,7 +105,9 @@ async def test_who_links_between_the_two_renames_of_an_overwrite_waits_for_the_s
 async def test_an_interrupted_overwrite_leaves_the_old_checkpoint(checkpoints, database, tmp_path):
     await save(checkpoints, content=b"old")
     (await checkpoints.begin(PATH, SaveOptions(overwrite=True))).mkdir()
-    restarted = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+    restarted = await open_checkpoints(
+        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+    )
     folder, _ = await restarted.open(PATH)
     assert (folder / "inner" / "shard.bin").read_bytes() == b"old"
     assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
@@ -257,7 +262,7 @@ async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoi
 
 async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     storage = DiskGuard(tmp_path, "100%")
-    checkpoints = await open_checkpoints(database, tmp_path / "checkpoints", "m", storage)
+    checkpoints = await open_checkpoints(database, LocalStore(tmp_path / "checkpoints"), "m", storage)
     storage.measure()
     storage._is_full = True
     with pytest.raises(OSError, match="too little space") as full:
@@ -278,7 +283,9 @@ async def test_a_missing_file_is_named(checkpoints):
 
 async def test_a_checkpoint_of_another_base_model_names_both(checkpoints, database, tmp_path):
     await save(checkpoints)
-    other = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-4B")
+    other = await open_checkpoints(
+        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-4B", DiskGuard(tmp_path / "checkpoints")
+    )
     with pytest.raises(InvalidRequest, match=r"Qwen/Qwen3-0\.6B.*Qwen/Qwen3-4B"):
         await other.open(PATH)
 
@@ -328,7 +335,9 @@ async def test_rows_follow_the_folders_after_a_crash(checkpoints, database, tmp_
     moved = PATH._replace(name="moved")
     folder.rename(folder.with_name("moved"))
 
-    restarted = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+    restarted = await open_checkpoints(
+        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+    )
 
     await restarted.open(kept)
     await restarted.open(moved)
@@ -341,5 +350,10 @@ async def test_a_checkpoint_that_was_whole_when_the_server_died_is_kept(checkpoi
     folder, _ = await checkpoints.open(PATH)
     for name in (".step-1.0123456789abcdef.staged", ".step-1.partial"):  # the latter by earlier versions
         folder.rename(folder.with_name(name))
-        restarted = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+        restarted = await open_checkpoints(
+            database,
+            LocalStore(tmp_path / "checkpoints"),
+            "Qwen/Qwen3-0.6B",
+            DiskGuard(tmp_path / "checkpoints"),
+        )
         await restarted.open(PATH)

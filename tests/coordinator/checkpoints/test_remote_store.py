@@ -12,7 +12,9 @@ from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoint
 from spmd_tx.coordinator.checkpoints.files import MANIFEST
 from spmd_tx.coordinator.checkpoints.remote_files import OWNER, RemoteFiles
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
-from spmd_tx.coordinator.storage.tables import Checkpoint
+from spmd_tx.coordinator.checkpoints.store import LocalStore
+from spmd_tx.coordinator.storage.disk import DiskGuard
+from spmd_tx.coordinator.storage.tables import CheckpointRow
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound, StartError
 from tests.coordinator.checkpoints.test_catalog import ADAPTER, PATH, save
@@ -34,7 +36,7 @@ def opened(database, tmp_path, base):
         directory = tmp_path / "checkpoints"
         cache = CheckpointCache(directory, most_bytes)
         store = store or await asyncio.to_thread(open_remote_store, base.as_uri(), tmp_path, cache)
-        return await open_checkpoints(database, directory, "Qwen/Qwen3-0.6B", store=store)
+        return await open_checkpoints(database, store, "Qwen/Qwen3-0.6B", DiskGuard(directory))
 
     return opened
 
@@ -160,13 +162,15 @@ async def test_a_database_that_was_lost_is_made_again_from_the_store(checkpoints
     await save(checkpoints, user_metadata={"step": "1"})
     await checkpoints.set_public(PATH, True)
     async with checkpoints._database.transaction() as db:
-        await db.execute(delete(Checkpoint))
+        await db.execute(delete(CheckpointRow))
     row = await (await opened()).find(PATH)
     assert (row.user_metadata, row.is_public) == ({"step": "1"}, True)
 
 
 async def test_checkpoints_from_before_move_to_the_store(database, opened, base, tmp_path):
-    local = await open_checkpoints(database, tmp_path / "checkpoints", "Qwen/Qwen3-0.6B")
+    local = await open_checkpoints(
+        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+    )
     await save(local)
     moved = await opened()
     remote_store.files.delete(cached(tmp_path))

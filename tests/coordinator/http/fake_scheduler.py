@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.catalog.catalog import Catalog
+from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, Request
@@ -129,8 +129,7 @@ class FakeScheduler:
             request.session_id,
             save.sampling_session_seq_id,
             model.base_model,
-            of=model.id,
-            inflight=save.kind == "inflight",
+            SamplerWeights(model_id=model.id, inflight=save.kind == "inflight"),
         )
         return _json(training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
 

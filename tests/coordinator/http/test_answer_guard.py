@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from spmd_tx.coordinator.http import answer_guard
-from spmd_tx.coordinator.storage.tables import Model, Session
+from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from tests.coordinator.http.real_server import SECONDS, answer_of, connected, head, sqlite_only
 from tests.coordinator.http.real_server import bound as bound  # a fixture
 from tests.coordinator.http.real_server import client as client  # a fixture
@@ -22,7 +22,7 @@ pytestmark = sqlite_only
 def fill(services):
     async def fill(runs, size=60_000):
         async with services.database.transaction() as db:
-            db.add(Session(id="s", created_at=0.0, tags=[], owner="local"))
+            db.add(SessionRow(id="s", created_at=0.0, tags=[], owner="local"))
             for number in range(runs):
                 adapter = {
                     "rank": 8,
@@ -32,7 +32,7 @@ def fill(services):
                     "train_unembed": True,
                 }
                 about = {"session_id": "s", "base_model": "x", "user_metadata": {"notes": "x" * size}}
-                db.add(Model(id=f"s:train:{number}", created_at=float(number), **adapter, **about))
+                db.add(ModelRow(id=f"s:train:{number}", created_at=float(number), **adapter, **about))
 
     return fill
 

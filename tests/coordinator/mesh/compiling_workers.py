@@ -3,42 +3,10 @@
 import asyncio
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
-from spmd_tx.protocol.commands import (
-    CreateAdapter,
-    Decode,
-    Forward,
-    ForwardBackward,
-    LoadSampler,
-    LoadState,
-    OptimStep,
-    PageIn,
-    PageOut,
-    Prefill,
-    SaveSampler,
-    SaveState,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-    WriteSampler,
-)
+from spmd_tx.protocol.commands import Decode, Forward, ForwardBackward, Move, OptimStep, Prefill
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Compiled
 from tests.coordinator.sampling.fake_device import FakeWorkers
-
-STEPS = {
-    CreateAdapter: "create_adapter",
-    OptimStep: "optim_step",
-    SaveSampler: "save_sampler",
-    WriteSampler: "write_sampler",
-    PageOut: "page_out",
-    PageIn: "page_in",
-    LoadSampler: "load_sampler",
-    SaveState: "save_state",
-    Snapshot: "save_state",
-    LoadState: "load_state",
-    SwapOut: "swap_out",
-    SwapIn: "swap_in",
-}
 
 
 def program_of(command):
@@ -68,9 +36,12 @@ def program_of(command):
         case Decode():
             rows = len(command.source)
             return ProgramShape(step="decode", rows=rows, active=command.active, top=command.top)
+        case OptimStep():
+            return ProgramShape(step="optim_step")
+        case Move():
+            return ProgramShape(step=command.pair.step)
         case _:
-            step = STEPS.get(type(command))
-            return ProgramShape(step=step) if step else None
+            return None
 
 
 class CompilingWorkers(FakeWorkers):

@@ -1,6 +1,6 @@
 """A worker process that speaks the protocol and runs commands on a FakeDevice instead of an accelerator.
 
-It fails on purpose when a command says so: CreateAdapter with seed 1 raises, with seed 2 exits with code 7,
+It fails on purpose when a command says so: a fresh adapter with seed 1 raises, with seed 2 exits with code 7,
 with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it never starts, with
 FAKE_WORKER_DOES_NOT_FIT it says that it cannot.
 """
@@ -85,14 +85,15 @@ def work(socket, options, origin, new_device, fails):
         if isinstance(command, commands.Shutdown):
             report(reports.Reply, sequence=envelope.sequence)
             return 0
-        if isinstance(command, commands.CreateAdapter) and command.seed in fails:
-            if command.seed == RAISE:
+        seed = command.source.seed if command.name == "create_adapter" else None
+        if seed in fails:
+            if seed == RAISE:
                 report(reports.Failure, message="ValueError: on purpose", traceback="Traceback ...")
                 return 1
-            if command.seed == EXIT:
+            if seed == EXIT:
                 print("the last words", file=sys.stderr, flush=True)
                 return EXIT_CODE
-            if command.seed == HANG:
+            if seed == HANG:
                 time.sleep(3600)
         arrays, metrics = device.execute(command)
         if options.process_id:

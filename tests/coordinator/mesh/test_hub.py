@@ -4,16 +4,17 @@ import pytest
 
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.errors import CommandGap, WorkerLost
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AdapterSpec, CreateAdapter, OptimStep
+from spmd_tx.protocol.commands import AHEAD, ASIDE, OptimStep
 from spmd_tx.protocol.encoding import decode_to_worker
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Beat, Compiled, Hello, Progress, Ready, Reply, Written
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 GENERATION = 3
-COMMANDS = [CreateAdapter(slot=slot, seed=0, adapter=AdapterSpec(rank=4)) for slot in range(5)]
+COMMANDS = [moves.create_adapter(slot) for slot in range(5)]
 STEP = OptimStep(
     slot=0, learning_rate=1.0, beta1=0.9, beta2=0.9, eps=0.0, weight_decay=0.0, grad_clip_norm=0.0
 )
@@ -57,7 +58,12 @@ class Mail(dict):
 @pytest.fixture
 async def hub():
     mail, written, losses = Mail(), [], []
-    hub = Hub(mail.send, on_written=written.append, on_custom_loss=losses.append)
+    hub = Hub(
+        mail.send,
+        on_written=written.append,
+        on_custom_loss=losses.append,
+        contexts_of=lambda requests: tuple(f"of {each}" for each in requests),
+    )
     hub.mail, hub.written = mail, written
     hub.begin(setup(1))
     return hub
@@ -121,7 +127,6 @@ async def test_workers_are_told_the_traces_of_the_requests_that_a_command_is_for
     worker = FakeWorker(pair, 0)
     worker.join()
     worker.received()
-    pair.contexts_of = lambda requests: tuple(f"of {each}" for each in requests)
     pair.send(COMMANDS[0], ["one", "two"])
     pair.send(COMMANDS[1])
     assert [envelope.contexts for envelope in worker.received()] == [("of one", "of two"), ()]

@@ -1,9 +1,9 @@
 import pytest
 
 from spmd_tx.coordinator.mesh.program_orders import (
+    MenuProgress,
     ProgramOrders,
     ProgramRequest,
-    Progress,
 )
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, HELPING
 from spmd_tx.protocol.programs import ProgramShape
@@ -44,7 +44,7 @@ def test_the_menu_is_compiled_in_its_order_one_after_the_other(orders):
     assert order(orders) is None
     orders.settled(first, 1.0, None)
     assert [carry_out(orders) for _ in range(3)] == [64, 96, None]
-    assert orders.progress == Progress(3, 3)
+    assert orders.progress == MenuProgress(3, 3)
 
 
 def test_several_threads_share_the_menu_while_nobody_waits():
@@ -69,7 +69,7 @@ def test_what_somebody_waits_for_is_ordered_beside_what_is_compiled_ahead(orders
     assert order(orders, request(500), request(600)) is None
     orders.settled(ahead, 1.0, None)
     assert order(orders, request(500), request(600)) is None  # the menu waits for those who wait
-    assert orders.progress == Progress(1, 3, ("forward 1x500",))
+    assert orders.progress == MenuProgress(1, 3, ("forward 1x500",))
     orders.settled(awaited, 1.0, None)
     assert order(orders, request(500), request(600)).program == program(600)
 

@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.mesh.program_orders import Progress
+from spmd_tx.coordinator.mesh.program_orders import MenuProgress
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.protocol.programs import CompileCount, CompileReport
@@ -31,10 +31,10 @@ def test_what_workers_count_since_they_started_is_added_up_over_generations():
 def test_health_says_what_is_compiled_ahead_and_how_much_is_ready():
     progress = CompileProgress()
     assert progress.shown is None
-    progress.show(Progress(3, 40, ("forward_backward 4x256", "decode 4x16x1")))
-    assert progress.shown == Progress(3, 40, ("forward_backward 4x256", "decode 4x16x1"))
-    progress.show(Progress(40, 40))
-    assert progress.shown == Progress(40, 40)
+    progress.show(MenuProgress(3, 40, ("forward_backward 4x256", "decode 4x16x1")))
+    assert progress.shown == MenuProgress(3, 40, ("forward_backward 4x256", "decode 4x16x1"))
+    progress.show(MenuProgress(40, 40))
+    assert progress.shown == MenuProgress(40, 40)
     progress.begin()
     assert progress.shown is None
 

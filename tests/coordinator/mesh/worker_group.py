@@ -9,13 +9,13 @@ from pathlib import Path
 
 from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
 from spmd_tx.coordinator.agent.base_model import fingerprint
-from spmd_tx.coordinator.mesh.generations import Generations, Plan
+from spmd_tx.coordinator.mesh.generations import GenerationPlan, Generations
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster
-from spmd_tx.protocol.commands import AdapterSpec, CreateAdapter
 from spmd_tx.protocol.secret import Keys
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 HERE = Path(__file__).parent
@@ -47,7 +47,7 @@ class WorkerGroup:
         self.roster = AgentRoster(self.port.send, processes, devices=1, on_sign=signs.add)
         self.counted = first_generation - 1
         setup = tiny_setup(num_processes=processes, model_dir=str(model_dir), fsdp=processes)
-        plan = Plan(
+        plan = GenerationPlan(
             setup=setup,
             devices=1,
             model_files=fingerprint(model_dir),
@@ -94,7 +94,7 @@ class WorkerGroup:
     async def create(self, seed=0):
         """Send a command; its reply, or a WorkerLost."""
         async with asyncio.timeout(SECONDS):
-            return await self.hub.send(CreateAdapter(slot=0, seed=seed, adapter=AdapterSpec(rank=4)))
+            return await self.hub.send(moves.create_adapter(seed=seed))
 
     def worker_pid(self, agent=0):
         return self.agents[agent]._process.pid

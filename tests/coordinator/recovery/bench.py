@@ -16,18 +16,20 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
-from spmd_tx.coordinator.sampling.progress import Progress
+from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.server.build import GenerationBuilder
+from spmd_tx.coordinator.server.generation_builder import GenerationBuilder
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
-from spmd_tx.coordinator.server.served_model import ServedModel
 from spmd_tx.coordinator.storage.database import Database, open_database
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
+from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
@@ -194,7 +196,12 @@ class Coordinator:
         self.queue = await open_queue(self.database, config.data_dir)
         self.queue.resolve = partial(self._resolve, self.queue.resolve)
         self.catalog = await open_catalog(self.database)
-        checkpoints = await open_checkpoints(self.database, config.checkpoints_dir, config.model_name)
+        checkpoints = await open_checkpoints(
+            self.database,
+            LocalStore(config.checkpoints_dir),
+            config.model_name,
+            DiskGuard(config.checkpoints_dir),
+        )
         self._snapshots = Snapshots(
             self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock
         )
@@ -210,7 +217,7 @@ class Coordinator:
             snapshots=self._snapshots,
             custom_losses=CustomLossCatalog(self.database, self.queue),
             loss_runs=LossRuns(loss_limits(config.bounds)),
-            progress=Progress(),
+            progress=SampleProgress(),
             at_work=quarantine.at_work,
             uses=ProgramUses(),
         )

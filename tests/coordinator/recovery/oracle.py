@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.requests.records import Failed, Finished, Kind, Outcome
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, RequestKind
 from spmd_tx.coordinator.sampling.job import draw_seeds
 from spmd_tx.coordinator.wire import sampling, tinker_pb2, training
 from tests.coordinator.recovery import replay_device
@@ -21,7 +21,7 @@ RANK = 4
 class Asked:
     """One request of a client, and what it was told so far."""
 
-    kind: Kind
+    kind: RequestKind
     line: str
     seq_id: int
     session_id: str
@@ -162,7 +162,7 @@ class Client:
 
     def _ask(
         self,
-        kind: Kind,
+        kind: RequestKind,
         body: msgspec.Struct | bytes,
         apply: Callable[[SlotState | None], tuple[SlotState | None, object]],
         read: Callable[[Finished], object],

@@ -13,23 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd_tx.protocol.commands import (
-    AnyCommand,
-    CreateAdapter,
-    DropSwapped,
-    Forward,
-    ForwardBackward,
-    LoadSampler,
-    LoadState,
-    OptimStep,
-    PackedRows,
-    SaveSampler,
-    SaveState,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-    WriteSampler,
-)
+from spmd_tx.protocol.commands import AnyCommand, Drop, Forward, ForwardBackward, Move, OptimStep, PackedRows
+from spmd_tx.protocol.places import BankSlot, Fresh, Idle, StateFolder, TrainSlot, WeightsFolder
 from tests.coordinator.sampling.fake_device import FakeDevice
 
 STATE, ADAPTER, CONFIG = "state.json", "adapter_model.safetensors", "adapter_config.json"
@@ -78,40 +63,50 @@ class ReplayDevice(FakeDevice):
 
     def execute(self, command: AnyCommand) -> tuple[dict, dict]:
         match command:
-            case CreateAdapter(slot=slot, seed=seed):
-                self.slots[slot] = created(seed)
             case ForwardBackward(rows=rows) | Forward(rows=rows):
                 return self._score(rows, isinstance(command, ForwardBackward)), {}
             case OptimStep(slot=slot, learning_rate=learning_rate):
                 norm = float(self.slots[slot].gradient % 4096)
                 self.slots[slot] = stepped(self.slots[slot], learning_rate)
                 return {}, {"grad_norm": norm, "applied": 1.0}
-            case SaveState(slot=slot, path=path):
-                write_state(Path(path), self.slots[slot])
-            case Snapshot(slot=slot, path=path):
-                self.unwritten.append((path, partial(write_state, state=self.slots[slot])))
-            case LoadState(slot=slot, path=path, optimizer=optimizer):
-                self.slots[slot] = read_state(Path(path), optimizer)
-            case SwapOut(slot=slot, model=model):
-                self.swapped[model] = self.slots.pop(slot)
-                return super().execute(command)
-            case SwapIn(slot=slot, model=model):
-                self.slots[slot] = self.swapped.pop(model)
-                return super().execute(command)
-            case DropSwapped(models=models):
-                for model in models:
-                    del self.swapped[model]
-            case SaveSampler(slot=slot, bank=bank, path=path):
-                if bank >= 0:
-                    self.bank[bank] = self.slots[slot].weights
-                if path is not None:
-                    self._write_peft(path, self.slots[slot].weights)
-            case WriteSampler(bank=bank, path=path):
-                self._write_peft(path, self.bank[bank])
-            case LoadSampler(bank=bank, path=path):
-                self.bank[bank] = (Path(path) / ADAPTER).read_text()
+            case Move():
+                return self._move(command)
+            case Drop(places=places):
+                for place in places:
+                    kept = self.swapped if place.name in self.swapped else self.paged
+                    del kept[place.name]
             case _:
                 return super().execute(command)
+        return {}, {}
+
+    def _move(self, move: Move) -> tuple[dict, dict]:
+        match move.source, move.target:
+            case Fresh(seed=seed), TrainSlot(slot=slot):
+                self.slots[slot] = created(seed)
+            case TrainSlot(slot=slot), StateFolder(path=path) if move.in_background:
+                self.unwritten.append((path, partial(write_state, state=self.slots[slot])))
+            case TrainSlot(slot=slot), StateFolder(path=path):
+                write_state(Path(path), self.slots[slot])
+            case StateFolder(path=path), TrainSlot(slot=slot):
+                self.slots[slot] = read_state(Path(path), move.with_optimizer)
+            case TrainSlot(slot=slot), Idle(name=name):
+                self.swapped[name] = self.slots.pop(slot)
+                return super().execute(move)
+            case Idle(name=name), TrainSlot(slot=slot):
+                self.slots[slot] = self.swapped.pop(name)
+                return super().execute(move)
+            case TrainSlot(slot=slot), BankSlot(slot=bank):
+                self.bank[bank] = self.slots[slot].weights
+                if move.also is not None:
+                    self._write_peft(move.also.path, self.slots[slot].weights)
+            case TrainSlot(slot=slot), WeightsFolder(path=path):
+                self._write_peft(path, self.slots[slot].weights)
+            case BankSlot(slot=bank), WeightsFolder(path=path):
+                self._write_peft(path, self.bank[bank])
+            case WeightsFolder(path=path), BankSlot(slot=bank):
+                self.bank[bank] = (Path(path) / ADAPTER).read_text()
+            case _:
+                return super().execute(move)
         return {}, {}
 
     def _write_peft(self, path: str, weights: str) -> None:

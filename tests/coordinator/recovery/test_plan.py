@@ -6,7 +6,7 @@ import pytest
 from spmd_tx.coordinator.scheduler import scheduler
 from spmd_tx.coordinator.training import execute
 from spmd_tx.errors import WorkerLost
-from spmd_tx.protocol.commands import ForwardBackward, OptimStep, SaveState
+from spmd_tx.protocol.commands import ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation, train_for_a_while
 from tests.coordinator.scheduler.fake_sampling import slots
 from tests.coordinator.training.bench import logprobs
@@ -49,7 +49,7 @@ async def test_a_request_that_was_overtaken_by_its_successor_runs_between_them(b
     await bench.settled()
     expected = bench.workers.weights[0]
     outcome = bench.log.outcomes.pop(trained)
-    bench.scheduler._unfinished.add(bench.log.requests[trained])
+    bench.scheduler._table.add(bench.log.requests[trained])
     await next_generation(bench)
     await bench.until(lambda: trained in bench.log.outcomes)
     assert bench.log.outcomes[trained] == outcome
@@ -152,10 +152,10 @@ async def test_a_save_that_was_interrupted_may_overwrite_what_it_wrote(bench):
     path = (await bench.result(saved))["path"]
     del bench.log.outcomes[saved]
     bench.log._settled[saved].clear()
-    bench.scheduler._unfinished.add(bench.log.requests[saved])
+    bench.scheduler._table.add(bench.log.requests[saved])
     await next_generation(bench)
     assert (await bench.result(saved))["path"] == path
-    assert len(bench.workers.sent(SaveState)) == 1
+    assert len(bench.workers.sent("save_state")) == 1
     assert "exists" in await bench.failure(bench.save(A, 2, "x"))
 
 

@@ -3,15 +3,7 @@ from pathlib import Path
 
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol.commands import (
-    AdapterSpec,
-    CreateAdapter,
-    LoadState,
-    OptimStep,
-    SaveSampler,
-    Snapshot,
-    WriteSampler,
-)
+from spmd_tx.protocol.commands import AdapterSpec, OptimStep
 from spmd_tx.protocol.reports import Written
 from tests.coordinator.recovery.generations import next_generation, prompt, train_for_a_while
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
@@ -31,8 +23,8 @@ async def test_only_what_is_behind_the_snapshot_is_run_again(bench):
     await next_generation(bench)
     await bench.result(bench.train(A, 19, 5))
     assert bench.workers.weights == {0: expected}
-    assert bench.workers.sent(CreateAdapter) == []
-    assert (len(bench.workers.sent(LoadState)), len(bench.workers.sent(OptimStep))) == (1, 3)
+    assert bench.workers.sent("create_adapter") == []
+    assert (len(bench.workers.sent("load_state")), len(bench.workers.sent(OptimStep))) == (1, 3)
 
 
 async def test_steps_behind_the_snapshots_are_counted_before_workers_are_there(bench):
@@ -58,7 +50,7 @@ async def test_a_damaged_snapshot_gives_way_to_the_one_before(bench, caplog):
     await next_generation(bench)
     await bench.result(bench.train(A, 3, 5))
     assert bench.workers.weights == {0: expected}
-    assert bench.workers.sent(LoadState)[0].path == str(bench.snapshots.place(A, 1))
+    assert bench.workers.sent("load_state")[0].source.path == str(bench.snapshots.place(A, 1))
     assert "cannot be used" in caplog.text
 
 
@@ -80,8 +72,8 @@ async def test_draining_takes_a_snapshot_of_what_has_moved_on(bench):
     bench.train(B, 1, 10)
     await bench.settled()
     await bench.scheduler.drain()
-    (snapshot,) = bench.workers.sent(Snapshot)
-    assert Path(snapshot.path).parent == bench.snapshots.place(A, 1).parent
+    (snapshot,) = bench.workers.sent("snapshot")
+    assert Path(snapshot.target.path).parent == bench.snapshots.place(A, 1).parent
     assert (bench.snapshots.place(A, 1) / MANIFEST).exists()
 
 
@@ -109,14 +101,14 @@ async def test_workers_of_an_earlier_generation_cannot_touch_what_later_ones_wri
 async def test_draining_waits_for_a_snapshot_that_is_being_taken(bench):
     bench.snapshots.seconds_between = 0.0
     await bench.result(bench.create(A))
-    bench.workers.holds = Snapshot
+    bench.workers.holds = "snapshot"
     bench.step(A, 1)
     await bench.until(lambda: bench.workers.held)
     draining = asyncio.create_task(bench.scheduler.drain())
     await bench.settled()
     bench.workers.answer()
     await draining
-    assert len(bench.workers.sent(Snapshot)) == 1
+    assert len(bench.workers.sent("snapshot")) == 1
     assert bench.snapshots.is_behind(A, 1)
 
 
@@ -143,8 +135,8 @@ async def test_the_versions_saved_before_a_snapshot_are_written_out_with_it(benc
     await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
     await bench.result(bench.step(A, 2))
     await bench.until(lambda: bench.snapshots.is_behind(A, 2))
-    kinds = [type(command) for command in bench.workers.commands]
-    assert kinds[-2:] == [WriteSampler, Snapshot]
+    kinds = [command.name for command in bench.workers.commands]
+    assert kinds[-2:] == ["write_sampler", "snapshot"]
 
 
 async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
@@ -152,8 +144,8 @@ async def test_the_versions_saved_before_a_load_are_written_out_with_it(bench):
     path = (await bench.result(bench.save(A, 1, "x")))["path"]
     await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
     await bench.result(bench.load(A, 3, path))
-    kinds = [type(command) for command in bench.workers.commands]
-    assert kinds[-2:] == [WriteSampler, LoadState]
+    kinds = [command.name for command in bench.workers.commands]
+    assert kinds[-2:] == ["write_sampler", "load_state"]
 
 
 async def test_a_snapshot_counts_only_once_the_versions_before_it_are_on_disk(bench):
@@ -177,7 +169,7 @@ async def test_a_load_is_answered_only_once_the_versions_before_it_are_on_disk(b
     await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
     bench.workers.holds_writes = True
     loading = bench.load(A, 3, path)
-    await bench.until(lambda: bench.workers.unwritten and bench.workers.sent(LoadState))
+    await bench.until(lambda: bench.workers.unwritten and bench.workers.sent("load_state"))
     for _ in range(20):
         await asyncio.sleep(0)
     assert loading not in bench.log.outcomes
@@ -197,7 +189,7 @@ async def test_a_version_is_written_again_if_it_could_not_be_written_before(benc
     bench.workers.write_error = None
     await bench.result(bench.step(A, 3))
     await bench.until(lambda: bench.snapshots.is_behind(A, 3))
-    assert len(bench.workers.sent(WriteSampler)) == 2
+    assert len(bench.workers.sent("write_sampler")) == 2
 
 
 async def test_versions_come_back_with_their_model(bench):
@@ -206,15 +198,15 @@ async def test_versions_come_back_with_their_model(bench):
     await bench.result(bench.step(A, 2))
     await next_generation(bench)
     assert await bench.version_of("alice:sample:1") == "alice:sample:1"
-    kinds = [type(command) for command in bench.workers.commands]
-    assert kinds[:2] == [CreateAdapter, SaveSampler]
+    kinds = [command.name for command in bench.workers.commands]
+    assert kinds[:2] == ["create_adapter", "save_sampler"]
 
 
 async def test_a_sample_whose_model_is_being_restored_waits_through_one_more_loss(tmp_path):
     async with running(tmp_path, slots=3, sampling=FakeSampling()) as bench:
         await bench.result(bench.create(A))
         await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=1))
-        await next_generation(bench, holds=CreateAdapter)
+        await next_generation(bench, holds="create_adapter")
         sampled = bench.submit("sample", "alice:sample:1", 0, prompt())
         await bench.until(lambda: bench.workers.held)
         await next_generation(bench)
@@ -234,4 +226,4 @@ async def test_a_sample_that_its_session_has_left_behind_is_drawn_from_the_same_
         await next_generation(bench)
         await bench.outcome(sampled)
         assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
-        assert len(bench.workers.sent(CreateAdapter)) == 1
+        assert len(bench.workers.sent("create_adapter")) == 1

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from sqlalchemy import insert
 
 from spmd_tx.coordinator.requests.records import Failed, Outcome
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery.bench import Coordinator, lost
 from tests.coordinator.recovery.oracle import RANK, Asked, Client
@@ -195,6 +195,7 @@ class Crashes(RuleBasedStateMachine):
     @invariant()
     def answers_are_right(self):
         self.coordinator.check()
+        self.coordinator.scheduler._table.check_integrity()
         self.wait_for(self.look_for_answers(again=False))
         for client in self.clients:
             client.check()
@@ -307,7 +308,7 @@ def _content(outcome: Outcome) -> object:
 
 
 def _row(asked: Asked):
-    return insert(Model).values(
+    return insert(ModelRow).values(
         id=asked.line,
         session_id=asked.session_id,
         base_model="tiny",

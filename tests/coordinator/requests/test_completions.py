@@ -3,11 +3,11 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.requests import completions as module
-from spmd_tx.coordinator.requests.completions import Completion, Completions, Target
+from spmd_tx.coordinator.requests.completions import Completion, Completions, SamplerClient
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome
 
-ME = Target("s:sample:0", 0)
-COPY = Target("s:sample:0", 7)
+ME = SamplerClient("s:sample:0", 0)
+COPY = SamplerClient("s:sample:0", 7)
 RESULT = Finished("application/json", b"a result")
 
 
@@ -109,7 +109,7 @@ async def test_a_client_that_waits_is_told_whoever_else_asks(monkeypatch):
     waiting = asyncio.create_task(log.completions.wait(ME))
     await asyncio.sleep(0)
     for client in range(100):
-        await ask(log, 0, Target("another's", client))
+        await ask(log, 0, SamplerClient("another's", client))
     assert len(log.completions._targets) <= 3
     log.end("mine")
     await waiting

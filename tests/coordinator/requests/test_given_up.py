@@ -11,8 +11,8 @@ from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.storage.database import beside
-from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, Session
-from spmd_tx.protocol.commands import CreateAdapter, ForwardBackward, OptimStep
+from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
+from spmd_tx.protocol.commands import ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation
 from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
 from tests.coordinator.server.test_serve import model_dir as model_dir  # a fixture
@@ -115,7 +115,7 @@ async def test_a_suspect_that_was_given_up_brings_no_other_workers_down(bench):
     await next_generation(bench, by_command=True)
     assert await bench.failure(poison, "server") == TOLD
     await bench.result(bench.create(B))
-    assert not bench.scheduler._execution._dispatcher.suspects
+    assert not bench.scheduler._table.has_suspects
 
 
 async def test_a_model_that_was_given_up_before_it_was_made_says_why(bench):
@@ -137,8 +137,8 @@ async def test_an_answer_that_others_were_built_on_cannot_be_left_out(bench, ahe
     bench.log.outcomes.pop(trained)
     bench.log.order.remove(trained)
     bench.log._settled[trained].clear()
-    bench.scheduler._unfinished.add(bench.log.requests[trained])
-    await next_generation(bench, holds=(CreateAdapter, ForwardBackward))
+    bench.scheduler._table.add(bench.log.requests[trained])
+    await next_generation(bench, holds=("create_adapter", ForwardBackward))
     await bench.prepared(A, min(4, ahead))
     assert bench.scheduler.give_up(trained, WHY)
     bench.workers.holds = ()
@@ -254,7 +254,7 @@ async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queu
 
     async def read(beside):
         async with beside.reading() as db:
-            return await overview.listed(db, overview.Choice(owner=None, most=1))
+            return await overview.listed(db, overview.RequestFilter(owner=None, most=1))
 
     async def write(beside):
         return await give_up(beside, ids[1][:8])
@@ -279,7 +279,7 @@ class Told:
 
 async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue, database, caplog):
     async with database.transaction() as db:
-        db.add(Session(id="alice", created_at=1.0, tags=[], owner="alice"))
+        db.add(SessionRow(id="alice", created_at=1.0, tags=[], owner="alice"))
     in_time, late = await add(queue, 1), await add(queue, 2)
     scheduler = Told({late})
     watcher = GivenUpWatcher(database, queue, scheduler)

@@ -6,7 +6,7 @@ import zstandard
 
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
-from spmd_tx.coordinator.requests.records import Place
+from spmd_tx.coordinator.requests.records import BodyPlace
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -31,7 +31,7 @@ def test_small_bodies_are_left_to_their_rows(files, monkeypatch):
     four, empty, large, x = files.write(bodies)
     assert (four, empty, x) == (b"four", b"", b"x")
     assert [files.read(each) for each in (four, empty, large, x)] == bodies
-    assert isinstance(large, Place)
+    assert isinstance(large, BodyPlace)
 
 
 def test_a_group_of_small_bodies_makes_no_file(files, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_body_that_is_cut_off_or_gone_is_named_with_its_file(files, tmp_path, 
 def test_files_of_the_first_version_had_no_checksums_and_can_be_read(files, tmp_path):
     frame = zstandard.ZstdCompressor(level=1).compress(b"old")
     (tmp_path / "payloads" / "000000000007.zst").write_bytes(frame)
-    assert files.read(Place(7, 0, len(frame))) == b"old"
+    assert files.read(BodyPlace(7, 0, len(frame))) == b"old"
 
 
 def test_a_write_that_fails_leaves_no_part_of_it(small_disk):

@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from spmd_tx.coordinator.requests.quarantine import Quarantine, open_quarantine
-from spmd_tx.coordinator.requests.records import Failed, Finished
+from spmd_tx.coordinator.requests.records import Failed, Finished, Request
 from spmd_tx.coordinator.runtime import threads
 from spmd_tx.coordinator.runtime.at_work import SLOTS, AtWork
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
+from spmd_tx.coordinator.scheduler.request_table import Danger, RequestTable
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.demo import tiny_model
 from tests.coordinator.conftest import run_queue
@@ -112,10 +113,16 @@ async def test_marked_work_gives_what_it_gives_without(outcome):
 
 
 async def test_while_there_are_suspects_one_thing_at_a_time_is_done(monkeypatch):
-    monkeypatch.setattr(threads, "_threads", None)
-    at_work = AtWork()
-    at_work.suspects.add(OTHER_ID)
-    assert await at_work.during(SOME_ID, lambda: compute(SMALL_BYTES, max, 1, 2)) == 2
+    monkeypatch.setattr(threads, "_threads", object())
+    requests = [
+        Request(number, id, "sample", "a", number, "a") for number, id in enumerate([SOME_ID, OTHER_ID])
+    ]
+    table = RequestTable(Quarantine(ends={OTHER_ID: 1}), requests)
+    table.start_generation(again=[])
+    assert await table.mark(SOME_ID, lambda: compute(SMALL_BYTES, max, 1, 2)) == 2
+    table.remove(OTHER_ID)
+    with pytest.raises(AttributeError):  # it looks for a thread
+        await table.mark(SOME_ID, lambda: compute(SMALL_BYTES, max, 1, 2))
 
 
 # --- counting -----------------------------------------------------------------------------------------
@@ -149,10 +156,7 @@ def test_one_end_is_suspicious_and_two_are_a_verdict():
     assert quarantine.verdict(SOME_ID) is None
     assert quarantine.verdict("another") is None
     assert "the server ended twice while it was working" in quarantine.verdict(OTHER_ID).error
-    quarantine.watch([SOME_ID, OTHER_ID, "another"])
-    assert quarantine.at_work.suspects == {SOME_ID}
-    quarantine.watch(["another"])
-    assert quarantine.at_work.suspects == set()
+    assert [quarantine.is_suspect(id) for id in (SOME_ID, OTHER_ID, "another")] == [True, False, False]
 
 
 async def test_a_model_is_refused_whose_request_ends_the_server_when_it_is_run_again(tmp_path):
@@ -174,9 +178,9 @@ async def test_a_suspect_that_does_no_harm_is_none_any_more(tmp_path):
         await bench.result(stepped)
         bench.scheduler._quarantine.ends = {stepped: 1}
         await next_generation(bench)
-        suspects = bench.scheduler._quarantine.at_work.suspects
+        table = bench.scheduler._table
         await bench.result(bench.step(A, 2))
-        await bench.until(lambda: not suspects)
+        await bench.until(lambda: not table.in_danger_of(Danger.SERVER))
 
 
 # --- a real process -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from sqlalchemy import insert, select
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Failed, Finished
-from spmd_tx.coordinator.storage.tables import RequestRow, Sampler
+from spmd_tx.coordinator.storage.tables import RequestRow, SamplerRow
 from spmd_tx.errors import Abandoned, InvalidRequest, NotFound, StartError
 
 RESULT = Finished("application/json", b'{"metrics": {}}')
@@ -123,13 +123,13 @@ async def test_a_refused_request_is_recorded_but_not_announced(queue, arrivals):
 
 async def test_other_rows_become_true_together_with_the_request(queue, database):
     row = {"id": "x", "session_id": "s", "base_model": "b", "created_at": 0.0}
-    await asyncio.gather(*(submit(queue, also=[insert(Sampler).values(row)]) for _ in range(2)))
+    await asyncio.gather(*(submit(queue, also=[insert(SamplerRow).values(row)]) for _ in range(2)))
     async with database.reading() as db:
-        assert await db.scalar(select(Sampler.id)) == "x"
+        assert await db.scalar(select(SamplerRow.id)) == "x"
 
 
 async def test_a_submission_that_cannot_be_stored_is_refused_and_the_next_one_works(queue):
-    row = insert(Sampler).values(id="x")  # lacks what must not be null
+    row = insert(SamplerRow).values(id="x")  # lacks what must not be null
     with pytest.raises(Abandoned, match=r"internal error [0-9a-f]{12}: the server could not carry out"):
         await submit(queue, also=[row])
     await submit(queue)
@@ -139,7 +139,7 @@ async def test_an_outcome_is_stored_whatever_else_is_in_its_group(queue):
     request_id = await submit(queue)
     queue.resolve(request_id, RESULT)
     with pytest.raises(Abandoned):  # spoils the group that holds the outcome
-        await submit(queue, seq_id=2, also=[insert(Sampler).values(id="x")])
+        await submit(queue, seq_id=2, also=[insert(SamplerRow).values(id="x")])
     assert await queue.wait(request_id, timeout=30) == RESULT
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.traces import STAGES, TracedRequest, events, write
-from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.storage.tables import SessionRow
 
 
 def request(number, begin, end, line="m", kind="sample", **more):
@@ -93,7 +93,7 @@ def test_an_empty_trace_is_a_trace():
 async def test_traces_are_built_one_at_a_time_for_each_owner(database, tmp_path, monkeypatch):
     monkeypatch.setattr(traces, "PATIENCE_SECONDS", 0.01)
     exports, owners = traces.TraceExports(database, tmp_path), {"a1": "alice", "a2": "alice", "b": "bob"}
-    sessions = {id: Session(id=id, owner=owner) for id, owner in owners.items()}
+    sessions = {id: SessionRow(id=id, owner=owner) for id, owner in owners.items()}
     may_go_on, building = asyncio.Event(), set()
 
     async def requests(session_id):

@@ -5,13 +5,13 @@ from itertools import count
 
 from sqlalchemy import insert, select
 
-from spmd_tx.coordinator.retention.reaper import Limits
+from spmd_tx.coordinator.retention.reaper import RetentionLimits
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.tables import (
-    Model,
+    ModelRow,
     RequestRow,
-    Sampler,
-    Session,
+    SamplerRow,
+    SessionRow,
     SnapshotRow,
 )
 
@@ -20,7 +20,9 @@ HOUR = 3600.0
 MODEL = "s:train:0"
 
 DAY = 24 * HOUR
-LIMITS = Limits(results=2 * HOUR, versions=HOUR, audit=30 * DAY, metrics=90 * DAY, compilation_cache=1000)
+LIMITS = RetentionLimits(
+    results=2 * HOUR, versions=HOUR, audit=30 * DAY, metrics=90 * DAY, compilation_cache=1000
+)
 
 
 async def add(database, table, *rows):
@@ -30,13 +32,13 @@ async def add(database, table, *rows):
 
 
 async def add_session(database, id="s", ended_at=None):
-    await add(database, Session, {"id": id, "created_at": 0.0, "tags": [], "ended_at": ended_at})
+    await add(database, SessionRow, {"id": id, "created_at": 0.0, "tags": [], "ended_at": ended_at})
 
 
 async def add_model(database, id=MODEL, session_id="s"):
     adapter = {"rank": 4, "alpha": 32.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
     row = {"id": id, "session_id": session_id, "base_model": "b", "created_at": 0.0}
-    await add(database, Model, row | adapter)
+    await add(database, ModelRow, row | adapter)
 
 
 async def add_snapshot(database, data_dir, seq_id, model_id=MODEL):
@@ -72,7 +74,7 @@ async def kept_seq_ids(database):
 async def add_sampler(database, number, created_at, session_id="s", **values):
     id = f"{session_id}:sample:{number}"
     row = {"id": id, "session_id": session_id, "base_model": "b", "created_at": created_at}
-    await add(database, Sampler, row | values)
+    await add(database, SamplerRow, row | values)
     return id
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.retention import reaper
-from spmd_tx.coordinator.retention.reaper import Limits, Reaped
+from spmd_tx.coordinator.retention.reaper import Reaped, RetentionLimits
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 
-LIMITS = Limits(results=0.0, versions=0.0, audit=0.0, metrics=0.0, compilation_cache=0)
+LIMITS = RetentionLimits(results=0.0, versions=0.0, audit=0.0, metrics=0.0, compilation_cache=0)
 
 
 @pytest.fixture

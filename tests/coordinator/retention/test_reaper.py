@@ -14,7 +14,7 @@ from spmd_tx.coordinator.storage.tables import (
     AuditRow,
     Base,
     RequestRow,
-    Session,
+    SessionRow,
     UsageRow,
 )
 from spmd_tx.errors import NotFound
@@ -74,7 +74,7 @@ async def test_what_a_trace_tells_outlives_the_request(database, tmp_path, reape
         database, 1, kind="sample", line="s:sample:0", finished_at=now - 98 * HOUR, tokens=7, **times
     )
     async with database.reading() as db:
-        session = await db.get(Session, "s")
+        session = await db.get(SessionRow, "s")
 
     async def traced():
         export = await TraceExports(database, tmp_path).export(session)
@@ -171,7 +171,7 @@ async def test_a_models_creation_is_known_until_its_session_ends(no_cache, queue
     await reaper.reap(now + 3 * HOUR)
     assert await queue.submit("create_model", MODEL, 0, "s", b"{}") == created
     async with database.transaction() as db:
-        await db.execute(update(Session).values(ended_at=1.0))
+        await db.execute(update(SessionRow).values(ended_at=1.0))
     await reaper.reap(now + 3 * HOUR)
     with pytest.raises(NotFound):
         await queue.wait(created, timeout=0)

@@ -1,7 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.runtime import mesh_record
-from spmd_tx.coordinator.runtime.mesh_record import MeshRecord
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
 PLAN = MemoryPlan(pages=8, train_tokens=64, decode_rows=4)
@@ -14,7 +14,7 @@ def at(monkeypatch):
 
 
 def test_an_outage_lasts_until_the_next_workers_are_ready(at):
-    record = MeshRecord()
+    record = MeshTimeline()
     assert record.outages(until=50.0) == []
     at(10.0)
     record.began(1, {"fsdp": 8}, ["node-a"])

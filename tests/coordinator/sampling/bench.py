@@ -10,7 +10,6 @@ from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
-from spmd_tx.coordinator.sampling.programs import EverythingReady
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -20,6 +19,8 @@ from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
 from tests.support.model_shapes import TINY, resized
+from tests.support.moves import is_one_of
+from tests.support.ready_programs import EverythingReady
 
 PAGE_SIZE = 4
 MAX_CONTEXT = 64
@@ -85,8 +86,8 @@ class Bench:
             SamplingModel(model, MAX_CONTEXT, Words(), batch_invariant=batch_invariant),
             self.bank,
             limits,
+            self.orders,
             listener,
-            programs=self.orders,
         )
         self.prefills = set(limits.shapes.prefills())
         self.decodes = {rows for rows, _ in limits.shapes.decodes(slots)}
@@ -180,7 +181,7 @@ class Bench:
         return self.results[name].prompt_cache_hit_tokens
 
     def sent(self, kind):
-        return [command for command in self.commands if isinstance(command, kind)]
+        return [command for command in self.commands if is_one_of(command, kind)]
 
 
 def program_of_prefill(command, rows, length, table):

@@ -10,20 +10,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-from spmd_tx.protocol.commands import (
-    Decode,
-    DropPaged,
-    Forward,
-    ForwardBackward,
-    LoadSampler,
-    OptimStep,
-    PageIn,
-    PageOut,
-    Prefill,
-    SaveSampler,
-    SwapIn,
-    SwapOut,
-)
+from spmd_tx.protocol.commands import Decode, Drop, Forward, ForwardBackward, Move, OptimStep, Prefill
+from spmd_tx.protocol.places import BankSlot, Idle, TrainSlot, WeightsFolder
 from spmd_tx.protocol.reports import Reply
 
 VOCABULARY = 97
@@ -79,6 +67,7 @@ class FakeDevice:
         self.paged = {}  # by version
         self.rows = [[] for _ in range(shards)]
         self.executed = defaultdict(int)
+        self.saves = 0  # of training slots into the bank
 
     def execute(self, command):
         """Return the arrays and metrics of the reply."""
@@ -88,29 +77,30 @@ class FakeDevice:
                 return self._prefill(command), {}
             case Decode():
                 return self._decode(command), {}
-            case LoadSampler(bank=bank, path=path):
-                self.bank[bank] = path
-            case PageOut(bank=bank, version=version):
-                assert version not in self.paged
-                self.paged[version] = self.bank[bank]
-                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
-            case PageIn(bank=bank, version=version):
-                self.bank[bank] = self.paged.pop(version)
-                return {}, {"from_disk": 0.0}
-            case DropPaged(versions=versions):
-                for version in versions:
-                    del self.paged[version]
-            case SaveSampler(bank=bank, slot=slot, path=path) if bank >= 0:
-                self.bank[bank] = f"slot {slot} at {self.executed[SaveSampler]}" if path is None else path
+            case Move():
+                return {}, self._move(command)
+            case Drop(places=places):
+                for place in places:
+                    del self.paged[place.name]
             case ForwardBackward(rows=rows) | Forward(rows=rows):
                 return {name: np.zeros(rows.tokens.shape, np.float32) for name in ("logprobs", "losses")}, {}
             case OptimStep():
                 return {}, {"grad_norm": 1.0, "applied": 1.0}
-            case SwapOut():
-                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
-            case SwapIn():
-                return {}, {"from_disk": 0.0}
         return {}, {}
+
+    def _move(self, move):
+        match move.source, move.target:
+            case WeightsFolder(path=path), BankSlot(slot=bank):
+                self.bank[bank] = path
+            case BankSlot(slot=bank), Idle(name=name):
+                assert name not in self.paged
+                self.paged[name] = self.bank[bank]
+            case Idle(name=name), BankSlot(slot=bank):
+                self.bank[bank] = self.paged.pop(name)
+            case TrainSlot(slot=slot), BankSlot(slot=bank):
+                self.saves += 1
+                self.bank[bank] = f"slot {slot} at {self.saves}" if move.also is None else move.also.path
+        return dict.fromkeys(move.pair.replies, 0.0)
 
     def _prefill(self, command):
         rows = command.rows

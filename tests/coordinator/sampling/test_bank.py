@@ -4,7 +4,9 @@ import pytest
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, UNPLACED, VersionBank
-from spmd_tx.protocol.commands import AdapterSpec, DropPaged, LoadSampler, PageIn, PageOut, WriteSampler
+from spmd_tx.protocol.commands import AdapterSpec, Drop
+from spmd_tx.protocol.places import Idle
+from tests.support.moves import load_sampler, page_in, page_out, write_sampler
 
 ADAPTER = AdapterSpec(rank=4)
 FOLDER = Path("/versions")
@@ -34,7 +36,7 @@ def test_the_base_model_is_always_in_slot_0(bank):
 def test_a_version_on_disk_is_loaded_once(bank):
     on_disk(bank, "a")
     first = bank.place("a")
-    assert first.before == [LoadSampler(bank=first.bank, adapter=ADAPTER, path="/checkpoints/a")]
+    assert first.before == [load_sampler(first.bank, "/checkpoints/a")]
     second = bank.place("a")
     assert (second.bank, second.before) == (first.bank, [])
 
@@ -50,28 +52,28 @@ def test_a_version_without_a_slot_waits_with_the_workers_and_comes_back_from_the
     on_disk(bank, "a", "b", "c")
     places = [bank.place(name) for name in ("a", "b", "c")]
     assert places[-1].bank == saved.bank
-    page_out, load = places[-1].before
-    assert page_out == PageOut(bank=saved.bank, version=bank.weights("s"))
-    assert isinstance(load, LoadSampler)
+    out, load = places[-1].before
+    assert out == page_out(saved.bank, bank.weights("s"))
+    assert load.name == "load_sampler"
 
     back = bank.place("s")
-    adapter = {"bank": back.bank, "version": bank.weights("s"), "adapter": ADAPTER}
-    assert back.before == [PageOut(bank=places[0].bank, version=bank.weights("a")), PageIn(**adapter)]
-    assert isinstance(bank.place("a").before[-1], PageIn), "its folder is read once"
+    out, back_in = page_out(places[0].bank, bank.weights("a")), page_in(back.bank, bank.weights("s"))
+    assert back.before == [out, back_in]
+    assert bank.place("a").before[-1].name == "page_in", "its folder is read once"
 
 
 def test_a_version_is_written_to_disk_once_from_wherever_it_is(bank):
     bank.reserve("s", ADAPTER)
     path = str(FOLDER / folder_name("s"))
     commands, folder = bank.write_out("s")
-    assert commands == [WriteSampler(bank=bank.place("s").bank, adapter=ADAPTER, path=path)]
+    assert commands == [write_sampler(bank.place("s").bank, path)]
     assert str(folder) == path
 
     on_disk(bank, "a", "b", "c")
     for name in ("a", "b", "c"):
         bank.place(name)
     commands, _ = bank.write_out("s")
-    assert [type(command) for command in commands] == [PageOut, PageIn, WriteSampler]
+    assert [command.name for command in commands] == ["page_out", "page_in", "write_sampler"]
     assert {command.step for command in bank.programs_to_write_out(["s"])} == {"write_sampler"}
     bank.note_folder("s", folder)
     assert bank.write_out("s") is None
@@ -88,7 +90,7 @@ def test_the_workers_forget_what_they_keep_of_a_forgotten_version(bank):
     bank.forget("a")  # it has a slot
     assert bank.take_dropped() == []
     bank.reserve("s", ADAPTER)
-    assert bank.take_dropped() == [DropPaged(versions=[weights])]
+    assert bank.take_dropped() == [Drop(places=[Idle(weights)])]
     assert bank.take_dropped() == []
     assert bank.weights("s") != weights
 
@@ -153,7 +155,7 @@ def test_forgotten_versions_leave_their_slot_and_their_written_out_folder(bank):
 @pytest.fixture
 def models():
     """Copies of a whole model: the base model's, and two more."""
-    return VersionBank(slots=3, directory=FOLDER, is_of_models=True)
+    return VersionBank(slots=3, directory=FOLDER, whole_models=True)
 
 
 def test_rows_use_one_copy_of_a_model_at_a_time_and_take_turns(models):
@@ -180,7 +182,7 @@ def test_a_copy_that_no_request_waits_for_is_forgotten_with_its_slot(models):
     assert models.reserve("c", ADAPTER).before == []
     assert not models.knows("a")
     weights = models.weights("b")
-    assert models.reserve("d", ADAPTER).before == [PageOut(bank=places[1].bank, version=weights)]
+    assert models.reserve("d", ADAPTER).before == [page_out(places[1].bank, weights)]
     assert models.knows("b")
     assert not models.knows("a")
 
@@ -191,4 +193,4 @@ def test_a_copy_with_a_folder_is_read_from_it_again(models):
     models.reserve("b", ADAPTER)
     assert models.reserve("c", ADAPTER).before == []
     again = models.place("a")
-    assert again.before == [LoadSampler(bank=again.bank, adapter=ADAPTER, path="/checkpoints/a")]
+    assert again.before == [load_sampler(again.bank, "/checkpoints/a")]

@@ -10,7 +10,7 @@ from spmd_tx.coordinator.sampling.job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol.commands import Decode, LoadSampler, Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, draw, score
 
@@ -170,7 +170,7 @@ def test_rows_of_different_versions_run_side_by_side():
     bench.run()
     for version in ("v1", "v2", BASE_MODEL):
         assert bench.tokens(version) == [expected("", prompt_of(6), 8, seed=1, version=version)[0]]
-    assert len(bench.sent(LoadSampler)) == 2
+    assert len(bench.sent("load_sampler")) == 2
 
 
 def test_more_versions_than_slots_take_turns():

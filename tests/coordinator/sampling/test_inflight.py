@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.versions import FROM_DISK, InflightVersions
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import InvalidRequest, WorkerLost
-from spmd_tx.protocol.commands import AdapterSpec, PageOut, SaveSampler
+from spmd_tx.protocol.commands import AdapterSpec
 from tests.coordinator.sampling.bench import Bench, expected, prompt_of
 from tests.coordinator.training.bench import NoSampling, running
 from tests.coordinator.training.fake_trainer import FakeTrainer
@@ -113,7 +114,7 @@ async def test_all_samplers_of_a_model_draw_from_what_was_published_last(bench):
 async def test_many_saves_fit_where_a_few_versions_do(bench):
     samplers = [await publish(bench, 1 + 3 * number, number) for number in range(12)]
     await bench.until(lambda: [name for name in samplers if bench.bank.knows(name)] == samplers[-1:])
-    assert bench.workers.sent(PageOut) == []
+    assert bench.workers.sent("page_out") == []
 
 
 async def test_a_superseded_version_on_disk_is_deleted(bench):
@@ -138,7 +139,7 @@ async def test_after_a_loss_samplers_draw_from_what_was_published_last(bench):
     await bench.start()
     assert await bench.version_of(first) == second
     await bench.settled()
-    saves = bench.workers.sent(SaveSampler)
+    saves = bench.workers.sent("save_sampler")
     assert len(saves) == 2
     assert not bench.bank.knows(first)
 
@@ -201,6 +202,6 @@ async def test_what_was_published_before_the_snapshot_is_found_on_disk(bench):
 
 
 async def test_without_anything_published_there_is_nothing_to_sample(bench):
-    sampler = await bench.catalog.add_sampler("alice", 0, "tiny", of=A, inflight=True)
+    sampler = await bench.catalog.add_sampler("alice", 0, "tiny", SamplerWeights(model_id=A, inflight=True))
     with pytest.raises(InvalidRequest, match="are not there"):
         await bench.version_of(sampler.id)

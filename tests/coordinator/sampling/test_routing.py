@@ -3,7 +3,7 @@ import pytest
 
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles, encode
-from spmd_tx.coordinator.wire.training_protobuf import Span
+from spmd_tx.coordinator.wire.training_protobuf import TokenSpan
 from spmd_tx.errors import DamagedBody
 
 SESSION, REQUEST = "session:1", "abc123"
@@ -25,12 +25,12 @@ def files(tmp_path):
     return RoutingFiles(tmp_path)
 
 
-def prompt(place: int, offset: int, length: int) -> Span:
-    return Span(f"{REQUEST}:{place}", False, offset, length)
+def prompt(place: int, offset: int, length: int) -> TokenSpan:
+    return TokenSpan(f"{REQUEST}:{place}", False, offset, length)
 
 
-def sampled(place: int, offset: int, length: int) -> Span:
-    return Span(f"{REQUEST}:{place}", True, offset, length)
+def sampled(place: int, offset: int, length: int) -> TokenSpan:
+    return TokenSpan(f"{REQUEST}:{place}", True, offset, length)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -43,7 +43,7 @@ def test_all_tokens_of_a_sample_but_the_last_have_experts(files, place):
 
 
 def test_spans_are_laid_end_to_end(files):
-    spans = [sampled(1, 1, 2), prompt(0, 1, 3), Span("unknown:0", False, 0, 2), sampled(0, 2, 1)]
+    spans = [sampled(1, 1, 2), prompt(0, 1, 3), TokenSpan("unknown:0", False, 0, 2), sampled(0, 2, 1)]
     replayed = files.replayed(SESSION, spans, 8)
     np.testing.assert_array_equal(replayed[:2], OF_SAMPLES[1][2:4])
     np.testing.assert_array_equal(replayed[2:5], OF_PROMPT[1:4])
@@ -77,7 +77,7 @@ def test_they_are_there_after_a_restart(files, tmp_path):
     ],
 )
 def test_of_what_the_session_has_not_sampled_nothing_is_known(files, session, sequence_id):
-    assert files.replayed(session, [Span(sequence_id, False, 0, 4)], 4) is None
+    assert files.replayed(session, [TokenSpan(sequence_id, False, 0, 4)], 4) is None
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])

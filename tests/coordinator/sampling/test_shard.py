@@ -3,6 +3,7 @@ import pytest
 from spmd_tx.coordinator.sampling.job import Sample, SampleJob
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
+from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 
@@ -11,7 +12,8 @@ PAGE_SIZE = 4
 
 @pytest.fixture
 def shard():
-    return Shard(rows=4, page_size=PAGE_SIZE, pages=21, decode_steps=4)
+    shapes = SamplingShapes(shards=1, context=80, page_size=PAGE_SIZE, decode_rows=4)
+    return Shard(SamplingLimits(shapes, pages_per_shard=21, decode_steps=4))
 
 
 def samples_of(number, sampler, *, prompt=5, count=1):
@@ -81,7 +83,7 @@ def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
     part = samples_of(0, "a", prompt=7, count=3)
     first = shard.start(part[:1], keep_prompt=True)
     later = shard.start(part[1:], keep_prompt=False)
-    assert (later.written, later.found) == (6, 0)
+    assert (later.written, later.cached) == (6, 0)
     assert [source for source, _ in later.copies.values()] == [first.pages[1]] * 2
     assert {sample.pages[0] for sample in part} == {first.pages[0]}
     assert len({sample.pages[1] for sample in part}) == 3
@@ -89,11 +91,11 @@ def test_a_later_part_copies_only_the_page_that_is_filled_in_part(shard):
 
 def test_pages_that_another_sample_has_filled_are_found_as_long_as_nobody_wants_them(shard):
     first, second, third = (samples_of(0, "a", prompt=11) for _ in range(3))
-    assert shard.start(first, keep_prompt=False).found == 0
+    assert shard.start(first, keep_prompt=False).cached == 0
     pages = list(first[0].pages)
     shard.remember_read(first[0], pages, first[0].position)
     later = shard.start(second, keep_prompt=False)
-    assert (later.written, later.found, later.pages[:2]) == (8, 8, pages[:2])
+    assert (later.written, later.cached, later.pages[:2]) == (8, 8, pages[:2])
     assert later.pages[2] != pages[2], "it is filled in part"
     shard.leave(first[0])
     shard.leave(second[0])

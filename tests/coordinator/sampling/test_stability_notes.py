@@ -8,7 +8,7 @@ from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS, StabilityFiles, encode
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
-from spmd_tx.coordinator.wire.training_protobuf import Datum, Span
+from spmd_tx.coordinator.wire.training_protobuf import Datum, TokenSpan
 from spmd_tx.errors import DamagedBody, InvalidRequest
 
 SESSION, REQUEST = "session:1", "abc123"
@@ -30,15 +30,17 @@ def note(files, tmp_path):
     return path
 
 
-def sampled(place: int, offset: int, length: int, request: str = REQUEST) -> Span:
-    return Span(f"{request}:{place}", True, offset, length)
+def sampled(place: int, offset: int, length: int, request: str = REQUEST) -> TokenSpan:
+    return TokenSpan(f"{request}:{place}", True, offset, length)
 
 
-def prompt(length: int) -> Span:
-    return Span(f"{REQUEST}:0", False, 1, length)
+def prompt(length: int) -> TokenSpan:
+    return TokenSpan(f"{REQUEST}:0", False, 1, length)
 
 
-def datum(targets: list[int], advantages: list[float], *spans: Span, problem: str | None = None) -> Datum:
+def datum(
+    targets: list[int], advantages: list[float], *spans: TokenSpan, problem: str | None = None
+) -> Datum:
     inputs = {
         "target_tokens": np.array(targets),
         "advantages": np.array(advantages, np.float32),
@@ -79,10 +81,16 @@ def test_what_has_no_advantage_needs_no_record(files):
         (datum([4, 5], [1, 1], prompt(1), sampled(0, 0, 1)), "position 0 has an advantage, and"),
         (datum([5], [1], sampled(0, 0, 1, request="gone")), "nothing is recorded of sequence 'gone:0' in"),
         (datum([5], [1], sampled(2, 0, 1)), f"nothing is recorded of sequence '{REQUEST}:2'"),
-        (datum([5], [1], Span(f"{REQUEST}:{'9' * 5000}", True, 0, 1)), "nothing is recorded of sequence"),
+        (
+            datum([5], [1], TokenSpan(f"{REQUEST}:{'9' * 5000}", True, 0, 1)),
+            "nothing is recorded of sequence",
+        ),
         (datum([5], [1], sampled(0, 0, 1, request="a" * 300)), "nothing is recorded of sequence"),
-        (datum([5], [1], Span(REQUEST, True, 0, 1)), f"nothing is recorded of sequence '{REQUEST}'"),
-        (datum([5], [1], Span(f"../{REQUEST}:0", True, 0, 1)), "record_stability_info=True, in the session"),
+        (datum([5], [1], TokenSpan(REQUEST, True, 0, 1)), f"nothing is recorded of sequence '{REQUEST}'"),
+        (
+            datum([5], [1], TokenSpan(f"../{REQUEST}:0", True, 0, 1)),
+            "record_stability_info=True, in the session",
+        ),
         (datum([5, 6], [0, 1], sampled(1, 1, 2)), f"tokens 1 to 2 of sequence '{REQUEST}:1', which has 2"),
         (
             datum([5, 9, 7], [1, 1, 1], sampled(0, 0, 3)),

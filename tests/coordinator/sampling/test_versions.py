@@ -3,13 +3,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling import versions
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.protocol.commands import LoadSampler
 from tests.coordinator.training.bench import running
 
 A = "alice:train:0"
@@ -25,7 +25,7 @@ async def bench(tmp_path):
 
 
 async def sampler(bench, seq_id=0, path=PATH, session="bob"):
-    return (await bench.catalog.add_sampler(session, seq_id, "tiny", path=path)).id
+    return (await bench.catalog.add_sampler(session, seq_id, "tiny", SamplerWeights(path))).id
 
 
 def folder_of(bench, version):
@@ -104,9 +104,9 @@ async def test_a_checkpoint_of_an_earlier_run_is_read_from_its_folder(bench):
     bench.versions._published.clear()  # as after a restart
     version = await bench.version_of(await sampler(bench))
     (load,) = bench.bank.place(version).before
-    assert isinstance(load, LoadSampler)
-    assert load.path != str(folder)
-    assert weights(Path(load.path)) == 7.0
+    assert load.name == "load_sampler"
+    assert load.source.path != str(folder)
+    assert weights(Path(load.source.path)) == 7.0
 
 
 async def test_a_training_checkpoint_cannot_be_sampled(bench):

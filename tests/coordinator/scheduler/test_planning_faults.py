@@ -10,6 +10,7 @@ from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.prefill import PrefillPlan
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.sampling.shard import Shard
+from spmd_tx.coordinator.scheduler.request_table import Danger
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from tests.coordinator.mesh.compiling_workers import CompilingWorkers
@@ -130,7 +131,7 @@ async def test_a_request_that_planning_fails_for_fails_alone(
     batch = bench.scheduler._execution._sampling
     assert [shard.pool.free for shard in batch._shards] == [PAGES - 1] * SHARDS
     assert [len(shard.residents) for shard in batch._shards] == [0] * SHARDS
-    assert not bench.scheduler._execution._dispatcher.lonely
+    assert not bench.scheduler._table.in_danger_of(Danger.PLANNING)
 
 
 async def test_an_error_that_does_not_come_again_fails_nobody(bench, monkeypatch):

@@ -9,7 +9,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
-from spmd_tx.protocol.commands import Decode, ForwardBackward, OptimStep, PageOut, SaveState
+from spmd_tx.protocol.commands import Decode, ForwardBackward, OptimStep
 from tests.coordinator.scheduler.fake_sampling import sample, slots
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 
@@ -121,7 +121,7 @@ async def test_a_barrier_of_one_model_holds_no_other_up(bench):
     await bench.settled()
     bench.workers.is_holding = True
     saving, after = bench.save(A, 1, "x"), bench.train(A, 2, 10)
-    await bench.until(lambda: bench.workers.sent(SaveState))
+    await bench.until(lambda: bench.workers.sent("save_state"))
     other = bench.train(B, 1, 10)
     await bench.until(lambda: bench.workers.sent(ForwardBackward))
     assert [slots(command) for command in bench.workers.sent(ForwardBackward)] == [{1}]
@@ -244,7 +244,7 @@ async def test_a_session_that_ends_leaves_no_version_behind(bench, sampling):
     bench.create(A)
     for seq_id in range(1, 9):  # more than the bank holds
         await bench.result(bench.save_for_sampler(A, seq_id, sampling_session_seq_id=seq_id))
-    paged = [command.version for command in bench.workers.sent(PageOut)]
+    paged = [command.target.name for command in bench.workers.sent("page_out")]
     assert paged
     for seq_id in range(1, 9):
         folder = bench.directory / "versions" / folder_name(f"alice:sample:{seq_id}")

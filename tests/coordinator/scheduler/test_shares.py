@@ -2,8 +2,9 @@ from itertools import pairwise
 
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
-from spmd_tx.protocol.commands import Decode, ForwardBackward, PageOut
+from spmd_tx.protocol.commands import Decode, ForwardBackward
 from tests.coordinator.scheduler.fake_sampling import sample, slots
+from tests.support.moves import page_out
 
 A, B = "alice:train:0", "bob:train:0"
 
@@ -65,13 +66,13 @@ async def test_a_short_sample_does_not_wait_for_a_long_queue_of_training(bench, 
 async def test_what_a_decode_needs_is_sent_right_before_it(bench, sampling):
     bench.create(A)
     seq_id = await bench.hold(A, 1)
-    sampling.before = [PageOut(bank=bank, version=f"version {bank}") for bank in (1, 2, 3)]
+    sampling.before = [page_out(bank, f"version {bank}") for bank in (1, 2, 3)]
     trained, sampled = bench.train(A, seq_id, 10), await sample(bench)
     await bench.prepared(A)
     await bench.until(sampling.waiting)
     bench.let_go()
     await bench.result(trained)
     await bench.outcome(sampled)
-    kinds = [type(command) for command in bench.workers.commands]
-    first = kinds.index(PageOut)
-    assert kinds[first : first + 4] == [PageOut, PageOut, PageOut, Decode]
+    kinds = [command.name for command in bench.workers.commands]
+    first = kinds.index("page_out")
+    assert kinds[first : first + 4] == ["page_out", "page_out", "page_out", "decode"]

@@ -3,11 +3,15 @@
 import asyncio
 from collections import Counter, deque
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
+from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.request_table import RequestTable
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
 from spmd_tx.coordinator.training.losses import LossSettings
@@ -18,6 +22,7 @@ from spmd_tx.coordinator.wire.training_protobuf import Datum
 from spmd_tx.protocol.commands import LOSS_NAMES, Decode, ForwardBackward
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
+from tests.coordinator.training.fake_log import FakeLog
 
 SHAPES = TrainingShapes(1, 8192, (256, 8192), max_context=8192, attention=AttentionCost(1e-3))
 TOKENS_PER_SECOND = 25_000  # that one H100 trains, of a model with 8 billion parameters
@@ -58,14 +63,12 @@ class Server:
 
     def __init__(self, devices, *, sampling=None, ahead=4):
         self.devices, self.sampling = devices, sampling or FakeSampling()
+        training = SimpleNamespace(slots=TrainingSlots(4), shapes=SHAPES)
         self.dispatcher = Dispatcher(
-            devices,
-            self.sampling,
-            TrainingSlots(4),
-            shapes=SHAPES,
+            GenerationParts(devices, training, None, self.sampling),
+            RequestTable(Quarantine()),
+            FakeLog(announce=None),
             on_reply=lambda: None,
-            note=lambda stage, requests: None,
-            worked=lambda requests, seconds: None,
             clock=lambda: devices.now,
         )
         self.models = {}

@@ -10,10 +10,11 @@ from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.protocol.commands import DropPaged, LoadSampler, PageIn, PageOut, SaveSampler
+from spmd_tx.protocol.commands import Drop
 from tests.coordinator.sampling.bench import MAX_CONTEXT, MODEL, PAGE_SIZE, Words, prompt_of
 from tests.coordinator.sampling.fake_device import FakeDevice, FakeWorkers, continuation
 from tests.coordinator.training.bench import running
+from tests.support.ready_programs import EverythingReady
 
 PAGES = 40
 ROUNDS = 5
@@ -24,7 +25,7 @@ def sample_batch(bank):
     limits = SamplingLimits(
         shapes=SamplingShapes(2, MAX_CONTEXT, PAGE_SIZE, decode_rows=4), pages_per_shard=PAGES, decode_steps=4
     )
-    return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits)
+    return SampleBatch(SamplingModel(MODEL, MAX_CONTEXT, Words()), bank, limits, EverythingReady())
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ async def test_every_version_draws_its_own_tokens_while_others_train_and_sample(
     drawn = dict(
         zip(CLIENTS, await asyncio.gather(*(train_and_sample(bench, each) for each in CLIENTS)), strict=True)
     )
-    saves = [command for command in bench.workers.commands if isinstance(command, SaveSampler)]
-    names = [f"slot {command.slot} at {number}" for number, command in enumerate(saves, start=1)]
+    saves = [command for command in bench.workers.commands if command.name == "save_sampler"]
+    names = [f"slot {command.source.slot} at {number}" for number, command in enumerate(saves, start=1)]
     for slot, session in enumerate(CLIENTS):
         versions = [name for name in names if name.startswith(f"slot {slot} ")]
         for (number, version), samples in drawn[session].items():
@@ -79,8 +80,8 @@ async def test_every_version_draws_its_own_tokens_while_others_train_and_sample(
             ]
             assert samples == expected
     assert len(saves) == ROUNDS * len(CLIENTS)
-    assert any(isinstance(command, PageOut) for command in bench.workers.commands)  # more than the bank holds
+    assert any(command.name == "page_out" for command in bench.workers.commands)  # more than the bank holds
     bench.scheduler.session_ended(CLIENTS[0])
-    await bench.until(lambda: isinstance(bench.workers.commands[-1], DropPaged))
-    assert any(isinstance(command, PageIn) for command in bench.workers.commands)
-    assert not any(isinstance(command, LoadSampler) for command in bench.workers.commands)  # reads files
+    await bench.until(lambda: isinstance(bench.workers.commands[-1], Drop))
+    assert any(command.name == "page_in" for command in bench.workers.commands)
+    assert not any(command.name == "load_sampler" for command in bench.workers.commands)  # reads files

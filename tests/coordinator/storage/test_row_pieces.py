@@ -5,9 +5,9 @@ from sqlalchemy import select
 
 from spmd_tx.coordinator.storage import row_pieces
 from spmd_tx.coordinator.storage.row_pieces import in_pieces, sized_pieces
-from spmd_tx.coordinator.storage.tables import Session
+from spmd_tx.coordinator.storage.tables import SessionRow
 
-QUERY = select(Session.id, Session.display_name).order_by(Session.id)
+QUERY = select(SessionRow.id, SessionRow.display_name).order_by(SessionRow.id)
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ async def names(database):
     names = ["x" * (10 if number < 20 else 10_000) for number in range(200)]
     async with database.transaction() as db:
         for number, name in enumerate(names):
-            db.add(Session(id=f"{number:03d}", created_at=0.0, tags=[], display_name=name))
+            db.add(SessionRow(id=f"{number:03d}", created_at=0.0, tags=[], display_name=name))
     return names
 
 
@@ -25,7 +25,7 @@ async def test_all_rows_come_in_their_order_beside_other_queries(database, names
     async with database.reading() as db:
         async for piece in in_pieces(db, QUERY, 25):
             assert len(piece) <= 25
-            assert await db.scalar(select(Session.id).limit(1)) == "000"
+            assert await db.scalar(select(SessionRow.id).limit(1)) == "000"
             found += [name for _, name in piece]
     assert found == names
 
@@ -46,4 +46,4 @@ async def test_reading_may_end_early(database, names):
             async for piece in pieces:
                 assert len(piece) == 10
                 break
-        assert await db.scalar(select(Session.id).limit(1)) == "000"
+        assert await db.scalar(select(SessionRow.id).limit(1)) == "000"

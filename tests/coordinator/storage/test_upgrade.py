@@ -8,9 +8,11 @@ from sqlalchemy import create_engine, text
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 
 ROWS = """
@@ -72,6 +74,8 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
         '"files":{"shard.bin":7},"saved_by":null,"format":1}'
     )
     database = await open_database(None, first_version)
-    checkpoints = await open_checkpoints(database, first_version / "checkpoints", "b")
+    checkpoints = await open_checkpoints(
+        database, LocalStore(first_version / "checkpoints"), "b", DiskGuard(first_version / "checkpoints")
+    )
     assert (await checkpoints.open(path)).folder == folder
     await database.close()

@@ -8,7 +8,7 @@ from sqlalchemy import delete, update
 
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.coordinator.storage.tables import ApiKey, ServerState
+from spmd_tx.coordinator.storage.tables import ApiKeyRow, ServerState
 from spmd_tx.coordinator.tenancy import keyring as keyring_module
 from spmd_tx.coordinator.tenancy import keys, keys_seen
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, KeyLimits
@@ -162,7 +162,7 @@ async def test_the_last_use_is_written_down_at_most_once_a_minute(make, keyring,
 async def remove_rows(database):
     """What a bad restore does."""
     async with database.transaction() as db:
-        await db.execute(delete(ApiKey))
+        await db.execute(delete(ApiKeyRow))
 
 
 @pytest.mark.parametrize("lost", ["the file", "the flag", "nothing"])

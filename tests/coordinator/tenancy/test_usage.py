@@ -3,7 +3,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from spmd_tx.coordinator.requests.records import Failed, Finished
-from spmd_tx.coordinator.storage.tables import AuditRow, Model, Sampler, Session, UsageRow
+from spmd_tx.coordinator.storage.tables import AuditRow, ModelRow, SamplerRow, SessionRow, UsageRow
 from spmd_tx.coordinator.tenancy import usage
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS, Item
@@ -23,11 +23,11 @@ async def rows(database):
         "base": (None, None),
     }
     async with database.transaction() as db:
-        db.add(Session(id="s", tags=[], owner="alice", key_id="k", **times))
-        db.add(Model(id="s:train:0", session_id="s", base_model="b", **adapter, **times))
+        db.add(SessionRow(id="s", tags=[], owner="alice", key_id="k", **times))
+        db.add(ModelRow(id="s:train:0", session_id="s", base_model="b", **adapter, **times))
         for name, (model_id, path) in samplers.items():
             weights = {"base_model": "b", "model_id": model_id, "model_path": path}
-            db.add(Sampler(id=name, session_id="s", **weights, **times))
+            db.add(SamplerRow(id=name, session_id="s", **weights, **times))
 
 
 async def add(database, *items, now=NOW):

@@ -3,10 +3,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import delete, select, update
 
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Session, StoredCheckpoint, UsageRow
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SessionRow, StoredCheckpoint, UsageRow
 from spmd_tx.coordinator.tenancy import stored_checkpoints, usage_report
 from spmd_tx.coordinator.tenancy.callers import Caller
-from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, Page, window
+from spmd_tx.coordinator.tenancy.usage_report import GIGABYTE, EventPage, window
 from spmd_tx.errors import InvalidRequest
 
 ALICE = Caller("alice", "user")
@@ -20,7 +20,7 @@ def at(hours: float) -> float:
 
 async def save(database, name: str, hours: float, size: int, owner: str = "alice") -> None:
     async with database.transaction() as db:
-        row = Checkpoint(
+        row = CheckpointRow(
             run_id="r", kind="weights", name=name, size_bytes=size, created_at=at(hours), owner=owner
         )
         db.add(row)
@@ -48,7 +48,7 @@ async def test_a_checkpoint_counts_for_as_long_as_it_is_there(database):
     await look(database, 0.6)
     assert await gigabyte_hours(database, now=2.25) == pytest.approx({0: 1.0, 1: 2.0, 2: 0.5})
     async with database.transaction() as db:
-        await db.execute(delete(Checkpoint))
+        await db.execute(delete(CheckpointRow))
     await look(database, 3.5)
     assert await gigabyte_hours(database, now=20) == pytest.approx({0: 1.0, 1: 2.0, 2: 2.0, 3: 1.0})
 
@@ -64,7 +64,7 @@ async def test_one_that_is_overwritten_counts_up_to_then(database):
     await save(database, "a", 0, int(GIGABYTE))
     await look(database, 0.5)
     async with database.transaction() as db:
-        await db.execute(update(Checkpoint).values(created_at=at(1), size_bytes=int(3 * GIGABYTE)))
+        await db.execute(update(CheckpointRow).values(created_at=at(1), size_bytes=int(3 * GIGABYTE)))
     await look(database, 1)
     assert await gigabyte_hours(database, now=2) == pytest.approx({0: 1.0, 1: 3.0})
 
@@ -74,7 +74,7 @@ async def test_usage_before_the_window_is_not_in_it(database):
     await save(database, "gone", -20, int(GIGABYTE))
     await look(database, -5)
     async with database.transaction() as db:
-        await db.execute(delete(Checkpoint).where(Checkpoint.name == "gone"))
+        await db.execute(delete(CheckpointRow).where(CheckpointRow.name == "gone"))
     await look(database, -4)
     assert await gigabyte_hours(database, now=1) == pytest.approx({0: 1.0})
 
@@ -90,7 +90,7 @@ async def test_what_was_deleted_long_ago_is_forgotten(database):
     await save(database, "a", 0, 1)
     await look(database, 0)
     async with database.transaction() as db:
-        await db.execute(delete(Checkpoint))
+        await db.execute(delete(CheckpointRow))
     await look(database, 1)
     async with database.transaction() as db:
         await stored_checkpoints.forget(db, at(300 * 24))
@@ -126,7 +126,7 @@ async def much(database):
                 "owner": "alice",
                 "user_metadata": {"notes": "x" * 1000},
             }
-            db.add(Session(id=session, **about))
+            db.add(SessionRow(id=session, **about))
         for number in range(24):
             line, session = f"sampler {number % 4}", "st"[number % 2]
             amounts = dict.fromkeys(("trained", "forwarded", "prompt", "cached", "checkpoints"), 0)
@@ -144,11 +144,11 @@ async def usage_of(database, page):
 
 
 async def test_usage_is_read_in_pages_and_all_of_it_is_in_one(database, much):
-    whole = await usage_of(database, Page())
+    whole = await usage_of(database, EventPage())
     assert len(whole.data) == 24 + 2 * 6
     found, metadata, offset, pages = [], {}, 0, 0
     while offset is not None:
-        page = await usage_of(database, Page(offset, 3000))
+        page = await usage_of(database, EventPage(offset, 3000))
         assert 0 < len(page.data) < 10
         assert {event.session_id for event in page.data} - {None} == page.sessions.keys()
         found, metadata, offset = found + page.data, metadata | page.sessions, page.next_offset
@@ -162,7 +162,7 @@ async def test_usage_is_read_in_pages_and_all_of_it_is_in_one(database, much):
 
 async def test_usage_that_is_too_much_for_an_answer_is_refused_with_the_remedy(database, much):
     with pytest.raises(InvalidRequest, match="ask for fewer hours at a time, or send offset=0") as refused:
-        await usage_of(database, Page(None, 1000))
+        await usage_of(database, EventPage(None, 1000))
     assert "3.9 KiB" in str(refused.value)
 
 
@@ -171,11 +171,11 @@ async def test_the_storage_of_too_many_projects_is_refused_with_the_remedy(datab
         for number in range(3):
             run, about = f"s{number}:train:0", {"created_at": at(0), "base_model": "x", "owner": "alice"}
             db.add(
-                Session(id=f"s{number}", tags=[], owner="alice", created_at=at(0), project_id=f"p{number}")
+                SessionRow(id=f"s{number}", tags=[], owner="alice", created_at=at(0), project_id=f"p{number}")
             )
             shape = {"rank": 8, "alpha": 8.0, "train_attn": True, "train_mlp": True, "train_unembed": True}
-            db.add(Model(id=run, session_id=f"s{number}", created_at=at(0), base_model="x", **shape))
-            db.add(Checkpoint(run_id=run, kind="weights", name="a", size_bytes=7, **about))
+            db.add(ModelRow(id=run, session_id=f"s{number}", created_at=at(0), base_model="x", **shape))
+            db.add(CheckpointRow(run_id=run, kind="weights", name="a", size_bytes=7, **about))
     async with database.reading() as db:
         whole = await usage_report.current_storage(db, None, ALICE)
         one = await usage_report.current_storage(db, "p1", ALICE, most_bytes=1)

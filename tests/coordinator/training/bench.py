@@ -13,15 +13,17 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
-from spmd_tx.coordinator.sampling.versions import open_versions
+from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
+from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
 from spmd_tx.coordinator.training.execute import Training
@@ -105,7 +107,7 @@ class TrainingBench:
     def equip(self, workers, plan):
         workers.on_written, workers.on_custom_loss = self.snapshots.writes.take, self.loss_runs.take
         self.bank = VersionBank(slots=6, directory=self.directory / "versions")
-        versions = open_versions(
+        versions = Versions(
             self.catalog,
             self.checkpoints,
             self.bank,
@@ -198,6 +200,7 @@ class TrainingBench:
 
     async def outcome(self, request_id):
         """How a request ends, unless the scheduler does so first."""
+        self.scheduler._table.check_integrity()
         settled = asyncio.create_task(self.log.outcome(request_id))
         await asyncio.wait([settled, self.run], return_when=asyncio.FIRST_COMPLETED)
         if not settled.done():
@@ -209,6 +212,7 @@ class TrainingBench:
         """Return when something has become true; if it never does, the test runs into its time limit."""
         while not condition():
             assert not self.run.done(), "the scheduler has ended"
+            self.scheduler._table.check_integrity()
             await asyncio.sleep(0.001)
 
     async def settled(self):
@@ -238,7 +242,9 @@ async def running(directory: Path, slots: int = 2, sampling=None, workers=None, 
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(database, directory / "checkpoints", BASE_MODEL)
+    checkpoints = await open_checkpoints(
+        database, LocalStore(directory / "checkpoints"), BASE_MODEL, DiskGuard(directory / "checkpoints")
+    )
     bench = TrainingBench(
         directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, shapes
     )

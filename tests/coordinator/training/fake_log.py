@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter, defaultdict
 
-from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, History, LossCount, Request
+from spmd_tx.coordinator.requests.records import Executed, Failed, Finished, LossCount, ModelHistory, Request
 
 
 class FakeLog:
@@ -55,7 +55,7 @@ class FakeLog:
                 closed.add(request.seq_id)
         creation = next((self.outcomes.get(each.id) for each in mine if each.seq_id == 0), None)
         refusal = creation.error if isinstance(creation, Failed) else None
-        return History(executed, closed, refusal, creation is not None)
+        return ModelHistory(executed, closed, refusal, creation is not None)
 
     async def count_losses(self, in_flight, blamed):
         self.losses.update(in_flight)

@@ -11,24 +11,10 @@ from spmd_tx.coordinator.training.custom_loss_catalog import StoredLoss
 from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.definition import Definition, LossInput, WireGraph, WireNode
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import (
-    CreateAdapter,
-    CustomLoss,
-    DropSwapped,
-    Forward,
-    ForwardBackward,
-    LoadState,
-    OptimStep,
-    PageIn,
-    PageOut,
-    SaveSampler,
-    SaveState,
-    Snapshot,
-    SwapIn,
-    SwapOut,
-    WriteSampler,
-)
+from spmd_tx.protocol.commands import CustomLoss, Drop, Forward, ForwardBackward, Move, OptimStep
+from spmd_tx.protocol.places import BankSlot, Fresh, Idle, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
+from tests.support.moves import is_one_of
 
 
 class FakeTrainer:
@@ -46,17 +32,18 @@ class FakeTrainer:
         self.commands = []
         self.held = []  # replies on their way, oldest first
         self.is_holding = False
-        self.holds = ()  # kinds of commands whose replies are held back all the same
+        self.holds = ()  # types or names of commands whose replies are held back all the same
         self.gradients = defaultdict(float)
         self.weights = {}
         self.swapped = {}
+        self.paged = {}
 
     def send(self, command, requests=()):
         self.commands.append(command)
         arrays, metrics = self._execute(command)
         reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
         answer = asyncio.get_running_loop().create_future()
-        if self.is_holding or isinstance(command, self.holds):
+        if self.is_holding or is_one_of(command, self.holds):
             self.held.append((answer, reply))
         else:
             asyncio.get_running_loop().call_soon(answer.set_result, reply)
@@ -73,7 +60,7 @@ class FakeTrainer:
         self.held.clear()
 
     def sent(self, *kinds):
-        return [command for command in self.commands if isinstance(command, kinds)]
+        return [command for command in self.commands if is_one_of(command, kinds)]
 
     def _begin_loss(self, command):
         """It is ``scale`` times the sum of the logprobs; it ends when the loop comes to it, or is let go."""
@@ -97,8 +84,6 @@ class FakeTrainer:
 
     def _execute(self, command):
         match command:
-            case CreateAdapter(slot=slot, seed=seed):
-                self.weights[slot] = float(seed)
             case ForwardBackward(rows=rows, loss=loss) | Forward(rows=rows, loss=loss):
                 logprobs = -(rows.tokens + rows.targets / 8).astype(np.float32)
                 with np.errstate(over="ignore"):
@@ -114,31 +99,39 @@ class FakeTrainer:
                 applied = bool(np.isfinite(gradient))
                 self.weights[slot] -= learning_rate * gradient if applied else 0.0
                 return {}, {"grad_norm": abs(gradient), "applied": float(applied)}
-            case SwapOut(slot=slot, model=model):
-                self.swapped[model] = self.weights.pop(slot), self.gradients.pop(slot, 0.0)
-                return {}, {"host_bytes": float(len(self.swapped)), "disk_bytes": 0.0}
-            case SwapIn(slot=slot, model=model):
-                self.weights[slot], self.gradients[slot] = self.swapped.pop(model)
-                return {}, {"from_disk": 0.0}
-            case DropSwapped(models=models):
-                for model in models:
-                    del self.swapped[model]
-            case SaveState(slot=slot, path=path):
-                _write(path, "state", self.weights[slot])
-            case Snapshot(slot=slot, path=path):
-                _write(path, "state", self.weights[slot])
-                self._end_writing(path)
-            case LoadState(slot=slot, path=path):
-                self.weights[slot] = float((Path(path) / "state").read_text())
-            case SaveSampler(slot=slot, path=path) if path is not None:
-                self._write_peft(path, self.weights[slot])
-            case WriteSampler(bank=bank, path=path):
-                self._write_peft(path, bank)
-            case PageOut():
-                return {}, {"host_bytes": 0.0, "disk_bytes": 0.0}
-            case PageIn():
-                return {}, {"from_disk": 0.0}
+            case Move():
+                self._move(command)
+                counts = {"host_bytes": float(len(self.swapped)), "disk_bytes": 0.0, "from_disk": 0.0}
+                return {}, {name: counts[name] for name in command.pair.replies}
+            case Drop(places=places):
+                for place in places:
+                    del (self.swapped if place.name in self.swapped else self.paged)[place.name]
         return {}, {}
+
+    def _move(self, move):
+        match move.source, move.target:
+            case Fresh(seed=seed), TrainSlot(slot=slot):
+                self.weights[slot] = float(seed)
+            case TrainSlot(slot=slot), Idle(name=name):
+                self.swapped[name] = self.weights.pop(slot), self.gradients.pop(slot, 0.0)
+            case Idle(name=name), TrainSlot(slot=slot):
+                self.weights[slot], self.gradients[slot] = self.swapped.pop(name)
+            case TrainSlot(slot=slot), StateFolder(path=path):
+                _write(path, "state", self.weights[slot])
+                if move.in_background:
+                    self._end_writing(path)
+            case StateFolder(path=path), TrainSlot(slot=slot):
+                self.weights[slot] = float((Path(path) / "state").read_text())
+            case TrainSlot(slot=slot), BankSlot() if move.also is not None:
+                self._write_peft(move.also.path, self.weights[slot])
+            case TrainSlot(slot=slot), WeightsFolder(path=path):
+                self._write_peft(path, self.weights[slot])
+            case BankSlot(slot=bank), WeightsFolder(path=path):
+                self._write_peft(path, bank)
+            case BankSlot(slot=bank), Idle(name=name):
+                self.paged[name] = bank
+            case Idle(name=name), BankSlot():
+                del self.paged[name]
 
     def _write_peft(self, path, weights):
         if self.write_error is None:

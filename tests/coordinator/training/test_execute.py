@@ -5,20 +5,12 @@ import numpy as np
 import pyrage
 import pytest
 
-from spmd_tx.coordinator.sampling.bank import UNPLACED
 from spmd_tx.coordinator.training import saves
 from spmd_tx.coordinator.training.execute import CHILDREN
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
-from spmd_tx.protocol.commands import (
-    CreateAdapter,
-    Forward,
-    ForwardBackward,
-    LoadState,
-    OptimStep,
-    SaveSampler,
-    SaveState,
-)
+from spmd_tx.protocol.commands import Forward, OptimStep
+from spmd_tx.protocol.places import WeightsFolder
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, logprobs, running
 
 A, B, C = "alice:train:0", "bob:train:0", "carol:train:0"
@@ -37,9 +29,9 @@ async def test_a_model_is_a_fresh_adapter_in_a_slot_of_its_own(bench):
     created = [bench.create(A, seed=3, rank=4), bench.create(B, rank=8, train_mlp=False)]
     assert await bench.result(created[0]) == {"type": "create_model", "model_id": A}
     await bench.result(created[1])
-    first, second = bench.workers.sent(CreateAdapter)
-    assert (first.slot, first.seed, first.adapter.rank) == (0, 3, 4)
-    assert (second.slot, second.adapter.rank, second.adapter.train_mlp) == (1, 8, False)
+    first, second = bench.workers.sent("create_adapter")
+    assert (first.target.slot, first.source.seed, first.adapter.rank) == (0, 3, 4)
+    assert (second.target.slot, second.adapter.rank, second.adapter.train_mlp) == (1, 8, False)
 
 
 async def test_a_model_that_cannot_be_created_fails_everything_after_it_in_the_same_words(bench):
@@ -54,7 +46,7 @@ async def test_a_slot_is_free_again_when_its_session_has_ended(bench):
     await bench.result(bench.create(B))
     bench.scheduler.session_ended("alice")
     await bench.result(bench.create(C))
-    assert bench.workers.sent(CreateAdapter)[-1].slot == 0
+    assert bench.workers.sent("create_adapter")[-1].target.slot == 0
 
 
 async def test_a_session_that_ends_still_gets_what_it_asked_for(bench):
@@ -194,8 +186,8 @@ async def test_a_saved_state_loads_into_a_new_model(bench):
     assert saved == {"type": "save_weights", "path": f"tinker://{A}/weights/first"}
     loaded = await bench.result(bench.load(B, 0, saved["path"], optimizer=True))
     assert loaded == {"type": "load_weights", "path": saved["path"], "model_id": B}
-    (command,) = bench.workers.sent(LoadState)
-    assert (command.slot, command.optimizer, command.adapter.rank) == (1, True, 8)
+    (command,) = bench.workers.sent("load_state")
+    assert (command.target.slot, command.with_optimizer, command.adapter.rank) == (1, True, 8)
     assert bench.workers.weights == {0: 7.0, 1: 7.0}
     await bench.result(bench.train(B, 1, 4))
 
@@ -251,7 +243,7 @@ async def test_a_name_is_used_once_unless_it_is_to_be_overwritten(bench):
     await bench.result(saves[0])
     assert "exists; choose another name" in await bench.failure(saves[1])
     await bench.result(saves[2])
-    assert len(bench.workers.sent(SaveState)) == 2
+    assert len(bench.workers.sent("save_state")) == 2
 
 
 async def test_a_save_without_a_good_name_is_refused_before_the_workers_hear_of_it(bench):
@@ -259,7 +251,7 @@ async def test_a_save_without_a_good_name_is_refused_before_the_workers_hear_of_
     assert "cannot be the name of a checkpoint" in await bench.failure(bench.save(A, 1, "a/b"))
     assert "ttl_seconds is 0" in await bench.failure(bench.save(A, 2, "a", ttl_seconds=0))
     assert "neither path nor sampling_session_seq_id" in await bench.failure(bench.save_for_sampler(A, 3))
-    assert not bench.workers.sent(SaveState, SaveSampler)
+    assert not bench.workers.sent("save_state", "save_sampler")
 
 
 async def test_an_export_is_only_written_and_takes_no_place_among_the_samplers(bench):
@@ -267,8 +259,9 @@ async def test_an_export_is_only_written_and_takes_no_place_among_the_samplers(b
     wish = SaveWeightsExternalRequest(A, 1, "out", ttl_seconds=3600)
     exported = await bench.result(bench.submit("save_weights_external", A, 1, wish))
     assert exported["path"] == f"tinker://{A}/external_weights/out"
-    (save,) = bench.workers.sent(SaveSampler)
-    assert (save.bank, Path(save.path).parent.name) == (UNPLACED, "external_weights")
+    (save,) = bench.workers.sent("save_sampler")
+    assert isinstance(save.target, WeightsFolder)
+    assert Path(save.target.path).parent.name == "external_weights"
     again = bench.submit("save_weights_external", A, 2, SaveWeightsExternalRequest(A, 2, "out"))
     assert "exists; choose another name" in await bench.failure(again)
 
@@ -354,8 +347,9 @@ async def test_weights_are_saved_as_they_are_between_the_steps_around_the_save(b
     result = await bench.result(saved)
     await bench.settled()
     assert result["sampling_session_id"] == "alice:sample:0"
-    kinds = [type(command) for command in bench.workers.commands]
-    assert kinds == [CreateAdapter, ForwardBackward, OptimStep, SaveSampler, ForwardBackward, OptimStep]
+    kinds = [command.name for command in bench.workers.commands]
+    step = ["forward_backward", "optim_step"]
+    assert kinds == ["create_adapter", *step, "save_sampler", *step]
 
 
 async def test_an_ephemeral_save_stays_on_the_device_and_a_named_one_is_also_a_folder(bench):
@@ -363,9 +357,9 @@ async def test_an_ephemeral_save_stays_on_the_device_and_a_named_one_is_also_a_f
     await bench.result(bench.save_for_sampler(A, 1, sampling_session_seq_id=0))
     named = await bench.result(bench.save_for_sampler(A, 2, "good"))
     assert named["path"] == f"tinker://{A}/sampler_weights/good"
-    ephemeral_save, named_save = bench.workers.sent(SaveSampler)
-    assert ephemeral_save.path is None
-    assert ephemeral_save.bank != named_save.bank
+    ephemeral_save, named_save = bench.workers.sent("save_sampler")
+    assert ephemeral_save.also is None
+    assert ephemeral_save.target != named_save.target
     folder = next(bench.directory.glob("checkpoints/*/sampler_weights/good"))
     assert {path.name for path in folder.iterdir()} == {"adapter_model.safetensors", "checkpoint.json"}
 
@@ -380,7 +374,7 @@ async def test_a_save_keeps_the_rank_it_was_asked_for_with(bench):
     await bench.prepared(A, 2)
     bench.let_go()
     await bench.result(loading)
-    assert [command.adapter.rank for command in bench.workers.sent(SaveSampler, LoadState)] == [4, 8]
+    assert [command.adapter.rank for command in bench.workers.sent("save_sampler", "load_state")] == [4, 8]
 
 
 async def test_two_saves_on_one_sampler_number_are_refused(bench):

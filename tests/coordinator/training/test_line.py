@@ -3,31 +3,31 @@ import sys
 
 import pytest
 
-from spmd_tx.coordinator.requests.records import Kind, Request
+from spmd_tx.coordinator.requests.records import Request, RequestKind
 from spmd_tx.coordinator.training.line import (
     LATER_CALL_SECONDS,
     MOST_CONSUMED,
     SILENCE_SECONDS,
-    Line,
     ModelLine,
+    RequestLine,
+    Restoration,
     WaitingLines,
 )
-from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.errors import InvalidRequest
 
 
-def request(seq_id: int, kind: Kind = "forward_backward") -> Request:
+def request(seq_id: int, kind: RequestKind = "forward_backward") -> Request:
     return Request(seq_id, f"request-{seq_id}", kind, "session:train:0", seq_id, "session")
 
 
-def line_after_creation() -> Line:
-    line = Line("session:train:0")
+def line_after_creation() -> RequestLine:
+    line = RequestLine("session:train:0")
     line.arrive(request(0, "create_model"), now=0.0)
     assert numbers(line, now=0.0) == [0]
     return line
 
 
-def numbers(line: Line, now: float) -> list[int]:
+def numbers(line: RequestLine, now: float) -> list[int]:
     return [request.seq_id for request in line.release(now)]
 
 
@@ -172,7 +172,7 @@ def test_a_line_where_many_wait_is_looked_at_as_fast_as_one_where_few_do(lines_o
 
 
 def waiting_line(lines: WaitingLines, name: str, *arrivals: Request, now: float) -> ModelLine:
-    entry = ModelLine(TrainedModel(name, "session", "tenant", on_step=lambda: None))
+    entry = ModelLine(Restoration(name, "session"), "tenant", on_step=lambda: None)
     for arrival in arrivals:
         entry.line.arrive(arrival, now)
     lines.add(entry)

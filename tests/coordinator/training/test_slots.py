@@ -3,14 +3,15 @@ import asyncio
 import pytest
 
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.coordinator.training.slots import TURN, OneModel
-from spmd_tx.protocol.commands import CreateAdapter, DropSwapped, ForwardBackward, Snapshot, SwapIn, SwapOut
+from spmd_tx.coordinator.training.slots import TURN, TrainingSlots
+from spmd_tx.protocol.commands import Drop, ForwardBackward
+from spmd_tx.protocol.places import Idle
 from tests.coordinator.training.bench import HALF, SHORT_ROWS, running
 from tests.coordinator.training.fake_trainer import FakeTrainer
 
 MODELS = A, B, C, D = [f"{name}:train:0" for name in ("alice", "bob", "carol", "dave")]
 LONG = [250] * 16  # one micro-batch of 4096 tokens
-SWAPS = SwapOut, SwapIn
+SWAPS = OUT, IN = "swap_out", "swap_in"
 
 
 @pytest.fixture
@@ -25,7 +26,11 @@ async def create(bench, *models):
 
 
 def swaps(bench):
-    return [(type(each).__name__, each.model, each.slot) for each in bench.workers.sent(*SWAPS)]
+    found = []
+    for each in bench.workers.sent(*SWAPS):
+        slot, idle = (each.source, each.target) if each.name == OUT else (each.target, each.source)
+        found.append((each.name, idle.name, slot.slot))
+    return found
 
 
 def weights(bench):
@@ -63,9 +68,9 @@ async def test_the_model_that_was_idle_for_longest_leaves(bench):
     await create(bench, A, B)
     await bench.result(bench.step(A, 1))
     await create(bench, C)
-    assert swaps(bench) == [("SwapOut", B, 1)]
+    assert swaps(bench) == [(OUT, B, 1)]
     await bench.result(bench.step(B, 1))
-    assert swaps(bench)[1:] == [("SwapOut", A, 0), ("SwapIn", B, 0)]
+    assert swaps(bench)[1:] == [(OUT, A, 0), (IN, B, 0)]
 
 
 async def test_a_new_model_takes_a_free_slot_and_nothing_is_swapped(bench):
@@ -73,7 +78,7 @@ async def test_a_new_model_takes_a_free_slot_and_nothing_is_swapped(bench):
     bench.scheduler.session_ended("alice")
     await create(bench, C)
     assert swaps(bench) == []
-    assert bench.workers.sent(CreateAdapter)[-1].slot == 0
+    assert bench.workers.sent("create_adapter")[-1].target.slot == 0
 
 
 async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(bench):
@@ -98,9 +103,9 @@ async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(b
     bench.let_go()
     await bench.settled()
     sent = bench.workers.commands
-    _, out, *_ = bench.workers.sent(SwapOut)  # A for C, then one of these for A
+    _, out, *_ = bench.workers.sent(OUT)  # A for C, then one of these for A
     batches = [each for each in sent[: sent.index(out)] if isinstance(each, ForwardBackward)]
-    tokens = sum(each.rows.tokens.size for each in batches if out.slot in each.rows.slots)
+    tokens = sum(each.rows.tokens.size for each in batches if out.source.slot in each.rows.slots)
     assert TURN <= tokens <= TURN + 4096
 
 
@@ -146,10 +151,10 @@ async def test_who_comes_from_the_host_joins_others_and_takes_none_of_their_slot
 
 async def test_a_model_whose_session_has_ended_is_forgotten_by_the_workers(bench):
     await create(bench, A, B, C)
-    assert swaps(bench) == [("SwapOut", A, 0)]
+    assert swaps(bench) == [(OUT, A, 0)]
     bench.scheduler.session_ended("alice")
-    await bench.until(lambda: bench.workers.sent(DropSwapped))
-    assert [each.models for each in bench.workers.sent(DropSwapped)] == [[A]]
+    await bench.until(lambda: bench.workers.sent(Drop))
+    assert [each.places for each in bench.workers.sent(Drop)] == [[Idle(A)]]
     assert bench.workers.swapped == {}
 
 
@@ -159,7 +164,7 @@ async def test_a_snapshot_is_taken_of_models_without_a_slot_too(bench):
         await bench.result(bench.train(model, 1, 10))
         await bench.result(bench.step(model, 2, learning_rate=0.5))
     await bench.scheduler.drain()
-    assert len(bench.workers.sent(Snapshot)) == 3
+    assert len(bench.workers.sent("snapshot")) == 3
 
 
 async def test_after_a_crash_more_models_than_slots_are_what_they_were(bench):
@@ -173,7 +178,7 @@ async def test_after_a_crash_more_models_than_slots_are_what_they_were(bench):
     for model in MODELS:
         await bench.result(bench.step(model, 4, learning_rate=0.0))
     assert weights(bench) == before
-    assert bench.workers.sent(SwapIn)
+    assert bench.workers.sent(IN)
 
 
 class Asking(TrainedModel):
@@ -185,7 +190,7 @@ class Asking(TrainedModel):
 
 
 async def test_where_all_weights_are_trained_models_follow_each_other_in_the_order_of_their_coming():
-    slots, models = OneModel(), [Asking(name) for name in MODELS[:3]]
+    slots, models = TrainingSlots(1, until_session_ends=True), [Asking(name) for name in MODELS[:3]]
     a, b, c = models
 
     def seatable():
@@ -207,7 +212,11 @@ async def test_where_all_weights_are_trained_models_follow_each_other_in_the_ord
 
 
 async def test_where_all_weights_are_trained_models_of_one_session_take_turns():
-    slots, first, second = OneModel(), Asking(A, "alice"), Asking("alice:train:1", "alice")
+    slots, first, second = (
+        TrainingSlots(1, until_session_ends=True),
+        Asking(A, "alice"),
+        Asking("alice:train:1", "alice"),
+    )
     other, models = Asking(B), []
     models += [first, other, second]
     assert slots.seatable(models, models, at_once=True) == [first]
@@ -217,5 +226,5 @@ async def test_where_all_weights_are_trained_models_of_one_session_take_turns():
     first.unsent.clear()
     models.remove(first)
     assert slots.seatable(models, models, at_once=True) == [second]
-    assert [type(each) for each in slots.seat(second)] == [SwapOut]
+    assert [each.name for each in slots.seat(second)] == [OUT]
     assert slots.obstacle(other).endswith("place 1 in the queue")

@@ -198,10 +198,10 @@ def spanned(of_tokens, of_targets=()):
 def test_spans_say_where_runs_of_tokens_and_of_targets_come_from():
     datum = spanned([span("a:0", 1, offset=2, sampled=False), span("b:1", 2)], [span("c:0", 3)])
     assert datum.spans == (
-        training_protobuf.Span("a:0", False, 2, 1),
-        training_protobuf.Span("b:1", True, 0, 2),
+        training_protobuf.TokenSpan("a:0", False, 2, 1),
+        training_protobuf.TokenSpan("b:1", True, 0, 2),
     )
-    assert datum.target_spans == (training_protobuf.Span("c:0", True, 0, 3),)
+    assert datum.target_spans == (training_protobuf.TokenSpan("c:0", True, 0, 3),)
     assert datum.span_problem is None
     assert decode_datum().spans == decode_datum().target_spans == ()
 

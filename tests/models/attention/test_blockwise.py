@@ -11,7 +11,7 @@ import pytest
 from spmd_tx.models.attention import blockwise as blockwise_attention
 from spmd_tx.models.attention.blockwise import attend_segments, blocks
 from spmd_tx.models.attention.rope import rotate
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 from tests.golden.parts import PARTS, SINKS, TOKENS
 
@@ -90,7 +90,7 @@ def test_attention_is_that_of_gpt_oss():
     for name, case in SINKS.items():
         w = {key: jnp.asarray(value) for key, value in case.weights.items()}
         positions = jnp.asarray(case.positions)[None]
-        rope = read_rope(Keys(case.config), case.config["head_dim"])
+        rope = read_rope(ConfigKeys(case.config), case.config["head_dim"])
 
         def linear(x, name, w=w):
             y = x @ w[f"{name}_proj.weight"].T

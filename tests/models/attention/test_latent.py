@@ -10,7 +10,7 @@ from spmd_tx.models.attention.kv_cache import KvCache, cache_weights, copy_pages
 from spmd_tx.models.attention.latent import absorb, compress, expand, expand_result, place_queries
 from spmd_tx.models.attention.paged.attention import paged_attention
 from spmd_tx.models.declared.latent import Latent
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.registry import declare
 from spmd_tx.models.families.rope import read_rope
 from spmd_tx.models.layers import rms_norm
@@ -37,7 +37,7 @@ def declared(name: str) -> Latent:
         nope=config["qk_nope_head_dim"],
         rope_width=width,
         value=config["v_head_dim"],
-        rope=read_rope(Keys(config), width, rotated=width, is_interleaved=True),
+        rope=read_rope(ConfigKeys(config), width, rotated=width, is_interleaved=True),
     )
 
 

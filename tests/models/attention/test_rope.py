@@ -7,7 +7,7 @@ import pytest
 from spmd_tx.models import layers
 from spmd_tx.models.attention.rope import angles, grow_queries, rotate
 from spmd_tx.models.declared.rope import Llama3, Rope, Yarn
-from spmd_tx.models.families.keys import Keys, Refusal
+from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 from tests.golden.parts import GROWING, PARTS, POSITIONS, ROPES, random
 
@@ -17,7 +17,7 @@ POSITIONS_BT = jnp.asarray(POSITIONS)[None]
 
 def declared(name: str) -> Rope:
     case = ROPES[name]
-    return read_rope(Keys(case.config), case.head_width)
+    return read_rope(ConfigKeys(case.config), case.head_width)
 
 
 @pytest.mark.parametrize("name", ROPES)
@@ -61,7 +61,7 @@ def test_lengths_of_yarn_add_to_the_table_of_positions():
 
 def test_yarn_without_a_factor_takes_the_growth_of_the_context():
     scaling = {"type": "yarn", "original_max_position_embeddings": 64}
-    rope = read_rope(Keys(ROPES["plain"].config | {"rope_scaling": scaling}), 16)
+    rope = read_rope(ConfigKeys(ROPES["plain"].config | {"rope_scaling": scaling}), 16)
     assert isinstance(rope.scaling, Yarn)
     assert rope.scaling.factor == 4.0
 
@@ -86,4 +86,4 @@ def test_only_latent_attention_with_its_own_mscale_changes_scores():
 def test_what_is_not_served_is_refused_with_its_reason(scaling, reason):
     config = ROPES["plain"].config | {"rope_parameters": scaling | {"rope_theta": 1e4}}
     with pytest.raises(Refusal, match=reason):
-        read_rope(Keys(config), 16)
+        read_rope(ConfigKeys(config), 16)

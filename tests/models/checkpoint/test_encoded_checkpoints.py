@@ -45,7 +45,6 @@ def declared():
             "experts.gate_up",
             True,
             rows=(1, 2 * OUT, 2),
-            is_stacked=True,
             encoding=Mxfp4(),
         ),
     }

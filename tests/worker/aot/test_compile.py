@@ -5,13 +5,13 @@ from dataclasses import replace
 import jax.numpy as jnp
 import pytest
 
-from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.hlo.cost import Cost, DeviceOperation
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.aot.compile import compile_programs, copies, per_step, programs_of, state_arrays
 from spmd_tx.worker.aot.programs import wanted
 from spmd_tx.worker.aot.roofline import Speeds
-from spmd_tx.worker.aot.target import Target
-from spmd_tx.worker.memory.plan import Memory, Plan
+from spmd_tx.worker.aot.target import CompileTarget
+from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from tests.support.model_shapes import resized
@@ -25,12 +25,12 @@ def planned(model=MODEL, mesh=(2, 1, 2), **different) -> Plan:
     fsdp, ep, tp = mesh
     setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, dtype="float32", **different)
     sizes = Sizes(setup, model, make_mesh(*mesh), jnp.float32)
-    return make_plan(sizes, Memory(2**28))
+    return make_plan(sizes, UsableMemory(2**28))
 
 
-def target(plan: Plan) -> Target:
+def target(plan: Plan) -> CompileTarget:
     mesh = plan.sizes.mesh
-    return Target(mesh, [0] * mesh.size, SPEEDS, SPEEDS)  # pyright: ignore[reportArgumentType]
+    return CompileTarget(mesh, [0] * mesh.size, SPEEDS, SPEEDS)  # pyright: ignore[reportArgumentType]
 
 
 def reports(plan: Plan, *only: str, hlo=None):
@@ -96,12 +96,12 @@ def test_a_program_that_cannot_be_compiled_is_reported_and_the_others_go_on(monk
     assert second.error is None
 
 
-def cost(*operations: Operation, **different) -> Cost:
+def cost(*operations: DeviceOperation, **different) -> Cost:
     return Cost(operations, **different)
 
 
-def operation(written=(), times=1.0, **different) -> Operation:
-    return Operation(
+def operation(written=(), times=1.0, **different) -> DeviceOperation:
+    return DeviceOperation(
         name="x", op="copy", type="", source="", times=times, written=tuple(written), **different
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.hlo.collectives import Collective
-from spmd_tx.hlo.cost import Cost, Operation
+from spmd_tx.hlo.cost import Cost, DeviceOperation
 from spmd_tx.models.attention import flash, flash_triton
 from spmd_tx.worker.aot.predict import ANSWER_TOKENS, ANSWERS, PROMPT_TOKENS, PROMPTS, predict
 from spmd_tx.worker.aot.report import ProgramReport
@@ -18,11 +18,11 @@ ONE_HOST = [0] * 8
 TWO_HOSTS = [0] * 4 + [1] * 4
 
 
-def operation(times=1.0, source="", **different) -> Operation:
-    return Operation(name="x", op="fusion", type="", source=source, times=times, **different)
+def operation(times=1.0, source="", **different) -> DeviceOperation:
+    return DeviceOperation(name="x", op="fusion", type="", source=source, times=times, **different)
 
 
-def gather(groups, is_asynchronous=False, size=8.0) -> Operation:
+def gather(groups, is_asynchronous=False, size=8.0) -> DeviceOperation:
     return operation(collective=Collective("all-gather", "f32", size, groups, is_asynchronous))
 
 

@@ -137,8 +137,8 @@ def test_what_is_told_of_a_run_says_whether_it_waits_is_compiled_or_run():
     process = bench.process()
     process.open(1, pieces=2)
     process.take(1, 0)
-    process.answer(messages.Compiling, job=1)
-    process.answer(messages.Compiled, job=1)
+    process.answer(messages.LossCompiling, job=1)
+    process.answer(messages.LossCompiled, job=1)
     told = [bench.reports.next() for _ in range(5)]
     assert all(isinstance(each, CustomLossNews) for each in told)
     assert [each.doing for each in told] == [
@@ -182,7 +182,7 @@ def test_a_run_without_limits_may_take_as_long_as_it_likes():
     process = bench.process()
     process.open(1)
     process.take(1)
-    process.answer(messages.Compiling, job=1)
+    process.answer(messages.LossCompiling, job=1)
     process.taken(1, [0, 1, 2])
     assert bench.reports.end().problem is None
 

@@ -5,10 +5,10 @@ import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.measure import measure, measured_plan
-from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, Shape
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, BatchShape
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MODEL
 from tests.support.tiny_setup import tiny_setup
@@ -16,11 +16,11 @@ from tests.support.tiny_setup import tiny_setup
 SMALL = resized(
     MODEL, d_model=128, d_ff=384, n_layers=4, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=1024
 )
-SHAPES = {f"train {level}": Shape(4, 256) for level in LEVELS} | {
-    **{f"train light{kind}": Shape(4, 256) for kind in LOSS_KINDS},
-    "prefill": Shape(4, 256),
-    "continued prefill": Shape(4, 256),
-    "decode": Shape(4, 256),
+SHAPES = {f"train {level}": BatchShape(4, 256) for level in LEVELS} | {
+    **{f"train light{kind}": BatchShape(4, 256) for kind in LOSS_KINDS},
+    "prefill": BatchShape(4, 256),
+    "continued prefill": BatchShape(4, 256),
+    "decode": BatchShape(4, 256),
 }
 QUICKLY = "continued prefill", "decode"
 FACTOR = 1.6
@@ -35,7 +35,7 @@ def sizes(**different) -> Sizes:
     "step", [step if step in QUICKLY else pytest.param(step, marks=pytest.mark.slow) for step in SHAPES]
 )
 def test_an_estimate_is_near_what_the_program_needs(step):
-    plan, shape = make_plan(sizes(), Memory(2**30)), SHAPES[step]
+    plan, shape = make_plan(sizes(), UsableMemory(2**30)), SHAPES[step]
     if "prefill" in step:
         estimate = plan.steps.prefill(shape, plan.sizes.widest_table if step != "prefill" else 0)
     elif step == "decode":
@@ -54,7 +54,7 @@ def test_a_plan_follows_what_was_measured():
         measured.append(step)
         return 3 * plan.worst()[step][1]
 
-    memory = Memory(2**28)
+    memory = UsableMemory(2**28)
     estimated = make_plan(sizes(), memory)
     plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio, measure_more)
     assert len(measured) == len(set(measured)) >= 6

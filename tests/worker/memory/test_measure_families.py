@@ -6,10 +6,10 @@ import pytest
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.measure import measure
-from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import Shape
+from spmd_tx.worker.memory.steps import BatchShape
 from tests.golden.families import CONFIGS
 from tests.support.tiny_setup import tiny_setup
 
@@ -20,7 +20,7 @@ MODELS = {
     "glm4_moe_lite": {"kv_lora_rank": 64, "q_lora_rank": 64, "moe_intermediate_size": 96},
     "qwen3_5": {"head_dim": 32, "linear_key_head_dim": 32, "linear_value_head_dim": 32},
 }
-SHAPE, DECODED = Shape(4, 256), Shape(16, 256)  # rows of decode, and tokens that each sees
+SHAPE, DECODED = BatchShape(4, 256), BatchShape(16, 256)  # rows of decode, and tokens that each sees
 STEPS = ("train full", "train light", "prefill", "continued prefill", "decode")
 LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker, too large a one costs cache
 
@@ -30,7 +30,7 @@ LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker
 def test_an_estimate_is_near_what_the_program_needs(family, step):
     model = declare(CONFIGS[family] | LARGER | MODELS[family])
     setup = tiny_setup(dtype="float32", page_size=16, max_context=256, decode_rows=DECODED.rows)
-    plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), Memory(2**30))
+    plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), UsableMemory(2**30))
     shape = DECODED if step == "decode" else SHAPE
     if "prefill" in step:
         estimate = plan.steps.prefill(shape, plan.sizes.widest_table if step != "prefill" else 0)

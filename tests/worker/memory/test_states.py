@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.models.families import qwen3_5
-from spmd_tx.models.families.keys import Keys
+from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.sharding.mesh import abstract_mesh
-from spmd_tx.worker.memory.plan import Memory, report
+from spmd_tx.worker.memory.plan import UsableMemory, report
 from spmd_tx.worker.memory.refusal import make_plan, splits_evenly
 from spmd_tx.worker.memory.sizes import Sizes
 from tests.golden.delta_model import CONFIG, TEXT
@@ -26,7 +26,7 @@ LARGE = {  # as Qwen3.5-9B
     "intermediate_size": 12288,
     "vocab_size": 248_320,
 }
-MODEL = qwen3_5.dense(Keys({**CONFIG, "text_config": {**TEXT, **LARGE}}))
+MODEL = qwen3_5.dense(ConfigKeys({**CONFIG, "text_config": {**TEXT, **LARGE}}))
 STATE = 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)  # bytes: of 24 layers, heads in fp32 and inputs in bf16
 GIB = 2**30
 
@@ -37,7 +37,7 @@ def sizes(tp=1, **different) -> Sizes:
 
 
 def test_a_plan_has_slots_for_rows_and_as_many_snapshots():
-    plan = make_plan(sizes(), Memory(80 * GIB))
+    plan = make_plan(sizes(), UsableMemory(80 * GIB))
     assert (plan.decode_rows, plan.state_slots, plan.states) == (64, 129, 129 * STATE)
     shown = report(plan)
     held = shown.base_bytes + shown.adapter_bytes + shown.bank_bytes + shown.cache_bytes + shown.state_bytes
@@ -46,7 +46,7 @@ def test_a_plan_has_slots_for_rows_and_as_many_snapshots():
 
 @pytest.mark.parametrize("budget, slots", [(0, 65), (10 * STATE + 1, 75)])
 def test_the_budget_is_for_snapshots(budget, slots):
-    assert make_plan(sizes(state_cache_bytes=budget), Memory(80 * GIB)).state_slots == slots
+    assert make_plan(sizes(state_cache_bytes=budget), UsableMemory(80 * GIB)).state_slots == slots
 
 
 def test_tp_splits_states_by_heads_of_keys():

@@ -16,12 +16,13 @@ from jax import monitoring
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, AdapterSpec
+from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs import aside
 from spmd_tx.worker.programs.compile_counts import compile_counts
 from spmd_tx.worker.programs.compiled import Programs
+from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
 SECONDS = 120
@@ -69,7 +70,8 @@ class Worker:
         for program in programs:
             self.ordered += 1
             number = self.ordered
-            self.engine.compile(commands.Compile(number=number, program=program, lane=lane, is_last=is_last))
+            command = commands.Compile(number=number, program=program, lane=lane, is_last=is_last)
+            self.engine.execute(command)
 
     def outcome(self) -> tuple[int, str | None]:
         return self.settled.get(timeout=SECONDS)
@@ -112,7 +114,7 @@ def news(program: str, before: dict[str, int]) -> dict[str, int]:
 
 
 def fresh_adapter(worker: Worker) -> list[np.ndarray]:
-    worker.engine.create_adapter(commands.CreateAdapter(slot=0, seed=7, adapter=AdapterSpec(rank=4)))
+    worker.engine.execute(moves.create_adapter(seed=7))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(worker.engine.state.train)]
 
 

@@ -11,7 +11,7 @@ from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.memory.plan import Memory
+from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.programs import surroundings as module
@@ -21,7 +21,7 @@ from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
 from tests.support.model_shapes import resized
 from tests.support.tiny_setup import tiny_setup
 
-MEMORY = Memory(1 << 30, most_cache_tokens=256)
+MEMORY = UsableMemory(1 << 30, most_cache_tokens=256)
 
 
 @pytest.fixture(scope="module")

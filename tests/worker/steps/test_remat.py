@@ -8,7 +8,6 @@ from spmd_tx.hlo.cost import cost_of
 from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.steps.train import make_forward_backward
-from tests.bench.dummy import Dummy
 from tests.support.model_shapes import TINY
 from tests.support.tiny_engine import (
     LENGTH,
@@ -18,6 +17,7 @@ from tests.support.tiny_engine import (
     random_datum,
     tiny_engine,
 )
+from tools.bench.dummy import Dummy
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 

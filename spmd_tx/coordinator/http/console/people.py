@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
-from spmd_tx.coordinator.storage.tables import ApiKey, UsageRow
+from spmd_tx.coordinator.storage.tables import ApiKeyRow, UsageRow
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
@@ -38,10 +38,10 @@ class PeopleController(Controller):
     async def keys(self, services: Service, access: Accessible) -> KeysResponse:
         """List API keys, for admins only."""
         _check_admin(access)
-        newest = select(ApiKey).order_by(ApiKey.created_at.desc(), ApiKey.id.desc()).limit(MOST_KEYS)
+        newest = select(ApiKeyRow).order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(MOST_KEYS)
         async with services.database.reading() as db:
             rows = (await db.scalars(newest)).all()
-            count = await db.scalar(select(func.count(ApiKey.id))) or 0
+            count = await db.scalar(select(func.count(ApiKeyRow.id))) or 0
         now = time.time()
         return KeysResponse([_shown(row, access.caller, now) for row in rows], count - len(rows))
 
@@ -52,7 +52,7 @@ class PeopleController(Controller):
         """Revoke a key. Its owner's sessions, models and checkpoints stay."""
         _check_admin(access)
         async with services.database.transaction() as db:
-            if await db.get(ApiKey, key_id) is None:
+            if await db.get(ApiKeyRow, key_id) is None:
                 raise NotFound(f"key {key_id!r} does not exist")
             await keys.revoke(db, key_id, access.caller)
         await services.keyring.look()
@@ -65,8 +65,8 @@ class PeopleController(Controller):
         last = int(clock.now()) // HOUR_SECONDS * HOUR_SECONDS
         since = last - (min(max(hours, 1), MOST_HOURS) - 1) * HOUR_SECONDS
         async with services.database.reading() as db:
-            found = await _use(db, since)
-        return UseResponse(since, last + HOUR_SECONDS - 1, found[:MOST_ROWS], len(found) > MOST_ROWS)
+            entries = await _use(db, since)
+        return UseResponse(since, last + HOUR_SECONDS - 1, entries[:MOST_ROWS], len(entries) > MOST_ROWS)
 
 
 def _check_admin(access: Access) -> None:
@@ -79,13 +79,13 @@ async def _use(db: AsyncSession, since: int) -> list[HourOfUse]:
     sums = (func.sum(amount) for amount in AMOUNTS)
     groups = UsageRow.hour, UsageRow.owner
     query = select(*groups, *sums).where(UsageRow.hour >= since).group_by(*groups).order_by(*groups)
-    found = list[HourOfUse]()
+    entries = list[HourOfUse]()
     async for piece in in_pieces(db, query.limit(MOST_ROWS + 1), ROWS_AT_ONCE):
-        found += [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in piece]
-    return found
+        entries += [HourOfUse(hour, owner, *map(int, amounts)) for hour, owner, *amounts in piece]
+    return entries
 
 
-def _shown(row: ApiKey, caller: Caller, now: float) -> Key:
+def _shown(row: ApiKeyRow, caller: Caller, now: float) -> Key:
     limits = KeyLimits(row.adapters, row.queued_requests, row.queued_tokens, row.requests_per_second)
     return Key(
         id=row.id,

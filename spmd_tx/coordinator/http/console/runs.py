@@ -13,14 +13,14 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import select, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Page, Which
+from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
-from spmd_tx.coordinator.storage.tables import Model, Session
+from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
     LoggedPoint,
@@ -60,19 +60,21 @@ class RunsController(Controller):
         """
         if BEGINNING.fullmatch(beginning) is None:
             raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
-        page = Page(cursor, min(limit, 100)).clamped()
+        page = ListingPage(cursor, min(limit, 100)).clamped()
         query = (
-            select(Model, Session)
-            .join(Session, Session.id == Model.session_id)
-            .where(Which().of(access.caller), Model.id.startswith(beginning) if beginning else true())
-            .order_by(Model.created_at.desc(), Model.id)
+            select(ModelRow, SessionRow)
+            .join(SessionRow, SessionRow.id == ModelRow.session_id)
+            .where(
+                SessionFilter().of(access.caller), ModelRow.id.startswith(beginning) if beginning else true()
+            )
+            .order_by(ModelRow.created_at.desc(), ModelRow.id)
         )
 
         async def answer() -> RunsResponse:
             room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
             async with services.database.reading() as db:
-                wanted = query.offset(page.offset).limit(page.limit + 1)
-                async with aclosing(in_pieces(db, wanted, ROWS_AT_ONCE)) as pieces:
+                page_query = query.offset(page.offset).limit(page.limit + 1)
+                async with aclosing(in_pieces(db, page_query, ROWS_AT_ONCE)) as pieces:
                     async for model, session in (row async for piece in pieces for row in piece):
                         run = await _run(services, db, model, session) if len(shown) < page.limit else None
                         if run is None or not room.takes(run):
@@ -91,7 +93,7 @@ class RunsController(Controller):
 
         async def answer() -> Run:
             async with services.database.reading() as db:
-                session = await db.get_one(Session, model.session_id)
+                session = await db.get_one(SessionRow, model.session_id)
                 return await _run(services, db, model, session)
 
         key = "run", model.id, services.queue.news.told
@@ -108,9 +110,9 @@ class RunsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return metrics as ``/training_runs/.../metrics`` does, as of the last news or later."""
-        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
-        key = "metrics", *wanted, services.queue.news.told
-        return _json(await services.shared_answers.get(key, lambda: _points(services, wanted)))
+        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
+        key = "metrics", *selection, services.queue.news.told
+        return _json(await services.shared_answers.get(key, lambda: _points(services, selection)))
 
 
 class RunMetricsController(Controller):
@@ -125,8 +127,8 @@ class RunMetricsController(Controller):
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return the steps behind the one with the seq ``after``, and a client's own behind a number."""
-        wanted = _Wanted((await access.model(run_id)).id, after, logged_after, limit)
-        return _json(await _points(services, wanted))
+        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
+        return _json(await _points(services, selection))
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
@@ -164,7 +166,7 @@ class StreamController(Controller):
         return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
-class _Wanted(NamedTuple):
+class _MetricsSelection(NamedTuple):
     """Selects metrics of a run."""
 
     run: str
@@ -173,12 +175,12 @@ class _Wanted(NamedTuple):
     limit: int  # of either
 
 
-async def _points(services: Services, wanted: _Wanted) -> bytes:
-    after, logged_after = (min(max(place, -1), MAX_OFFSET) for place in wanted[1:3])
-    most, size = min(max(wanted.limit, 1), MOST_POINTS), services.config.bounds.answer_bytes // 2
+async def _points(services: Services, selection: _MetricsSelection) -> bytes:
+    after, logged_after = (min(max(place, -1), MAX_OFFSET) for place in selection[1:3])
+    most, size = min(max(selection.limit, 1), MOST_POINTS), services.config.bounds.answer_bytes // 2
     async with services.database.reading() as db:
-        points = await metric_pages.points(db, wanted.run, after, most, size)
-        logged = await metric_pages.logged(db, wanted.run, logged_after, most, size)
+        points = await metric_pages.points(db, selection.run, after, most, size)
+        logged = await metric_pages.logged(db, selection.run, logged_after, most, size)
     answer = MetricsResponse(
         cast(list[MetricsPoint], points.entries),
         points.following,
@@ -192,7 +194,7 @@ def _json(content: bytes) -> Response[bytes]:
     return Response(content, media_type=MediaType.JSON)
 
 
-async def _run(services: Services, db: AsyncSession, model: Model, session: Session) -> Run:
+async def _run(services: Services, db: AsyncSession, model: ModelRow, session: SessionRow) -> Run:
     summary = await run_metrics.summary(db, model.id)
     return Run(
         id=model.id,

@@ -18,17 +18,17 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
-from spmd_tx.coordinator.requests.runs.sample_bodies import Answer, Body, Part, Size
+from spmd_tx.coordinator.requests.runs.sample_bodies import Part, SampleAnswer, SampleBody, ShownSize
 from spmd_tx.coordinator.requests.runs.sample_log import Logged
-from spmd_tx.coordinator.storage.tables import Model, Sampler
+from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
-    Sample,
     SampledRequest,
     SampleGroup,
+    SampleOfGroup,
     SamplesPage,
     ShortSample,
-    TokenTexts,
+    TokenizedText,
 )
 
 MOST_REQUESTS = 50  # of a page
@@ -36,8 +36,8 @@ MOST_LOOKED_AT = 200  # requests, in a search
 MOST_ERRORS = 32  # of a group
 DIGITS = 4  # of log-probabilities
 
-EXCERPT = Size(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
-WHOLE = Size(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # what a group shows, and a search sees
+EXCERPT = ShownSize(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
+WHOLE = ShownSize(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # shown of a group, and searched
 
 
 class SamplesController(Controller):
@@ -73,12 +73,12 @@ class SamplesController(Controller):
         return await _Reader(services, access).group(model, request_id)
 
 
-class _Found(NamedTuple):
+class _SampleOfRequest(NamedTuple):
     """Holds an answer, and its place in its request."""
 
     logged: Logged
     place: int
-    answer: Answer
+    answer: SampleAnswer
 
 
 class _Reader:
@@ -89,23 +89,23 @@ class _Reader:
         self._caller = access.caller
         self._steps: dict[str, int | None] = {}  # by sampler
 
-    async def page(self, model: Model, before: int | None, most: int, search: str) -> SamplesPage:
+    async def page(self, model: ModelRow, before: int | None, most: int, search: str) -> SamplesPage:
         to_look_at = MOST_LOOKED_AT if search else most
         async with self._services.database.reading() as db:
-            found = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
-        places, looked_at = range(len(found[:most])), len(found[:most])
-        if search and found:
-            stored = [*map(sample_log.stored, found[:to_look_at])]
+            requests = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
+        places, looked_at = range(len(requests[:most])), len(requests[:most])
+        if search and requests:
+            stored = [*map(sample_log.stored, requests[:to_look_at])]
             places, looked_at = await self._services.samples.search(stored, search, most, WHOLE)
-        shown = [found[place] for place in places]
+        shown = [requests[place] for place in places]
         bodies = await self._services.samples.read([*map(sample_log.stored, shown)], EXCERPT)
         if len(bodies) < len(shown):  # reading the others would take too long
             shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
-        next_before = None if looked_at == len(found) else found[looked_at - 1].row.number
+        next_before = None if looked_at == len(requests) else requests[looked_at - 1].row.number
         hours = self._services.config.keep_results_hours
         return SamplesPage(await self._listed(shown, bodies), looked_at, next_before, hours)
 
-    async def group(self, model: Model, request_id: str) -> SampleGroup:
+    async def group(self, model: ModelRow, request_id: str) -> SampleGroup:
         async with self._services.database.reading() as db:
             logged = await sample_log.one(db, model, self._caller, request_id)
             if logged is None:
@@ -118,13 +118,13 @@ class _Reader:
         if body is None:
             raise not_kept(request_id)
         same = [(each, other) for each, other in zip(nearest, bodies, strict=False) if other is not None]
-        found, left_out, errors = list[_Found](), 0, list[str]()
+        samples, left_out, errors = list[_SampleOfRequest](), 0, list[str]()
         for each, other in sorted(same, key=lambda pair: pair[0].row.number):
             if each.row.error is not None:
                 errors.append(each.row.error)
-            found += [_Found(each, place, answer) for place, answer in enumerate(other.answers)]
+            samples += [_SampleOfRequest(each, place, answer) for place, answer in enumerate(other.answers)]
             left_out += other.num_answers - len(other.answers)
-        parts = [body.prompt, *(answer.content for _, _, answer in found)]
+        parts = [body.prompt, *(answer.content for _, _, answer in samples)]
         texts = await self._services.prompt_texts.pieces([part.tokens for part in parts])
         prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
         return SampleGroup(
@@ -135,13 +135,15 @@ class _Reader:
             top_p=body.params.top_p,
             top_k=body.params.top_k,
             max_tokens=body.params.max_tokens,
-            samples=[_sample(*each) for each in zip(found, contents, strict=True)],
+            samples=[_sample(*each) for each in zip(samples, contents, strict=True)],
             left_out=left_out,
             not_read=len(nearest) - len(bodies),
             errors=errors[:MOST_ERRORS],
         )
 
-    async def _listed(self, shown: Sequence[Logged], bodies: Sequence[Body | None]) -> list[SampledRequest]:
+    async def _listed(
+        self, shown: Sequence[Logged], bodies: Sequence[SampleBody | None]
+    ) -> list[SampledRequest]:
         tokens = list[list[int]]()
         for body in bodies:
             if body is not None:
@@ -149,7 +151,7 @@ class _Reader:
         texts = iter(await self._services.prompt_texts.decode(tokens))
         return [await self._shown(*each, texts) for each in zip(shown, bodies, strict=True)]
 
-    async def _shown(self, logged: Logged, body: Body | None, texts: Iterator[str]) -> SampledRequest:
+    async def _shown(self, logged: Logged, body: SampleBody | None, texts: Iterator[str]) -> SampledRequest:
         """Describe a request, whose texts are the next ones: the prompt's, then those of the answers."""
         row = logged.row
         return SampledRequest(
@@ -171,14 +173,14 @@ class _Reader:
             error=row.error,
         )
 
-    async def _steps_of(self, sampler: Sampler) -> int | None:
+    async def _steps_of(self, sampler: SamplerRow) -> int | None:
         if sampler.id not in self._steps:
             async with self._services.database.reading() as db:
                 self._steps[sampler.id] = await sample_log.steps(db, sampler)
         return self._steps[sampler.id]
 
 
-def weights(sampler: Sampler) -> str | None:
+def weights(sampler: SamplerRow) -> str | None:
     """Name what a sampler draws from: a checkpoint, or a version of a run's weights; None: the base model."""
     if sampler.model_path is not None:
         return sampler.model_path
@@ -187,15 +189,15 @@ def weights(sampler: Sampler) -> str | None:
     return "newest weights" if sampler.inflight else f"version {sampler.id.rpartition(':')[2]}"
 
 
-def _with_texts(part: Part, texts: list[str]) -> TokenTexts:
+def _with_texts(part: Part, texts: list[str]) -> TokenizedText:
     logprobs = None if part.logprobs is None else [_rounded(each) for each in part.logprobs]
-    return TokenTexts(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
+    return TokenizedText(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
 
 
-def _sample(found: _Found, content: TokenTexts) -> Sample:
-    (row, _), place, answer = found
+def _sample(sample: _SampleOfRequest, content: TokenizedText) -> SampleOfGroup:
+    (row, _), place, answer = sample
     at, mean = row.finished_at or 0.0, _rounded(answer.mean_logprob)
-    return Sample(row.id, place, at, answer.stop_reason, mean, content)
+    return SampleOfGroup(row.id, place, at, answer.stop_reason, mean, content)
 
 
 def _excerpt(text: str, part: Part) -> Excerpt:

@@ -12,11 +12,11 @@ from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.console.server_page import (
     CompiledProgram,
+    DeviceMemory,
     Disk,
     Generation,
-    Memory,
     MemoryUse,
-    Programs,
+    ProgramProgress,
     ServerPage,
     Suspect,
 )
@@ -43,7 +43,7 @@ class ServerController(Controller):
 
 async def _page(services: Services) -> ServerPage:
     health, record, now = services.health, services.health.record, clock.now()
-    work = tenants.Work(services, now - WINDOW_SECONDS, now)
+    work = tenants.WorkInWindow(services, now - WINDOW_SECONDS, now)
     by_owner = await work.tenants()
     return ServerPage(
         version=version("spmd_tx"),
@@ -72,22 +72,22 @@ async def _page(services: Services) -> ServerPage:
     )
 
 
-def _programs(services: Services) -> Programs:
+def _programs(services: Services) -> ProgramProgress:
     now = services.health.programs
     recent = [CompiledProgram(*each) for each in reversed(services.health.record.programs)]
     if now is None:
-        return Programs(0, 0, None, recent)
-    return Programs(now.ready, now.planned, now.compiling, recent)
+        return ProgramProgress(0, 0, None, recent)
+    return ProgramProgress(now.ready, now.planned, now.compiling, recent)
 
 
-def _memory(plan: MemoryPlan) -> Memory:
+def _memory(plan: MemoryPlan) -> DeviceMemory:
     uses = [MemoryUse(*each) for each in memory_plan.uses(plan)]
-    return Memory(plan.device_bytes, uses, memory_plan.choices(plan))
+    return DeviceMemory(plan.device_bytes, uses, memory_plan.choices(plan))
 
 
 async def _suspects(services: Services) -> list[Suspect]:
     async with services.database.reading() as db:
-        found = await overview.suspects(db, MOST_SUSPECTS)
+        suspects = await overview.suspects(db, MOST_SUSPECTS)
     return [
         Suspect(
             id=each.row.id,
@@ -99,5 +99,5 @@ async def _suspects(services: Services) -> list[Suspect]:
             coordinator_losses=each.row.coordinator_losses,
             reason=each.row.given_up or each.row.never_again,
         )
-        for each in found
+        for each in suspects
     ]

@@ -9,8 +9,8 @@ from sqlalchemy import select
 
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.runs.recent import SLICE_SECONDS, Timed
-from spmd_tx.coordinator.storage.tables import Session
-from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, Unfinished
+from spmd_tx.coordinator.storage.tables import SessionRow
+from spmd_tx.coordinator.wire.console.server_page import Tenant, Throughput, UnfinishedRequest
 
 TRAINING = frozenset({"forward", "forward_backward"})
 KEYS_PER_QUERY = 500
@@ -18,7 +18,7 @@ MOST_UNFINISHED = 10  # since finding out why they wait takes a while
 UNKNOWN = "?"  # the owner of a session that is not in the database any more
 
 
-class Work:
+class WorkInWindow:
     """Holds the requests that were unfinished at some time in a window, and what devices worked on in it."""
 
     def __init__(self, services: Services, since: float, now: float) -> None:
@@ -44,13 +44,13 @@ class Work:
         for timed in (*self._ended, *self._open):
             by_owner[self._owners.get(timed.request.session_id, UNKNOWN)].append(timed)
         everybodys = sum(seconds.values()) or 1.0
-        found = [
+        tenants = [
             self._tenant(owner, timed, seconds.get(owner, 0.0) / everybodys)
             for owner, timed in by_owner.items()
         ]
-        return sorted(found, key=lambda tenant: (-tenant.device_share, tenant.owner))
+        return sorted(tenants, key=lambda tenant: (-tenant.device_share, tenant.owner))
 
-    def queue(self) -> list[Unfinished]:
+    def queue(self) -> list[UnfinishedRequest]:
         """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
         return [self._unfinished(timed) for timed in self._open[:MOST_UNFINISHED]]
 
@@ -79,13 +79,13 @@ class Work:
         ids = sorted(sessions)
         async with self._services.database.reading() as db:
             for start in range(0, len(ids), KEYS_PER_QUERY):
-                some = Session.id.in_(ids[start : start + KEYS_PER_QUERY])
-                for session, owner in await db.execute(select(Session.id, Session.owner).where(some)):
+                some = SessionRow.id.in_(ids[start : start + KEYS_PER_QUERY])
+                for session, owner in await db.execute(select(SessionRow.id, SessionRow.owner).where(some)):
                     self._owners[session] = owner
 
-    def _unfinished(self, timed: Timed) -> Unfinished:
+    def _unfinished(self, timed: Timed) -> UnfinishedRequest:
         request, times = timed.request, timed.times
-        return Unfinished(
+        return UnfinishedRequest(
             id=request.id,
             kind=request.kind,
             line=request.line,
@@ -96,17 +96,17 @@ class Work:
         )
 
     def _device_seconds(self) -> dict[str, float]:
-        found = defaultdict[str, float](float)
+        by_owner = defaultdict[str, float](float)
         for devices in self._devices.values():
             for (session_id, _), seconds in devices.by_line.items():
-                found[self._owners.get(session_id, UNKNOWN)] += seconds
-        return found
+                by_owner[self._owners.get(session_id, UNKNOWN)] += seconds
+        return by_owner
 
     def _tenant(self, owner: str, requests: Sequence[Timed], device_share: float) -> Tenant:
         unfinished = [each for each in requests if each.finished_at is None]
         waiting = sum(each.times.sent_at is None for each in unfinished)
         oldest = min((each.times.accepted_at for each in unfinished), default=None)
-        waits = [
+        wait_seconds = [
             each.times.sent_at - each.times.accepted_at for each in requests if each.times.sent_at is not None
         ]
         return Tenant(
@@ -115,8 +115,8 @@ class Work:
             running=len(unfinished) - waiting,
             oldest_seconds=None if oldest is None else self._now - oldest,
             finished=sum(each.finished_at is not None for each in requests),
-            wait_median=median(waits) if waits else None,
-            wait_most=max(waits, default=None),
+            wait_median=median(wait_seconds) if wait_seconds else None,
+            wait_most=max(wait_seconds, default=None),
             tokens=sum(each.tokens or 0 for each in requests),
             device_share=device_share,
         )

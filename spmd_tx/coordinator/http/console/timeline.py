@@ -15,11 +15,11 @@ from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.runs import time_shares
-from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, Line, Timed
-from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, Segment, Span
+from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
+from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
 from spmd_tx.coordinator.runtime import clock
-from spmd_tx.coordinator.storage.tables import Model, Sampler
-from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, Stage, TimedRequest, TimeSlice
+from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
+from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, TimedRequest, TimeSlice
 from spmd_tx.errors import InvalidRequest
 
 DEFAULT_SECONDS = 300.0
@@ -43,38 +43,40 @@ class TimelineController(Controller):
         if math.isnan(seconds):
             raise InvalidRequest("seconds is not a number; name the length of the time to be shown")
         model = await access.model(run_id)
-        asked = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
+        length = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
 
         async def answer() -> RunTiming:
             until = clock.now()
             known_since = max(model.created_at, services.queue.recent.known_since)
-            window = max(until - asked, min(known_since, until - SLICE_SECONDS)), until
+            window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
             return await _timing(services, await _requests(services, model, window), window)
 
-        return await services.shared_answers.get_costly(("timing", model.id, asked), answer)
+        return await services.shared_answers.get_costly(("timing", model.id, length), answer)
 
 
-async def _requests(services: Services, model: Model, window: Span) -> list[Timed]:
+async def _requests(services: Services, model: ModelRow, window: TimeSpan) -> list[Timed]:
     """Find the requests of a run that were unfinished at some time in a window."""
     queue = services.queue
     in_window = [*queue.recent.ended_since(window[0]), *queue.at_work()]
-    found = [timed for timed in in_window if timed.request.session_id == model.session_id]
-    lines = {timed.request.line for timed in found}
+    requests = [timed for timed in in_window if timed.request.session_id == model.session_id]
+    lines = {timed.request.line for timed in requests}
     if lines - {model.id}:
         async with services.database.reading() as db:
             lines -= await _of_other_models(db, model, lines)
-    return [timed for timed in found if timed.request.line in lines]
+    return [timed for timed in requests if timed.request.line in lines]
 
 
-async def _of_other_models(db: AsyncSession, model: Model, lines: Collection[str]) -> set[str]:
+async def _of_other_models(db: AsyncSession, model: ModelRow, lines: Collection[str]) -> set[str]:
     """Find the other models of a run's session, and the samplers of their weights."""
-    models = set(await db.scalars(select(Model.id).where(Model.session_id == model.session_id))) - {model.id}
+    models = set(await db.scalars(select(ModelRow.id).where(ModelRow.session_id == model.session_id))) - {
+        model.id
+    }
     if not models:
         return models
     names, found, paths = sorted(lines), set(models), tuple(f"tinker://{other}/" for other in models)
     for start in range(0, len(names), KEYS_PER_QUERY):
-        some = Sampler.id.in_(names[start : start + KEYS_PER_QUERY])
-        query = select(Sampler.id, Sampler.model_id, Sampler.model_path).where(some)
+        some = SamplerRow.id.in_(names[start : start + KEYS_PER_QUERY])
+        query = select(SamplerRow.id, SamplerRow.model_id, SamplerRow.model_path).where(some)
         for sampler, of_model, path in await db.execute(query):
             if of_model in models or (path or "").startswith(paths):
                 found.add(sampler)
@@ -84,11 +86,11 @@ async def _of_other_models(db: AsyncSession, model: Model, lines: Collection[str
 class _Shares(NamedTuple):
     """Holds what is computed of a window."""
 
-    staged: list[tuple[Timed, list[Segment]]]
-    slices: list[time_shares.TimeSlice]
+    staged: list[tuple[Timed, list[StageSegment]]]
+    slices: list[TimeSlice]
 
 
-async def _timing(services: Services, requests: Sequence[Timed], window: Span) -> RunTiming:
+async def _timing(services: Services, requests: Sequence[Timed], window: TimeSpan) -> RunTiming:
     until = window[1]
     lines = {(each.request.session_id, each.request.line) for each in requests}
     devices = _DeviceSeconds(services, lines, window)
@@ -107,14 +109,14 @@ async def _timing(services: Services, requests: Sequence[Timed], window: Span) -
             for cause in time_shares.largest_first(seconds)
             if seconds[cause] > 0
         ],
-        slices=[TimeSlice(each.at, {**each.seconds}) for each in slices],
+        slices=slices,
         requests=[_shown(*each, reasons.get(each[0].request.id)) for each in shown],
         is_cut=len(staged) > len(shown),
     )
 
 
 def _shares(
-    requests: Sequence[Timed], outages: Sequence[Span], window: Span, devices: DeviceSeconds
+    requests: Sequence[Timed], outages: Sequence[TimeSpan], window: TimeSpan, devices: DeviceSeconds
 ) -> _Shares:
     """Divide a window among causes. Takes a second where there are many requests; blocks."""
     staged = [(timed, time_shares.segments(timed, window[1])) for timed in requests]
@@ -125,20 +127,20 @@ def _shares(
 class _DeviceSeconds:
     """Says how long devices worked for some lines, and how long for others, in the slices of a window."""
 
-    def __init__(self, services: Services, lines: Collection[Line], window: Span) -> None:
+    def __init__(self, services: Services, lines: Collection[RunLine], window: TimeSpan) -> None:
         first, last = (int(moment // SLICE_SECONDS) for moment in window)
-        self._known = dict[int, tuple[float, float]]()
+        self._by_slice = dict[int, tuple[float, float]]()
         for number in range(first, last + 1):
             devices = services.queue.recent.devices(number * SLICE_SECONDS)
-            own = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
-            own = min(own, devices.total)  # lines may share a command
-            self._known[number] = own, devices.total - own
+            own_seconds = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
+            own_seconds = min(own_seconds, devices.total)  # lines may share a command
+            self._by_slice[number] = own_seconds, devices.total - own_seconds
 
     def __call__(self, at: float) -> tuple[float, float]:
-        return self._known.get(int(at // SLICE_SECONDS), (0.0, 0.0))
+        return self._by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))
 
 
-def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> TimedRequest:
+def _shown(timed: Timed, stages: Sequence[StageSegment], reason: str | None) -> TimedRequest:
     request, is_open = timed.request, timed.finished_at is None
     state = "unfinished" if is_open else "failed" if timed.tokens is None else "finished"
     return TimedRequest(
@@ -146,7 +148,7 @@ def _shown(timed: Timed, stages: Sequence[Segment], reason: str | None) -> Timed
         kind=request.kind,
         line=request.line,
         seq_id=request.seq_id,
-        stages=[Stage(*stage) for stage in stages],
+        stages=[*stages],
         state=state,
         tokens=timed.tokens,
         reason=reason,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from spmd_tx.coordinator.http.openai import schemas
-from spmd_tx.coordinator.http.openai.choices import Delta
+from spmd_tx.coordinator.http.openai.choices import TextDelta
 from spmd_tx.coordinator.sampling.request.stops import Decoder
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
@@ -20,16 +20,16 @@ KEEP_ALIVE = b": still working\n\n"  # a comment; clients skip it
 MOST_TEXTS = 1 << 14  # of tokens that a call remembers
 
 
-class Form(Protocol):
+class ResponseFormat(Protocol):
     """Formats the answers to one kind of request."""
 
     def opening(self, index: int) -> msgspec.Struct | None:
         """Return the event of a choice before its first delta, if there is one."""
         ...
 
-    def event(self, delta: Delta) -> msgspec.Struct: ...
+    def event(self, delta: TextDelta) -> msgspec.Struct: ...
 
-    def last(self, usage: schemas.Usage) -> msgspec.Struct:
+    def last(self, usage: schemas.CompletionUsage) -> msgspec.Struct:
         """Return the event with the usage."""
         ...
 
@@ -42,34 +42,34 @@ class Form(Protocol):
         """What begins the list of a choice that is too long to keep until its end; empty: there is none."""
         ...
 
-    def entries(self, delta: Delta) -> Sequence[Any]:
+    def entries(self, delta: TextDelta) -> Sequence[Any]:
         """Return what a delta adds to that list."""
         ...
 
-    def list_ends(self, choice: Delta) -> bytes: ...
+    def list_ends(self, choice: TextDelta) -> bytes: ...
 
-    def choice(self, choice: Delta) -> msgspec.Struct:
+    def choice(self, choice: TextDelta) -> msgspec.Struct:
         """Return a choice without that list."""
         ...
 
 
-class TokenTexts:
+class TokenTextCache:
     """Remembers the texts of tokens, with their bytes: the likeliest ones come again and again."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._known: dict[int, tuple[str, list[int] | None]] = {}
+        self._cached: dict[int, tuple[str, list[int] | None]] = {}
 
     def __getitem__(self, token: int) -> tuple[str, list[int] | None]:
         """Return the text of a token, and its bytes if they are whole characters."""
-        found = self._known.get(token)
-        if found is None:
-            if len(self._known) >= MOST_TEXTS:
-                self._known.clear()
+        entry = self._cached.get(token)
+        if entry is None:
+            if len(self._cached) >= MOST_TEXTS:
+                self._cached.clear()
             text = self._decoder.decode([token], skip_special_tokens=False)
-            found = text, None if HALF_CHARACTER in text else list(text.encode())
-            self._known[token] = found
-        return found
+            entry = text, None if HALF_CHARACTER in text else list(text.encode())
+            self._cached[token] = entry
+        return entry
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,26 @@ class Answering:
     id: str
     created: int  # seconds since the epoch
     model: str
-    texts: TokenTexts
+    texts: TokenTextCache
     has_logprobs: bool
     has_token_ids: bool
     width: int  # likeliest tokens in the place of each drawn one
 
-    def token_ids(self, delta: Delta) -> list[int] | UnsetType:
+    def response(
+        self,
+        kind: schemas.ResponseKind,
+        choices: Sequence[schemas.CompletionChoice | schemas.ChatChunkChoice],
+        usage: schemas.CompletionUsage | UnsetType = UNSET,
+    ) -> schemas.CompletionResponse:
+        """Return an answer or an event with what all of this call have in common."""
+        return schemas.CompletionResponse(
+            id=self.id, object=kind, created=self.created, model=self.model, choices=choices, usage=usage
+        )
+
+    def token_ids(self, delta: TextDelta) -> list[int] | UnsetType:
         return delta.tokens if self.has_token_ids else UNSET
 
-    def likeliest(self, delta: Delta, place: int) -> list[tuple[int, float]]:
+    def likeliest(self, delta: TextDelta, place: int) -> list[tuple[int, float]]:
         """Return the likeliest tokens in a place and their log-probabilities, the likeliest first."""
         if delta.top is None:
             return []
@@ -96,7 +107,7 @@ class Answering:
 
 
 @dataclass(frozen=True)
-class CompletionForm:
+class CompletionFormat:
     """Formats completions: answers and events have the same format."""
 
     answering: Answering
@@ -104,20 +115,22 @@ class CompletionForm:
     def opening(self, index: int) -> None:
         return None
 
-    def event(self, delta: Delta) -> schemas.Completion:
-        return self._completion([self._choice(delta, self._logprobs(delta, self.entries(delta) or None))])
+    def event(self, delta: TextDelta) -> schemas.CompletionResponse:
+        return self.answering.response(
+            "text_completion", [self._choice(delta, self._logprobs(delta, self.entries(delta) or None))]
+        )
 
-    def last(self, usage: schemas.Usage) -> schemas.Completion:
-        return self._completion([], usage)
+    def last(self, usage: schemas.CompletionUsage) -> schemas.CompletionResponse:
+        return self.answering.response("text_completion", [], usage)
 
-    def whole(self) -> schemas.Completion:
-        return self._completion([])
+    def whole(self) -> schemas.CompletionResponse:
+        return self.answering.response("text_completion", [])
 
     @property
     def list_begins(self) -> bytes:
         return b'"logprobs":{"top_logprobs":[' if self.answering.width else b""
 
-    def entries(self, delta: Delta) -> list[dict[str, float] | None]:
+    def entries(self, delta: TextDelta) -> list[dict[str, float] | None]:
         if not self.answering.width:
             return []
         texts, entries = self.answering.texts, list[dict[str, float] | None]()
@@ -129,28 +142,20 @@ class CompletionForm:
             entries.append(None if math.isnan(logprob) else by_text)
         return entries
 
-    def list_ends(self, choice: Delta) -> bytes:
+    def list_ends(self, choice: TextDelta) -> bytes:
         return b"]," + msgspec.json.encode(self._logprobs(choice, UNSET))[1:] + b","
 
-    def choice(self, choice: Delta) -> schemas.CompletionChoice:
+    def choice(self, choice: TextDelta) -> schemas.CompletionChoice:
         return self._choice(choice, UNSET if self.answering.width else self._logprobs(choice, None))
 
-    def _completion(
-        self, choices: list[schemas.CompletionChoice], usage: schemas.Usage | UnsetType = UNSET
-    ) -> schemas.Completion:
-        common = self.answering
-        return schemas.Completion(
-            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
-        )
-
     def _choice(
-        self, delta: Delta, logprobs: schemas.CompletionLogprobs | UnsetType | None
+        self, delta: TextDelta, logprobs: schemas.CompletionLogprobs | UnsetType | None
     ) -> schemas.CompletionChoice:
         ids = self.answering.token_ids(delta)
         return schemas.CompletionChoice(delta.index, delta.text, delta.finish_reason, logprobs, ids)
 
     def _logprobs(
-        self, delta: Delta, top: list[dict[str, float] | None] | UnsetType | None
+        self, delta: TextDelta, top: list[dict[str, float] | None] | UnsetType | None
     ) -> schemas.CompletionLogprobs | None:
         if not self.answering.has_logprobs:
             return None
@@ -159,34 +164,33 @@ class CompletionForm:
 
 
 @dataclass(frozen=True)
-class ChatForm:
+class ChatFormat:
     """Formats chat completions: an answer has whole messages, an event has what is new of them."""
 
     answering: Answering
 
-    def opening(self, index: int) -> schemas.ChatChunk:
-        return self._chunk([schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))])
+    def opening(self, index: int) -> schemas.CompletionResponse:
+        choice = schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))
+        return self.answering.response("chat.completion.chunk", [choice])
 
-    def event(self, delta: Delta) -> schemas.ChatChunk:
+    def event(self, delta: TextDelta) -> schemas.CompletionResponse:
         content = schemas.ChatDelta(content=delta.text or UNSET)
         logprobs = schemas.ChatLogprobs(self.entries(delta)) if self.answering.has_logprobs else None
         ids = self.answering.token_ids(delta)
-        return self._chunk(
-            [schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)]
-        )
+        choice = schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)
+        return self.answering.response("chat.completion.chunk", [choice])
 
-    def last(self, usage: schemas.Usage) -> schemas.ChatChunk:
-        return self._chunk([], usage)
+    def last(self, usage: schemas.CompletionUsage) -> schemas.CompletionResponse:
+        return self.answering.response("chat.completion.chunk", [], usage)
 
-    def whole(self) -> schemas.ChatCompletion:
-        common = self.answering
-        return schemas.ChatCompletion(id=common.id, created=common.created, model=common.model, choices=[])
+    def whole(self) -> schemas.CompletionResponse:
+        return self.answering.response("chat.completion", [])
 
     @property
     def list_begins(self) -> bytes:
         return b'"logprobs":{"content":[' if self.answering.has_logprobs else b""
 
-    def entries(self, delta: Delta) -> list[schemas.TokenLogprob]:
+    def entries(self, delta: TextDelta) -> list[schemas.TokenLogprob]:
         texts = self.answering.texts
         return [
             schemas.TokenLogprob(
@@ -201,37 +205,29 @@ class ChatForm:
             for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True))
         ]
 
-    def list_ends(self, choice: Delta) -> bytes:
+    def list_ends(self, choice: TextDelta) -> bytes:
         return b"]},"
 
-    def choice(self, choice: Delta) -> schemas.ChatChoice:
+    def choice(self, choice: TextDelta) -> schemas.ChatChoice:
         message = schemas.ChatMessage("assistant", choice.text)
         logprobs = UNSET if self.answering.has_logprobs else None
         ids = self.answering.token_ids(choice)
         return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
 
-    def _chunk(
-        self, choices: list[schemas.ChatChunkChoice], usage: schemas.Usage | UnsetType = UNSET
-    ) -> schemas.ChatChunk:
-        common = self.answering
-        return schemas.ChatChunk(
-            id=common.id, created=common.created, model=common.model, choices=choices, usage=usage
-        )
-
 
 class WholeAnswer:
     """Writes an answer that is no stream, delta by delta. Those of a choice must follow each other."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: ResponseFormat) -> None:
         self._form = form
         self._choices = 0
-        self._deltas = list[Delta]()  # of the choice that is being written, without likeliest tokens
+        self._deltas = list[TextDelta]()  # of the choice that is being written, without likeliest tokens
         self._has_entries = False
 
     def begin(self) -> bytes:
         return msgspec.json.encode(self._form.whole()).removesuffix(b"]}")
 
-    def add(self, delta: Delta) -> bytes:
+    def add(self, delta: TextDelta) -> bytes:
         form, pieces = self._form, list[bytes]()
         if not self._deltas:
             pieces += [b"," if self._choices else b"", b"{", form.list_begins]
@@ -247,11 +243,11 @@ class WholeAnswer:
             self._deltas, self._has_entries = [], False
         return b"".join(pieces)
 
-    def end(self, usage: schemas.Usage) -> bytes:
+    def end(self, usage: schemas.CompletionUsage) -> bytes:
         return b'],"usage":' + msgspec.json.encode(usage) + b"}"
 
 
-def _joined(deltas: Sequence[Delta]) -> Delta:
+def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
     return replace(
         deltas[-1],
         text="".join(delta.text for delta in deltas),
@@ -261,15 +257,15 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
     )
 
 
-def is_worth_sending(delta: Delta, answering: Answering) -> bool:
+def is_worth_sending(delta: TextDelta, answering: Answering) -> bool:
     """Return whether an event has content: tokens without text are none unless tokens are asked for."""
     has_tokens = answering.has_logprobs or answering.has_token_ids
     return bool(delta.text) or delta.finish_reason is not None or (has_tokens and bool(delta.tokens))
 
 
-def usage(prompts: Sequence[Sequence[int]], drawn: int) -> schemas.Usage:
+def usage(prompts: Sequence[Sequence[int]], drawn: int) -> schemas.CompletionUsage:
     read = sum(map(len, prompts))
-    return schemas.Usage(read, drawn, read + drawn)
+    return schemas.CompletionUsage(read, drawn, read + drawn)
 
 
 def event(content: msgspec.Struct) -> bytes:

@@ -54,10 +54,10 @@ def echoed(prompt: list[int], scores: PromptScores, sample: SampledSequence) -> 
 
 
 @dataclass(frozen=True)
-class Part:
+class ChoiceTokens:
     """Holds a copy of tokens of one choice: a thread reads it while more are drawn."""
 
-    choice: Choice
+    choice: ChoiceProgress
     tokens: list[int]
     logprobs: list[float]
     top: TopLogprobs | None
@@ -70,7 +70,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Delta:
+class TextDelta:
     """Holds a part with its text."""
 
     index: int
@@ -82,7 +82,7 @@ class Delta:
     top: TopLogprobs | None = None  # in the place of each token, if wanted
 
 
-class Choice:
+class ChoiceProgress:
     """Tracks one sample of a call, and how much of it was sent."""
 
     def __init__(self, index: int, text: EchoedText, has_offsets: bool) -> None:
@@ -92,28 +92,28 @@ class Choice:
         self._text = text
         self._has_offsets = has_offsets
 
-    def take(self, sample: PartialSample | None, most: int) -> Part | None:
+    def take(self, sample: PartialSample | None, most: int) -> ChoiceTokens | None:
         """Return the next part that is new, of at most so many tokens, if there is one."""
         if sample is None or self.is_over:
             return None
-        first, known = self.sent, len(sample.tokens)
-        end = min(known, first + most)
-        stop_reason = sample.stop_reason if end == known else None
+        first, drawn = self.sent, len(sample.tokens)
+        end = min(drawn, first + most)
+        stop_reason = sample.stop_reason if end == drawn else None
         if end <= first and stop_reason is None:
             return None
         self.sent, self.is_over = max(first, end), stop_reason is not None
-        return Part(
+        return ChoiceTokens(
             self, sample.tokens[first:end], sample.logprobs[first:end], sample.top_of(first, end), stop_reason
         )
 
-    def delta(self, part: Part) -> Delta:
+    def delta(self, part: ChoiceTokens) -> TextDelta:
         """Make the text of a part. Parts must come in order."""
         text, offsets = self._add(part)
         if part.stop_reason is not None:
             text += self._text.end()
-        return Delta(self.index, text, part.tokens, part.logprobs, offsets, part.stop_reason, part.top)
+        return TextDelta(self.index, text, part.tokens, part.logprobs, offsets, part.stop_reason, part.top)
 
-    def _add(self, part: Part) -> tuple[str, list[int]]:
+    def _add(self, part: ChoiceTokens) -> tuple[str, list[int]]:
         if not self._has_offsets:
             return self._text.add(part.tokens), []
         text, offsets = "", list[int]()

@@ -12,21 +12,21 @@ class Detokenizer:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._tokens: list[int] = []  # the last ones with text, since some texts depend on what is before
-        self._given = 0  # how many of these have their text given out
+        self._given_out = 0  # how many of these have their text given out
 
     def add(self, tokens: Sequence[int]) -> str:
         """The text that is certain now."""
         self._tokens += filter(self._has_text, tokens)
         certain = len(self._tokens)
         text = self._text_up_to(certain)
-        for kept in range(1, MOST_OPEN + 1):
+        for open_tokens in range(1, MOST_OPEN + 1):
             if not text.endswith(HALF_CHARACTER):
                 break
-            certain = max(self._given, len(self._tokens) - kept)
+            certain = max(self._given_out, len(self._tokens) - open_tokens)
             text = self._text_up_to(certain)
         if text:
-            self._tokens = self._tokens[self._given :]
-            self._given = certain - self._given
+            self._tokens = self._tokens[self._given_out :]
+            self._given_out = certain - self._given_out
         return text
 
     def end(self) -> str:
@@ -41,7 +41,7 @@ class Detokenizer:
         return self._decoder.decode([token, token], skip_special_tokens=True) != ""
 
     def _text_up_to(self, count: int) -> str:
-        before = self._decoder.decode(self._tokens[: self._given], skip_special_tokens=True)
+        before = self._decoder.decode(self._tokens[: self._given_out], skip_special_tokens=True)
         return self._decoder.decode(self._tokens[:count], skip_special_tokens=True)[len(before) :]
 
 
@@ -63,8 +63,8 @@ class TextUntilStop:
             self._is_over = True
             return self._held[: min(places)]
         certain = len(self._held) - self._beginning_of_a_stop()
-        given, self._held = self._held[:certain], self._held[certain:]
-        return given
+        released, self._held = self._held[:certain], self._held[certain:]
+        return released
 
     def end(self) -> str:
         """The text that was held back, if no more text comes."""

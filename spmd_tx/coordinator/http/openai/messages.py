@@ -1,17 +1,16 @@
 """Checks the messages of a chat, and puts them into the form that chat templates read. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from spmd_tx.coordinator.text.conversation import Message
 from spmd_tx.errors import InvalidRequest
 
 # They mark what a provider's cache should keep; prefixes are always cached here.
 CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
 MOST_SHOWN, MOST_CHARACTERS = 8, 80  # ids, and characters of a value, in a message about it
-
-Message = Mapping[str, Any]
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -26,10 +25,10 @@ def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _message(number: int, message: Message) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise InvalidRequest(f"message {number} has no role; send one that the model's chat template knows")
-    found = {key: value for key, value in message.items() if key not in CACHE_MARKS}
+    fields = {key: value for key, value in message.items() if key not in CACHE_MARKS}
     content = message.get("content")
     if isinstance(content, list):
-        found["content"] = "\n".join(_text(number, part) for part in content)
+        fields["content"] = "\n".join(_text(number, part) for part in content)
     elif content is not None and not isinstance(content, str):
         raise InvalidRequest(
             f"message {number}: content is {_shown(content)}; send text, or a list of text parts"
@@ -39,7 +38,7 @@ def _message(number: int, message: Message) -> dict[str, Any]:
         raise InvalidRequest(
             f"message {number}: tool_call_id is {_shown(message['tool_call_id'])}; send a text"
         )
-    return found
+    return fields
 
 
 def _text(number: int, part: Any) -> str:
@@ -80,12 +79,12 @@ def _check_calls(number: int, calls: Any) -> None:
 
 
 def _in_order_of_calls(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    ordered: list[dict[str, Any]] = []
     for are_results, run in groupby(messages, key=lambda message: message["role"] == "tool"):
         messages_of_run = list(run)
-        asking = found[-1] if found else {}
-        found += _results(len(found), messages_of_run, asking) if are_results else messages_of_run
-    return found
+        asking = ordered[-1] if ordered else {}
+        ordered += _results(len(ordered), messages_of_run, asking) if are_results else messages_of_run
+    return ordered
 
 
 def _results(number: int, results: list[dict[str, Any]], asking: Message) -> list[dict[str, Any]]:
@@ -94,10 +93,10 @@ def _results(number: int, results: list[dict[str, Any]], asking: Message) -> lis
     ids = [result.get("tool_call_id") for result in results]
     unknown = next((place for place, id in enumerate(ids) if id is not None and id not in places), None)
     if unknown is not None:
-        known = ", ".join(repr(id) for id in list(places)[:MOST_SHOWN]) or "none"
+        calls = ", ".join(repr(id) for id in list(places)[:MOST_SHOWN]) or "none"
         raise InvalidRequest(
             f"message {number + unknown}: tool_call_id {_shown(ids[unknown])} is of no call in the "
-            f"assistant's message before it, whose calls are {known}; send results right behind their calls"
+            f"assistant's message before it, whose calls are {calls}; send results right behind their calls"
         )
     return results if None in ids else sorted(results, key=lambda result: places[result["tool_call_id"]])
 

@@ -129,7 +129,7 @@ def sample_requests(
         top_k=request.top_k or -1,
         top_p=1.0 if request.top_p is None else request.top_p,
     )
-    wanted = []
+    samples = []
     top = _top_logprobs(request)
     is_scored = isinstance(request, CompletionRequest) and bool(request.echo)
     for prompt in prompts:
@@ -145,20 +145,20 @@ def sample_requests(
         validation.check_sample(
             replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
         )
-        wanted.append(sample)
-    _check_cells(prompts, wanted, limits)
-    return wanted
+        samples.append(sample)
+    _check_cells(prompts, samples, limits)
+    return samples
 
 
-def _check_cells(prompts: Sequence[list[int]], wanted: Sequence[SampleRequest], limits: Limits) -> None:
+def _check_cells(prompts: Sequence[list[int]], samples: Sequence[SampleRequest], limits: Limits) -> None:
     """Limit the likeliest tokens of all prompts together: one answer has them all."""
     of_prompts = sum(
-        len(prompt) * (each.topk_prompt_logprobs or 0) for prompt, each in zip(prompts, wanted, strict=True)
+        len(prompt) * (each.topk_prompt_logprobs or 0) for prompt, each in zip(prompts, samples, strict=True)
     )
-    cells = of_prompts + sum(most_cells(each, limits.max_context) for each in wanted)
-    if len(wanted) > 1 and cells > MOST_CELLS:
+    cells = of_prompts + sum(most_cells(each, limits.max_context) for each in samples)
+    if len(samples) > 1 and cells > MOST_CELLS:
         raise InvalidRequest(
-            f"{len(wanted)} prompts with {wanted[0].topk_sample_logprobs} likeliest tokens for each drawn "
+            f"{len(samples)} prompts with {samples[0].topk_sample_logprobs} likeliest tokens for each drawn "
             f"one make up to {cells} values; at most {MOST_CELLS} are given by one call, so send fewer "
             "prompts at once"
         )

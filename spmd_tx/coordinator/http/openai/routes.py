@@ -20,20 +20,20 @@ from spmd_tx.coordinator.http.errors import status_of
 from spmd_tx.coordinator.http.openai import answers, errors, messages, requests, writing
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
-    ChatForm,
-    CompletionForm,
-    Form,
-    TokenTexts,
+    ChatFormat,
+    CompletionFormat,
+    ResponseFormat,
+    TokenTextCache,
     WholeAnswer,
 )
-from spmd_tx.coordinator.http.openai.choices import Choice
+from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
 from spmd_tx.coordinator.http.openai.detokenize import EchoedText
 from spmd_tx.coordinator.http.openai.schemas import (
     ChatRequest,
     CompletionRequest,
+    CompletionUsage,
     ModelCard,
     ModelList,
-    Usage,
 )
 from spmd_tx.coordinator.http.openai.stream import SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
@@ -44,17 +44,17 @@ from spmd_tx.errors import SpmdTxError
 
 
 @dataclass(frozen=True)
-class Call:
+class CompletionCall:
     """Holds a request whose samples are being drawn."""
 
     request: CompletionRequest | ChatRequest
     prompts: list[list[int]]
     stream: SampleStream
-    choices: list[Choice]
+    choices: list[ChoiceProgress]
     answering: Answering
-    form: Form
+    form: ResponseFormat
 
-    def usage(self) -> Usage:
+    def usage(self) -> CompletionUsage:
         sent = sum(choice.sent for choice in self.choices)
         echoed = sum(map(len, self.prompts)) * (self.request.n or 1) if _echoes(self.request) else 0
         return answers.usage(self.prompts, sent - echoed)
@@ -85,9 +85,9 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Complete texts."""
         requests.check(data, await request.body())
-        given = requests.completion_prompts(data, services.limits)
-        tokens = iter(await services.prompt_texts.tokens([each for each in given if isinstance(each, str)]))
-        prompts = [each if isinstance(each, list) else next(tokens) for each in given]
+        inputs = requests.completion_prompts(data, services.limits)
+        tokens = iter(await services.prompt_texts.tokens([each for each in inputs if isinstance(each, str)]))
+        prompts = [each if isinstance(each, list) else next(tokens) for each in inputs]
         return await _answer(await _begin(data, prompts, services, access), request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
@@ -110,31 +110,31 @@ def _name_in(request: Request) -> str:
 
 async def _begin(
     request: CompletionRequest | ChatRequest, prompts: list[list[int]], services: Services, access: Access
-) -> Call:
+) -> CompletionCall:
     sampler = await services.implicit_samplers.of(request.model, access)
-    text = await services.text.get()
-    wanted = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
-    tokens = sum(most_tokens(each, services.max_context) for each in wanted)
+    text = await services.model.text.get()
+    samples = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
+    tokens = sum(most_tokens(each, services.model.max_context) for each in samples)
     echoes = prompts if _echoes(request) else None
-    async with services.quotas.room_for_sample(access.caller, tokens, len(wanted)):
-        stream = await submit_samples(services, sampler, wanted, access.caller.owner, echoes)
+    async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
+        stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)
     is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
         id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
-        texts=TokenTexts(text.tokenizer),
+        texts=TokenTextCache(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
-        width=wanted[0].topk_sample_logprobs or 0,
+        width=samples[0].topk_sample_logprobs or 0,
     )
     stops = requests.stop_strings(request)
-    choices, has_offsets = list[Choice](), is_completion and answering.has_logprobs
+    choices, has_offsets = list[ChoiceProgress](), is_completion and answering.has_logprobs
     for index in range((request.n or 1) * len(prompts)):
         prompt = echoes[index // (request.n or 1)] if echoes else []
-        choices.append(Choice(index, EchoedText(text.tokenizer, stops, len(prompt)), has_offsets))
-    form = CompletionForm(answering) if is_completion else ChatForm(answering)
-    return Call(request, prompts, stream, choices, answering, form)
+        choices.append(ChoiceProgress(index, EchoedText(text.tokenizer, stops, len(prompt)), has_offsets))
+    form = CompletionFormat(answering) if is_completion else ChatFormat(answering)
+    return CompletionCall(request, prompts, stream, choices, answering, form)
 
 
 def _echoes(request: CompletionRequest | ChatRequest) -> bool:
@@ -142,7 +142,7 @@ def _echoes(request: CompletionRequest | ChatRequest) -> bool:
     return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
-async def _answer(call: Call, request: Request) -> Response[Any]:
+async def _answer(call: CompletionCall, request: Request) -> Response[Any]:
     close = call.stream.close
     if call.request.stream:
         # The background task closes it even if nobody begins to read the stream.
@@ -155,7 +155,7 @@ async def _answer(call: Call, request: Request) -> Response[Any]:
         raise
 
 
-async def _whole(call: Call) -> AsyncIterator[bytes]:
+async def _whole(call: CompletionCall) -> AsyncIterator[bytes]:
     answer = WholeAnswer(call.form)
     yield answer.begin()
     async for piece in call.stream.pieces(call.choices):
@@ -163,7 +163,7 @@ async def _whole(call: Call) -> AsyncIterator[bytes]:
     yield answer.end(call.usage())
 
 
-async def _events(call: Call) -> AsyncIterator[bytes]:
+async def _events(call: CompletionCall) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
     written = partial(writing.events, call.form, call.answering)
     try:

@@ -4,6 +4,7 @@ Null has the same meaning as a missing field; fields.py judges all others. Some 
 servers of open models take them under the same names.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,11 +13,11 @@ from msgspec import UNSET, Meta, UnsetType
 from spmd_tx.coordinator.wire.fields import Text
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Choices = Annotated[int, Meta(ge=1, le=128)]
+ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
 StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
-FinishReason = Literal["stop", "length"]
+CompletionFinish = Literal["stop", "length"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -27,7 +28,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what both kinds of request have in common."""
 
     model: Text
-    n: Choices | None = None
+    n: ChoiceCount | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0)] | None = None  # 0 is greedy
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -59,7 +60,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class Usage(msgspec.Struct, frozen=True):
+class CompletionUsage(msgspec.Struct, frozen=True):
     """Counts tokens. The token that ends a sample counts, too."""
 
     prompt_tokens: int
@@ -80,20 +81,9 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
     text: str
-    finish_reason: FinishReason | None  # None: more follows
+    finish_reason: CompletionFinish | None  # None: more follows
     logprobs: CompletionLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
-
-
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Is an answer, or one event of a stream."""
-
-    id: str
-    object: Literal["text_completion"] = "text_completion"
-    created: int  # seconds since the epoch
-    model: str
-    choices: list[CompletionChoice]
-    usage: Usage | UnsetType = UNSET
 
 
 # --- chat completions -------------------------------------------------------------------------------
@@ -125,18 +115,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
-    finish_reason: FinishReason | None
+    finish_reason: CompletionFinish | None
     logprobs: ChatLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
-
-
-class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int  # seconds since the epoch
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
@@ -147,20 +128,25 @@ class ChatDelta(msgspec.Struct, frozen=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
-    finish_reason: FinishReason | None = None
+    finish_reason: CompletionFinish | None = None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Is one event of a stream."""
+# --- both -------------------------------------------------------------------------------------------
+
+ResponseKind = Literal["text_completion", "chat.completion", "chat.completion.chunk"]
+
+
+class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """Is an answer, or one event of a stream, of either kind of request."""
 
     id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    object: ResponseKind
     created: int  # seconds since the epoch
     model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | UnsetType = UNSET
+    choices: Sequence[CompletionChoice | ChatChoice | ChatChunkChoice]
+    usage: CompletionUsage | UnsetType = UNSET
 
 
 # --- models and errors ------------------------------------------------------------------------------

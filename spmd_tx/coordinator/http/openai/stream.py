@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Choice, Part, PartialSample, echoed
-from spmd_tx.coordinator.http.security.body_room import Place
+from spmd_tx.coordinator.http.openai.choices import (
+    TOKEN_COST,
+    ChoiceProgress,
+    ChoiceTokens,
+    PartialSample,
+    echoed,
+)
+from spmd_tx.coordinator.http.security.body_room import BodyShare
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome
@@ -46,7 +52,7 @@ class SampleStream:
         self._closing = services.health.closing
         self._outcomes = [asyncio.create_task(_size(services, each)) for each in request_ids]
         self._owner = owner
-        self._place: Place | None = None
+        self._place: BodyShare | None = None
         self._read: tuple[int, SampledSequences] | None = None  # the result at work, and its number
         self._stack = ExitStack()
         self._watch = self._stack.enter_context(services.progress.watching(request_ids))
@@ -82,7 +88,7 @@ class SampleStream:
             leaving.cancel()
             everything.cancel()
 
-    async def news(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part] | None]:
+    async def news(self, choices: Sequence[ChoiceProgress]) -> AsyncIterator[list[ChoiceTokens] | None]:
         """Yield what is new of all samples in pieces, as it comes, and None after a while without any."""
         is_over = False
         while not is_over:
@@ -98,14 +104,14 @@ class SampleStream:
             except TimeoutError:
                 yield None
 
-    async def pieces(self, choices: Sequence[Choice]) -> AsyncIterator[list[Part]]:
+    async def pieces(self, choices: Sequence[ChoiceProgress]) -> AsyncIterator[list[ChoiceTokens]]:
         """Yield what is new of all samples now, each time as much as is written at once."""
-        piece, cost = list[Part](), 0
+        piece, cost = list[ChoiceTokens](), 0
         per_request = len(choices) // len(self.request_ids)
         for place, choice in enumerate(choices):
             if choice.is_over:
                 continue
-            sample = await self._known(*divmod(place, per_request))
+            sample = await self._current_sample(*divmod(place, per_request))
             while part := choice.take(sample, self._most_per_part):
                 piece.append(part)
                 cost += part.cost
@@ -115,7 +121,7 @@ class SampleStream:
         if piece:
             yield piece
 
-    async def _known(self, request: int, index: int) -> PartialSample | None:
+    async def _current_sample(self, request: int, index: int) -> PartialSample | None:
         request_id = self.request_ids[request]
         if not self._outcomes[request].done():
             return None if self._echoes else self._watch.samples.get((request_id, index))
@@ -162,15 +168,11 @@ class SampleStream:
 
 
 async def submit_samples(
-    services: Services,
-    sampler: ImplicitSampler,
-    wanted: Sequence[SampleRequest],
-    owner: str,
-    echoes: Echoes,
+    services: Services, sampler: ImplicitSampler, samples: Sequence[SampleRequest], owner: str, echoes: Echoes
 ) -> SampleStream:
     """Submit sample requests, all or none. ``echoes`` as in SampleStream."""
     accepted = await asyncio.gather(
-        *(_submit(services, sampler, sample) for sample in wanted), return_exceptions=True
+        *(_submit(services, sampler, sample) for sample in samples), return_exceptions=True
     )
     request_ids = [each for each in accepted if isinstance(each, str)]
     for error in accepted:
@@ -178,13 +180,13 @@ async def submit_samples(
             for request_id in request_ids:
                 services.scheduler.cancel(request_id)
             raise error
-    return SampleStream(services, owner, request_ids, wanted[0].topk_sample_logprobs or 0, echoes)
+    return SampleStream(services, owner, request_ids, samples[0].topk_sample_logprobs or 0, echoes)
 
 
-async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRequest) -> str:
+async def _submit(services: Services, sampler: ImplicitSampler, request: SampleRequest) -> str:
     row, number = sampler.row, next(sampler.numbers)
     sample = msgspec.structs.replace(
-        wanted,
+        request,
         sampling_session_id=row.id,
         seq_id=number,
         model_path=row.model_path,
@@ -196,7 +198,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, wanted: SampleRe
         number,
         row.session_id,
         msgspec.json.encode(sample),
-        tokens=most_tokens(sample, services.max_context),
+        tokens=most_tokens(sample, services.model.max_context),
     )
 
 

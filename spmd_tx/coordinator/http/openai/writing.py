@@ -14,8 +14,8 @@ from litestar.background_tasks import BackgroundTask
 from litestar.response import Stream
 
 from spmd_tx.coordinator.http.openai import answers
-from spmd_tx.coordinator.http.openai.answers import Answering, Form, WholeAnswer
-from spmd_tx.coordinator.http.openai.choices import Part
+from spmd_tx.coordinator.http.openai.answers import Answering, ResponseFormat, WholeAnswer
+from spmd_tx.coordinator.http.openai.choices import ChoiceTokens
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 
 SHORT_BYTES = 256 << 10  # of an answer that is sent at once
@@ -24,7 +24,7 @@ SMALL_COST = 1024  # about a millisecond's work, for which a thread costs more t
 _wide = ThreadPoolExecutor(1, thread_name_prefix="likeliest")
 
 
-async def write(piece: Sequence[Part], written: Callable[[Sequence[Part]], bytes]) -> bytes:
+async def write(piece: Sequence[ChoiceTokens], written: Callable[[Sequence[ChoiceTokens]], bytes]) -> bytes:
     """Call ``written`` with a piece, in a thread unless it is small."""
     if sum(part.cost for part in piece) <= SMALL_COST:
         return written(piece)
@@ -32,7 +32,7 @@ async def write(piece: Sequence[Part], written: Callable[[Sequence[Part]], bytes
     return await asyncio.get_running_loop().run_in_executor(_wide if is_wide else None, written, piece)
 
 
-def events(form: Form, answering: Answering, piece: Sequence[Part]) -> bytes:
+def events(form: ResponseFormat, answering: Answering, piece: Sequence[ChoiceTokens]) -> bytes:
     """Return the events of a piece of a stream."""
     deltas = [part.choice.delta(part) for part in piece]
     return b"".join(
@@ -40,7 +40,7 @@ def events(form: Form, answering: Answering, piece: Sequence[Part]) -> bytes:
     )
 
 
-def of_whole(answer: WholeAnswer, piece: Sequence[Part]) -> bytes:
+def of_whole(answer: WholeAnswer, piece: Sequence[ChoiceTokens]) -> bytes:
     """Return the text of a piece of an answer that is no stream."""
     return b"".join(answer.add(part.choice.delta(part)) for part in piece)
 

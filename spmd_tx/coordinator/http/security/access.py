@@ -11,7 +11,7 @@ from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.rows import not_kept
-from spmd_tx.coordinator.storage.tables import Checkpoint, Model, Sampler, Session
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, SamplerRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.tenancy.keyring import Keyring
 from spmd_tx.coordinator.wire import checkpoint_paths
@@ -38,25 +38,25 @@ class Access:
         except Unauthorized as error:
             raise InvalidRequest(f"weights_access_token cannot be used: {error}") from None
 
-    async def session(self, session_id: str) -> Session:
+    async def session(self, session_id: str) -> SessionRow:
         session = await self.catalog.session(session_id)
         if not self.caller.sees(session.owner):
-            raise unknown(Session, session_id)
+            raise unknown(SessionRow, session_id)
         return session
 
-    async def open_session(self, session_id: str) -> Session:
+    async def open_session(self, session_id: str) -> SessionRow:
         """Return a session that accepts work."""
         await self.session(session_id)
         return await self.catalog.open_session(session_id)
 
-    async def model(self, model_id: str) -> Model:
+    async def model(self, model_id: str) -> ModelRow:
         model = await self.catalog.model(model_id)
-        await self._check(model.session_id, unknown(Model, model_id))
+        await self._check(model.session_id, unknown(ModelRow, model_id))
         return model
 
-    async def sampler(self, sampler_id: str) -> Sampler:
+    async def sampler(self, sampler_id: str) -> SamplerRow:
         sampler = await self.catalog.sampler(sampler_id)
-        await self._check(sampler.session_id, unknown(Sampler, sampler_id))
+        await self._check(sampler.session_id, unknown(SamplerRow, sampler_id))
         return sampler
 
     async def request(self, request_id: str, timeout: float) -> bool:
@@ -66,7 +66,7 @@ class Access:
             await self._check(session_id, not_kept(request_id))
         return session_id is not None
 
-    async def checkpoint(self, path: CheckpointPath) -> Checkpoint:
+    async def checkpoint(self, path: CheckpointPath) -> CheckpointRow:
         """Return a checkpoint that the caller may change."""
         return await self.checkpoints.find(path, lambda row: self.caller.sees(row.owner))
 
@@ -101,7 +101,7 @@ class Access:
             return False
         return True
 
-    def _may_read(self, row: Checkpoint) -> bool:
+    def _may_read(self, row: CheckpointRow) -> bool:
         readers = (self.caller,) if self.lender is None else (self.caller, self.lender)
         return row.is_public or any(reader.sees(row.owner) for reader in readers)
 

@@ -15,7 +15,7 @@ from spmd_tx.bounds import Bounds
 
 
 @dataclass(eq=False)
-class Place:
+class BodyShare:
     """Holds one body's share of a room."""
 
     owner: str
@@ -36,7 +36,7 @@ class _Owner:
 
     held: int = 0
     most: int = 0
-    places: set[Place] = field(default_factory=set)
+    places: set[BodyShare] = field(default_factory=set)
 
 
 def can_all_end(free: int, bodies: Iterable[tuple[int, int]]) -> bool:
@@ -57,13 +57,13 @@ class BodyRoom:
         self._patience = patience
         self._clock = clock
         self._owners: dict[str, _Owner] = {}  # with bodies that hold room
-        self._waiting: dict[Place, tuple[asyncio.Future[None], int]] = {}  # with the bytes they wait for
+        self._waiting: dict[BodyShare, tuple[asyncio.Future[None], int]] = {}  # with the bytes they wait for
 
-    def place(self, owner: str, most: int, give_up: Callable[[], None]) -> Place:
+    def place(self, owner: str, most: int, give_up: Callable[[], None]) -> BodyShare:
         """Make a place for a body of at most ``most`` bytes, which must ``leave`` in the end."""
-        return Place(owner, min(most, self.capacity // 2), give_up, since=self._clock())
+        return BodyShare(owner, min(most, self.capacity // 2), give_up, since=self._clock())
 
-    async def take(self, place: Place, size: int) -> None:
+    async def take(self, place: BodyShare, size: int) -> None:
         """Wait for room for ``size`` more bytes of the body, and take it."""
         if self.take_now(place, size):
             return
@@ -76,7 +76,7 @@ class BodyRoom:
         finally:
             self._waiting.pop(place, None)
 
-    def take_now(self, place: Place, size: int) -> bool:
+    def take_now(self, place: BodyShare, size: int) -> bool:
         """Take room if there is enough already; return whether there was."""
         size = min(size, place.missing)
         if not self._fits(place, size):
@@ -84,7 +84,7 @@ class BodyRoom:
         self._give(place, size)
         return True
 
-    def be_whole(self, place: Place) -> None:
+    def be_whole(self, place: BodyShare) -> None:
         """Note that the whole body has arrived."""
         place.is_whole = True
         if place.held:
@@ -92,7 +92,7 @@ class BodyRoom:
         place.most = place.held
         self._let_in()
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: BodyShare) -> None:
         """Give back the room of a body that was handled or refused."""
         if place.held:
             owner = self._owners[place.owner]
@@ -105,7 +105,7 @@ class BodyRoom:
                 del self._owners[place.owner]
             self._let_in()
 
-    def _fits(self, place: Place, size: int) -> bool:
+    def _fits(self, place: BodyShare, size: int) -> bool:
         if size > self.free:
             return False
         owner = self._owners.get(place.owner)
@@ -121,7 +121,7 @@ class BodyRoom:
         ]
         return can_all_end(self.free - size, [*bodies, (place.missing - size, place.held + size)])
 
-    def _give(self, place: Place, size: int) -> None:
+    def _give(self, place: BodyShare, size: int) -> None:
         owner = self._owners.setdefault(place.owner, _Owner())
         if size and not place.held:
             owner.places.add(place)
@@ -140,21 +140,21 @@ class BodyRoom:
                 self._give(place, size)
                 turn.set_result(None)
 
-    def _ask_for_room(self, place: Place) -> None:
+    def _ask_for_room(self, place: BodyShare) -> None:
         """Make bodies of owners with more than an even share yield, slowest first, to an owner with less."""
         share = self.capacity // len(self._owners.keys() | {each.owner for each in self._waiting})
-        wanted = min(place.missing, share - self._held_by(place.owner)) - self.free
+        shortage = min(place.missing, share - self._held_by(place.owner)) - self.free
         excess = {name: owner.held - share for name, owner in self._owners.items()}
         coming = [each for owner in self._owners.values() for each in owner.places if not each.is_whole]
         for each in sorted(coming, key=self._pace):
-            if wanted <= 0:
+            if shortage <= 0:
                 return
             if excess[each.owner] > 0:
                 excess[each.owner] -= each.held
-                wanted -= each.held
+                shortage -= each.held
                 each.give_up()
 
-    def _pace(self, place: Place) -> float:
+    def _pace(self, place: BodyShare) -> float:
         return place.held / max(self._clock() - place.since, 1e-3)
 
     def _held_by(self, owner: str) -> int:

@@ -45,8 +45,8 @@ class Connections:
 
     def admit(self, connection: Connection, address: str) -> bool:
         """Add a connection, perhaps dropping another one; return False if it must be closed."""
-        known = self._addresses.get(address)
-        if known is not None and known.count >= self._most_per_address and not self._make_room(known):
+        peer = self._addresses.get(address)
+        if peer is not None and peer.count >= self._most_per_address and not self._make_room(peer):
             return False
         if self._all.count >= self._most and not self._make_room(self._all):
             return False

@@ -43,15 +43,15 @@ def keep_out(headers: Headers, config: ServerConfig, *, is_signed_file: bool = F
 
 
 @lru_cache(256)
-def _is_own(host: str, own: str) -> bool:
-    """Return whether ``host`` names this server, which listens on ``own``."""
+def _is_own(host: str, own_host: str) -> bool:
+    """Return whether ``host`` names this server, which listens on ``own_host``."""
     name = PORT.sub("", host).strip("[]").lower().removesuffix(".")
     try:
         address = ip_address(name)
     except ValueError:
-        is_named = not _is_loopback(own) and name == socket.gethostname().lower()
-        return is_named or name in ("localhost", own.lower())
-    return address.is_loopback or not _is_loopback(own)
+        is_named = not _is_loopback(own_host) and name == socket.gethostname().lower()
+        return is_named or name in ("localhost", own_host.lower())
+    return address.is_loopback or not _is_loopback(own_host)
 
 
 def _is_loopback(host: str) -> bool:

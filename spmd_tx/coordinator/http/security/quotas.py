@@ -13,7 +13,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.storage.database import Database
-from spmd_tx.coordinator.storage.tables import Model, RequestRow, Session
+from spmd_tx.coordinator.storage.tables import ModelRow, RequestRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import InvalidRequest, TooManyRequests
 
@@ -220,13 +220,15 @@ class Quotas:
     async def _adapters(self, owner: str, besides: str) -> int:
         """Count an owner's models in open sessions, without those whose creation failed."""
         has_failed = exists().where(
-            RequestRow.line == Model.id, RequestRow.seq_id == 0, RequestRow.error.is_not(None)
+            RequestRow.line == ModelRow.id, RequestRow.seq_id == 0, RequestRow.error.is_not(None)
         )
         query = (
             select(func.count())
-            .select_from(Model)
-            .join(Session, Session.id == Model.session_id)
-            .where(Session.owner == owner, Session.ended_at.is_(None), Model.id != besides, ~has_failed)
+            .select_from(ModelRow)
+            .join(SessionRow, SessionRow.id == ModelRow.session_id)
+            .where(
+                SessionRow.owner == owner, SessionRow.ended_at.is_(None), ModelRow.id != besides, ~has_failed
+            )
         )
         async with self._database.reading() as db:
             return await db.scalar(query) or 0

@@ -11,7 +11,7 @@ from spmd_tx.errors import TooManyRequests
 RETRY_SECONDS = 1.0  # after which a refused client asks again
 MOST_REST_SECONDS = 2.0  # between two answers of an owner
 
-Line = tuple[str, Hashable]  # an owner, and what is waited for
+TurnKey = tuple[str, Hashable]  # an owner, and what is waited for
 
 
 class Turns:
@@ -19,8 +19,8 @@ class Turns:
 
     def __init__(self, bounds: Bounds) -> None:
         self._most_waiting = bounds.answers_waiting
-        self._lines: dict[Line, asyncio.Lock] = {}  # only those that are in use
-        self._in_line: Counter[Line] = Counter()  # at work, resting or waiting
+        self._lines: dict[TurnKey, asyncio.Lock] = {}  # only those that are in use
+        self._in_line: Counter[TurnKey] = Counter()  # at work, resting or waiting
         self._makers = asyncio.Semaphore(bounds.answers_at_once)
 
     async def take(self, owner: str, what: Hashable) -> "Turn":
@@ -50,12 +50,12 @@ class Turns:
         """Let another answer be made."""
         self._makers.release()
 
-    def end(self, line: Line) -> None:
+    def end(self, line: TurnKey) -> None:
         """Let the next one of a line have its turn."""
         self._lines[line].release()
         self._leave(line)
 
-    def _leave(self, line: Line) -> None:
+    def _leave(self, line: TurnKey) -> None:
         self._in_line[line] -= 1
         if not self._in_line[line]:
             del self._in_line[line]
@@ -65,7 +65,7 @@ class Turns:
 class Turn:
     """Is the time in which one answer is made, and sent."""
 
-    def __init__(self, turns: Turns, line: Line) -> None:
+    def __init__(self, turns: Turns, line: TurnKey) -> None:
         self._turns = turns
         self._line = line
         self._began_at = time.monotonic()

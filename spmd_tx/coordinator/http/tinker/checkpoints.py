@@ -1,7 +1,6 @@
 """Routes that save, load, copy, list, publish and delete checkpoints."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 from litestar import Controller, Request, delete, get, post, put
@@ -113,8 +112,8 @@ class CheckpointsController(Controller):
         bounds = services.config.bounds
         limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await services.copies.make(data, key, access, reader)
-        copy, details = _Own(path, access.caller.owner), {"copied_from": data.source_path}
-        await _note(services, access, "checkpoint_copied", copy, **details)
+        owner, details = access.caller.owner, {"copied_from": data.source_path}
+        await _noted(services, access, "checkpoint_copied", path, owner, **details)
         return CopyWeightsResponse(str(path))
 
     @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
@@ -141,7 +140,7 @@ class CheckpointsController(Controller):
         offset: FromQuery[int] = 0,
     ) -> CheckpointsResponse:
         """List checkpoints, newest first."""
-        page, room = listings.Page(offset, limit), PageRoom(services.config.bounds.answer_bytes)
+        page, room = listings.ListingPage(offset, limit), PageRoom(services.config.bounds.answer_bytes)
         return await listings.checkpoints(services.database, page, access.caller, room)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
@@ -163,63 +162,43 @@ class CheckpointsController(Controller):
         """List the checkpoints of a run, which may have outlived it. A cursor says where more begin."""
         checkpoint_paths.check_name("a training run", run_id)
         room = PageRoom(services.config.bounds.answer_bytes)
-        found = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
-        if not found.checkpoints and not (found.cursor and found.cursor.total_count):
+        page = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
+        if not page.checkpoints and not (page.cursor and page.cursor.total_count):
             await access.model(run_id)
-        return found
+        return page
 
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
     async def delete_checkpoint(
-        self,
-        address: Addressed,
-        services: Service,
-        access: Accessible,
+        self, address: Addressed, services: Service, access: Accessible
     ) -> StatusResponse:
         """Delete a checkpoint for good."""
-        own = await _own(access, address)
-        await services.checkpoints.delete(own.path)
-        await _note(services, access, "checkpoint_deleted", own)
-        return StatusResponse("ok")
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.delete(address)
+        return await _noted(services, access, "checkpoint_deleted", address, owner)
 
     @put(CHECKPOINT + "/ttl")
     async def set_ttl(
-        self,
-        address: Addressed,
-        data: JSONBody[SetTtlRequest],
-        services: Service,
-        access: Accessible,
+        self, address: Addressed, data: JSONBody[SetTtlRequest], services: Service, access: Accessible
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null: for ever."""
-        own = await _own(access, address)
-        await services.checkpoints.set_ttl(own.path, data.ttl_seconds)
-        await _note(services, access, "checkpoint_ttl_set", own, ttl_seconds=data.ttl_seconds)
-        return StatusResponse("ok")
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.set_ttl(address, data.ttl_seconds)
+        details = {"ttl_seconds": data.ttl_seconds}
+        return await _noted(services, access, "checkpoint_ttl_set", address, owner, **details)
 
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
-    async def publish(
-        self,
-        address: Addressed,
-        services: Service,
-        access: Accessible,
-    ) -> StatusResponse:
+    async def publish(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
         """Let everybody who knows the path use a checkpoint."""
-        own = await _own(access, address)
-        await services.checkpoints.set_public(own.path, True)
-        await _note(services, access, "checkpoint_published", own)
-        return StatusResponse("ok")
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.set_public(address, True)
+        return await _noted(services, access, "checkpoint_published", address, owner)
 
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
-    async def unpublish(
-        self,
-        address: Addressed,
-        services: Service,
-        access: Accessible,
-    ) -> StatusResponse:
+    async def unpublish(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
         """Take back a publication. What was loaded before stays."""
-        own = await _own(access, address)
-        await services.checkpoints.set_public(own.path, False)
-        await _note(services, access, "checkpoint_unpublished", own)
-        return StatusResponse("ok")
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.set_public(address, False)
+        return await _noted(services, access, "checkpoint_unpublished", address, owner)
 
 
 def _problem_of_number(number: int, bounds: Bounds) -> str | None:
@@ -239,20 +218,13 @@ def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:
     return None
 
 
-class _Own(NamedTuple):
-    """Names a checkpoint that the caller may change, and its owner (not the caller for an admin)."""
-
-    path: CheckpointPath
-    owner: str
-
-
-async def _own(access: Access, address: CheckpointPath) -> _Own:
-    return _Own(address, (await access.checkpoint(address)).owner)
-
-
-async def _note(services: Services, access: Access, event: str, of: _Own, **details: object) -> None:
-    noted = audit.AuditEvent(event, access.caller, of.owner, {"tinker_path": str(of.path), **details})
+async def _noted(
+    services: Services, access: Access, event: str, path: CheckpointPath, owner: str, **details: object
+) -> StatusResponse:
+    """Record what was done with a checkpoint of an owner, who is another one than an admin."""
+    noted = audit.AuditEvent(event, access.caller, owner, {"tinker_path": str(path), **details})
     await audit.note(services.database, noted)
+    return StatusResponse("ok")
 
 
 async def _create_from_checkpoint(

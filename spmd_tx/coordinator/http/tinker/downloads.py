@@ -1,7 +1,6 @@
 """Routes to download checkpoints: signed links for an API key, and the files behind the links."""
 
 import time
-from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
 from pathlib import PurePosixPath
@@ -32,6 +31,7 @@ from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.errors import InvalidRequest, NotFound
 
 PREFIX = "/api/v1"
@@ -52,14 +52,14 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> ExternalWeightsUrlsResponse:
         """Return a link to each file of an exported checkpoint."""
-        found = await _readable(access, address)
+        checkpoint = await _readable(access, address)
         if address.kind != EXTERNAL_WEIGHTS:
-            raise InvalidRequest(f"{found.path} is not an export; download one made by save_weights_external")
-        expires = datetime.fromtimestamp(int(time.time() + LIFETIME_SECONDS), UTC)
-        files = sorted(found.manifest.files)
-        links = {file: _link(request, services, access, found, FILES, file) for file in files}
-        await _note_reading(services, access, found)
-        return ExternalWeightsUrlsResponse(links, expires.isoformat())
+            raise InvalidRequest(f"{address} is not an export; download one made by save_weights_external")
+        expires = write_moment(int(time.time() + LIFETIME_SECONDS))
+        files = sorted(checkpoint.manifest.files)
+        links = {file: _link(request, services, access, checkpoint, FILES, file) for file in files}
+        await _note_reading(services, access, checkpoint)
+        return ExternalWeightsUrlsResponse(links, expires)
 
     @get(CHECKPOINT + "/archive")
     async def archive(
@@ -70,10 +70,10 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> Response[bytes]:
         """Return a link to an archive of all files, for SDKs up to 0.35. They read it from the redirect."""
-        found = await _readable(access, address)
-        await _note_reading(services, access, found)
+        checkpoint = await _readable(access, address)
+        await _note_reading(services, access, checkpoint)
         headers = {
-            "Location": _link(request, services, access, found, ARCHIVES),
+            "Location": _link(request, services, access, checkpoint, ARCHIVES),
             "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
         }
         return Response(b"", status_code=HTTP_302_FOUND, headers=headers, media_type=MediaType.TEXT)
@@ -89,14 +89,14 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> Response:
         """Send one file."""
-        found = await _version(access, address, version)
+        checkpoint = await _version(access, address, version)
         file = file.removeprefix("/")
         content = _Content(
             name=PurePosixPath(file).name,
-            etag=f'"{found.manifest.digests.get(file, version)}"',
-            parts=downloads_content.of_file(found.manifest, file),
+            etag=f'"{checkpoint.manifest.digests.get(file, version)}"',
+            parts=downloads_content.of_file(checkpoint.manifest, file),
         )
-        return _answer(request, services, found, content)
+        return _answer(request, services, checkpoint, content)
 
     @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
     async def archive_file(
@@ -108,12 +108,12 @@ class DownloadsController(Controller):
         access: Accessible,
     ) -> Response:
         """Send all files as one archive."""
-        found = await _version(access, address, version)
-        parts = downloads_content.of_archive(found.manifest)
-        return _answer(request, services, found, _Content(f"{address.name}.tar", f'"{version}"', parts))
+        checkpoint = await _version(access, address, version)
+        parts = downloads_content.of_archive(checkpoint.manifest)
+        return _answer(request, services, checkpoint, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
-class _Found(NamedTuple):
+class _Readable(NamedTuple):
     """Holds a checkpoint that the caller may read."""
 
     path: CheckpointPath
@@ -125,44 +125,46 @@ class _Content(NamedTuple):
 
     name: str
     etag: str
-    parts: list[downloads_content.Part]
+    parts: list[downloads_content.ContentPart]
 
 
-async def _readable(access: Access, address: CheckpointPath) -> _Found:
-    return _Found(address, await access.describe_checkpoint(address))
+async def _readable(access: Access, address: CheckpointPath) -> _Readable:
+    return _Readable(address, await access.describe_checkpoint(address))
 
 
-async def _version(access: Access, address: CheckpointPath, version: str) -> _Found:
+async def _version(access: Access, address: CheckpointPath, version: str) -> _Readable:
     """Return the checkpoint behind a link. Raises NotFound if it was overwritten since."""
-    found = await _readable(access, address)
-    if found.manifest.version != version:
-        raise NotFound(f"checkpoint {found.path} was overwritten since this link was made; ask for a new one")
-    return found
+    checkpoint = await _readable(access, address)
+    if checkpoint.manifest.version != version:
+        raise NotFound(f"checkpoint {address} was overwritten since this link was made; ask for a new one")
+    return checkpoint
 
 
-async def _note_reading(services: Services, access: Access, found: _Found) -> None:
+async def _note_reading(services: Services, access: Access, checkpoint: _Readable) -> None:
     """Audit that links were given out; their use is anonymous."""
-    details = {"tinker_path": str(found.path), "purpose": "download"}
-    event = audit.AuditEvent("checkpoint_read", access.caller, found.manifest.owner, details)
+    details = {"tinker_path": str(checkpoint.path), "purpose": "download"}
+    event = audit.AuditEvent("checkpoint_read", access.caller, checkpoint.manifest.owner, details)
     await audit.note(services.database, event)
 
 
-def _link(request: Request, services: Services, access: Access, found: _Found, route: str, *file: str) -> str:
+def _link(
+    request: Request, services: Services, access: Access, checkpoint: _Readable, route: str, *file: str
+) -> str:
     """Sign a URL for a caller who can read the checkpoint now."""
-    caller, owner = access.caller, found.manifest.owner
+    caller, owner = access.caller, checkpoint.manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
-    path = "/".join([PREFIX + route, *found.path, found.manifest.version, *file])
+    path = "/".join([PREFIX + route, *checkpoint.path, checkpoint.manifest.version, *file])
     base = base_url(request, services.config.trusted_proxies)
     return services.signed_urls.sign(base, path, reader, caller.key_id)
 
 
-def _answer(request: Request, services: Services, found: _Found, content: _Content) -> Response:
+def _answer(request: Request, services: Services, checkpoint: _Readable, content: _Content) -> Response:
     """Send the content or the range that is asked for, or say that the client has it (304)."""
     headers, size = dict(request.headers), downloads_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
     if downloads_content.is_known(headers, content.etag):
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=about, media_type=MediaType.TEXT)
-    span = downloads_content.wanted(headers, content.etag, size)
+    span = downloads_content.requested_range(headers, content.etag, size)
     if span is not None and span.start >= span.end:
         refusal = error_response(
             f"{headers['range']!r} asks for bytes that are not there: {content.name} has {size}",
@@ -174,10 +176,10 @@ def _answer(request: Request, services: Services, found: _Found, content: _Conte
     if span is not None:
         status = HTTP_206_PARTIAL_CONTENT
         about["Content-Range"] = f"bytes {span.start}-{span.end - 1}/{size}"
-    span = span or downloads_content.Span(0, size)
+    span = span or downloads_content.ByteRange(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
-    read = partial(services.checkpoints.read, found.path, found.manifest)
+    read = partial(services.checkpoints.read, checkpoint.path, checkpoint.manifest)
     return Stream(
         downloads_content.pieces(content.parts, span, read),
         status_code=status,

@@ -15,14 +15,14 @@ COMPLETE = "checkpoint_complete"  # an empty file that SDKs up to 0.35 expect in
 ReadFile = Callable[[str, int, int], bytes]  # name, start, size; blocks
 
 
-class Span(NamedTuple):
+class ByteRange(NamedTuple):
     """Holds a byte range; ``end`` is exclusive."""
 
     start: int
     end: int
 
 
-class Part(NamedTuple):
+class ContentPart(NamedTuple):
     """Holds bytes in memory, or names a file."""
 
     size: int
@@ -32,35 +32,35 @@ class Part(NamedTuple):
 
 def is_known(headers: Mapping[str, str], etag: str) -> bool:
     """Return whether the client has this content already (If-None-Match)."""
-    known = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
-    return etag in known or "*" in known
+    etags = [each.strip().removeprefix("W/") for each in headers.get("if-none-match", "").split(",")]
+    return etag in etags or "*" in etags
 
 
-def wanted(headers: Mapping[str, str], etag: str, size: int) -> Span | None:
+def requested_range(headers: Mapping[str, str], etag: str, size: int) -> ByteRange | None:
     """Return the byte range that a client asks for, empty if it lies behind the end; None for everything.
 
     A client also gets everything if it has a part of another version (If-Range), or asks for several ranges,
     which a server may ignore.
     """
-    found = RANGE.fullmatch(headers.get("range", ""))
-    if found is None or headers.get("if-range", etag) != etag:
+    match = RANGE.fullmatch(headers.get("range", ""))
+    if match is None or headers.get("if-range", etag) != etag:
         return None
-    first, last = found.groups()
+    first, last = match.groups()
     if not first and not last:
         return None
     if not first:
-        return Span(max(0, size - int(last)), size)
+        return ByteRange(max(0, size - int(last)), size)
     if last and int(last) < int(first):
         return None  # not a range
     start = int(first)
-    return Span(start, max(start, min(int(last) + 1, size) if last else size))
+    return ByteRange(start, max(start, min(int(last) + 1, size) if last else size))
 
 
-def of_file(manifest: Manifest, name: str) -> list[Part]:
-    return [Part(manifest.files[name], name=name)]
+def of_file(manifest: Manifest, name: str) -> list[ContentPart]:
+    return [ContentPart(manifest.files[name], name=name)]
 
 
-def of_archive(manifest: Manifest) -> list[Part]:
+def of_archive(manifest: Manifest) -> list[ContentPart]:
     """Lay out an uncompressed tar archive; all offsets follow from the files' sizes."""
     parts = []
     for name, size in [*sorted(manifest.files.items()), (COMPLETE, 0)]:
@@ -68,16 +68,20 @@ def of_archive(manifest: Manifest) -> list[Part]:
         entry.size, entry.mtime = size, int(manifest.created_at)
         header = entry.tobuf(tarfile.PAX_FORMAT)
         padding = bytes(-size % tarfile.BLOCKSIZE)
-        parts += [Part(len(header), header), Part(size, name=name), Part(len(padding), padding)]
+        parts += [
+            ContentPart(len(header), header),
+            ContentPart(size, name=name),
+            ContentPart(len(padding), padding),
+        ]
     end = bytes(2 * tarfile.BLOCKSIZE)
-    return [*parts, Part(len(end), end)]
+    return [*parts, ContentPart(len(end), end)]
 
 
-def size_of(parts: list[Part]) -> int:
+def size_of(parts: list[ContentPart]) -> int:
     return sum(part.size for part in parts)
 
 
-async def pieces(parts: list[Part], span: Span, read: ReadFile) -> AsyncIterator[bytes]:
+async def pieces(parts: list[ContentPart], span: ByteRange, read: ReadFile) -> AsyncIterator[bytes]:
     """Yield the bytes of a span in pieces."""
     offset = 0
     for part in parts:

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests import rows
-from spmd_tx.coordinator.requests.completions import Completion, Target, newest
+from spmd_tx.coordinator.requests.completions import Completion, SamplerClient, newest
 from spmd_tx.coordinator.requests.records import Failed, Outcome
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.futures import (
@@ -73,7 +73,7 @@ class FuturesController(Controller):
                 "numbers to clients"
             )
         services.queue.let_go(data.retrieved_request_ids)
-        target = Target(data.target.sampling_session_id, data.target.cloned_sampler_id)
+        target = SamplerClient(data.target.sampling_session_id, data.target.cloned_sampler_id)
         completions = services.queue.completions
         ended = await completions.after(target, data.prev_cursor)
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)

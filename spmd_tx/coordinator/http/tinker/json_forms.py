@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.requests.records import Kind
+from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.fields import TensorData, TrainingNumber
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk
@@ -34,7 +34,7 @@ class JsonDatum(msgspec.Struct, frozen=True):
 _datums = msgspec.json.Decoder(JsonDatum)
 
 
-class LossInput(msgspec.Struct, frozen=True):
+class JsonLossInput(msgspec.Struct, frozen=True):
     data: list[msgspec.Raw]  # JsonDatum, decoded one by one: many at once would keep other threads waiting
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
@@ -45,14 +45,14 @@ class LossRequest(msgspec.Struct, frozen=True):
 
     model_id: str
     seq_id: TrainingNumber
-    forward_input: LossInput | None = None
-    forward_backward_input: LossInput | None = None
+    forward_input: JsonLossInput | None = None
+    forward_backward_input: JsonLossInput | None = None
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:
     """Convert a request. Invalid numbers stay invalid and fail its future. Raises DecodeError, too."""
     name = "forward_input" if forward_only else "forward_backward_input"
-    loss: LossInput | None = getattr(request, name)
+    loss: JsonLossInput | None = getattr(request, name)
     if loss is None:
         raise InvalidRequest(f"the body has no {name}; send data and loss_fn in it")
     if request.seq_id > MAX_SEQ_ID:
@@ -76,7 +76,7 @@ def is_wanted(accept: str) -> bool:
     return JSON in accept and PROTOBUF not in accept
 
 
-def from_protobuf(kind: Kind, result: bytes) -> bytes:
+def from_protobuf(kind: RequestKind, result: bytes) -> bytes:
     """Convert the result of a request of this kind to JSON."""
     if kind == "sample":
         return msgspec.json.encode(_sample_result(pb.SampleResponse.FromString(result)))

@@ -9,13 +9,14 @@ from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import catalog, listings
-from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, SessionFilter
+from spmd_tx.coordinator.catalog.served_names import tokenizer_id
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
-from spmd_tx.coordinator.requests.records import Kind
-from spmd_tx.coordinator.storage.tables import Model
+from spmd_tx.coordinator.requests.records import RequestKind
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire import limits
 from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
@@ -50,7 +51,11 @@ class ModelsController(Controller):
         model = await access.model(data.model_id)
         return GetInfoResponse(
             model_id=model.id,
-            model_data=ModelData(services.model.architecture, model.base_model, services.tokenizer_id),
+            model_data=ModelData(
+                services.model.config.architecture,
+                model.base_model,
+                tokenizer_id(services.config.base_model, services.model.directory),
+            ),
             model_name=model.base_model,
             is_lora=model.rank > 0,
             lora_rank=model.rank,
@@ -67,7 +72,7 @@ class ModelsController(Controller):
         project_id: FromQuery[str | None] = None,
     ) -> TrainingRunsResponse:
         """List training runs, newest first. The cursor says how many there are, where a page ends early."""
-        page, which = Page(offset, limit), Which(access_scope, project_id)
+        page, which = ListingPage(offset, limit), SessionFilter(access_scope, project_id)
         room = PageRoom(services.config.bounds.answer_bytes)
         return await listings.training_runs(services.database, page, access.caller, which, room)
 
@@ -80,7 +85,7 @@ class ModelsController(Controller):
 async def queue_model(
     services: Services,
     access: Access,
-    kind: Kind,
+    kind: RequestKind,
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
 ) -> FutureResponse:
@@ -94,7 +99,7 @@ async def queue_model(
     if request.user_metadata is not None:
         services.quotas.check_metadata(access.caller, len(msgspec.json.encode(request.user_metadata)))
     model_id = catalog.model_id(session_id, seq_id)
-    row = insert(Model).values(
+    row = insert(ModelRow).values(
         id=model_id,
         session_id=session_id,
         base_model=base_model,

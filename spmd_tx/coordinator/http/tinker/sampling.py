@@ -5,12 +5,13 @@ from litestar import Controller, Request, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
+from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.sampling.request import validation
-from spmd_tx.coordinator.storage.tables import Sampler
+from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.futures import (
     FutureResponse,
@@ -37,20 +38,16 @@ class SamplingController(Controller):
         number, bounds = data.sampling_session_seq_id, services.config.bounds
         limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
-        path, base_model = None, services.config.model_name
+        weights, base_model = SamplerWeights(), services.config.model_name
         if data.model_path is not None:
             path = checkpoint_paths.parse_to_sample(data.model_path)
             await access.open_checkpoint(path)
+            weights = SamplerWeights(str(path))
         elif data.base_model is not None:
             base_model = services.names.need(data.base_model)
         else:
             raise InvalidRequest("neither model_path nor base_model is given; send one of them")
-        sampler = await services.catalog.add_sampler(
-            data.session_id,
-            data.sampling_session_seq_id,
-            base_model,
-            path=path and str(path),
-        )
+        sampler = await services.catalog.add_sampler(data.session_id, number, base_model, weights)
         return CreateSamplingSessionResponse(sampler.id)
 
     @get("/samplers/{sampler_id:str}")
@@ -87,7 +84,7 @@ class SamplingController(Controller):
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
         payload = await compute(size, msgspec.json.encode, sample)
-        tokens = most_tokens(sample, services.max_context)
+        tokens = most_tokens(sample, services.model.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
                 "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens
@@ -96,7 +93,7 @@ class SamplingController(Controller):
         return FutureResponse(request_id, sample_sequence_ids=ids)
 
 
-async def _check_open(sampler: Sampler, services: Services) -> None:
+async def _check_open(sampler: SamplerRow, services: Services) -> None:
     problem = await services.catalog.problem(sampler)
     if problem is not None:
         raise InvalidRequest(problem)

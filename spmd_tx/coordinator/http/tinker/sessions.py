@@ -7,7 +7,7 @@ from litestar.response import File
 from litestar.status_codes import HTTP_200_OK, HTTP_410_GONE
 
 from spmd_tx.coordinator.catalog import listings, session_search
-from spmd_tx.coordinator.catalog.listings import AccessScope, Page, Which
+from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, SessionFilter
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
@@ -138,7 +138,7 @@ class SessionsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionsResponse:
         """List sessions, newest first."""
-        page, which = Page(offset, limit), Which(access_scope)
+        page, which = ListingPage(offset, limit), SessionFilter(access_scope)
         return await listings.sessions(services.database, page, access.caller, which)
 
     @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)
@@ -162,10 +162,10 @@ class SessionsController(Controller):
         """Return a session with the IDs of its training runs and samplers, oldest first."""
         most = services.config.bounds.answer_bytes // BYTES_OF_ID
         session = await access.session(session_id)
-        found = await listings.session(services.database, session, offset, most)
+        response = await listings.session(services.database, session, offset, most)
         is_open = not services.catalog.has_ended(session_id)
         silent_seconds = services.catalog.silent_seconds(session_id)
-        return msgspec.structs.replace(found, is_open=is_open, silent_seconds=silent_seconds)
+        return msgspec.structs.replace(response, is_open=is_open, silent_seconds=silent_seconds)
 
     @put("/sessions/{session_id:str}/project")
     async def set_project(

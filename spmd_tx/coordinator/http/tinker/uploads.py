@@ -1,7 +1,6 @@
 """Routes to upload weights: start, a signed URL for each file, and finish."""
 
 import re
-from datetime import UTC, datetime
 
 from litestar import Controller, Request, Response, post, put
 from litestar.enums import MediaType
@@ -20,6 +19,7 @@ from spmd_tx.coordinator.wire.checkpoints import (
     ExternalWeightsUploadStartRequest,
     ExternalWeightsUploadStartResponse,
 )
+from spmd_tx.coordinator.wire.moments import write_moment
 from spmd_tx.errors import InvalidRequest
 
 PREFIX = "/api/v1"
@@ -61,7 +61,7 @@ class UploadsController(Controller):
             )
             for file in upload.most_bytes
         }
-        expires = datetime.fromtimestamp(upload.expires_at, UTC).isoformat()
+        expires = write_moment(upload.expires_at)
         return ExternalWeightsUploadStartResponse(upload.id, urls, expires)
 
     @put(
@@ -108,15 +108,15 @@ def _sent(headers: dict[str, str]) -> Sent | int:
     text = headers.get("content-range")
     if text is None:
         return Sent(total=int(length) if length.isdigit() else None, md5=md5)
-    found = RANGE.fullmatch(text)
-    if found is None:
+    match = RANGE.fullmatch(text)
+    if match is None:
         raise InvalidRequest(
             f"Content-Range is {text!r}; send 'bytes FIRST-LAST/TOTAL', or 'bytes */TOTAL' to ask"
         )
-    total = int(found["total"])
-    if found["first"] is None:
+    total = int(match["total"])
+    if match["first"] is None:
         return total
-    first, last = int(found["first"]), int(found["last"])
+    first, last = int(match["first"]), int(match["last"])
     if not first <= last < total:
         raise InvalidRequest(f"Content-Range is {text!r}; it must be first <= last < total")
     if length.isdigit() and int(length) != last - first + 1:

@@ -42,13 +42,13 @@ class UsageController(Controller):
         offset: FromQuery[int | None] = None,
     ) -> UsageResponse:
         """Return usage by the hour: all of a window, or from an ``offset`` on as much as a page has."""
-        wanted, now = usage_report.window(starting_on, ending_before), clock.now()
+        window, now = usage_report.window(starting_on, ending_before), clock.now()
         async with services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
-        page = usage_report.Page(offset, services.config.bounds.answer_bytes)
+        page = usage_report.EventPage(offset, services.config.bounds.answer_bytes)
         async with services.database.reading() as db:
-            found = await usage_report.usage(db, wanted, access.caller, now, page)
-        return await asyncio.to_thread(_encoded, found)
+            response = await usage_report.usage(db, window, access.caller, now, page)
+        return await asyncio.to_thread(_encoded, response)
 
     @get("/billing/usage/checkpoints/current", guards=[in_turn])
     async def current_storage(
@@ -71,24 +71,24 @@ class UsageController(Controller):
         """Return the audit log of one day, UTC; by default of today. If it is long, its newest part."""
         end = None if before is None else min(max(before, 0), MOST_NUMBER)
         query = audit.AuditQuery(event_type, day or datetime.now(UTC).date(), end)
-        room, found, last = PageRoom(services.config.bounds.answer_bytes), list[AuditEntry](), 0
+        room, entries, last = PageRoom(services.config.bounds.answer_bytes), list[AuditEntry](), 0
         async with (
             services.database.reading() as db,
             aclosing(audit.entries(db, query, access.caller)) as pieces,
         ):
             async for row in (row async for piece in pieces for (row,) in piece):
                 entry = _entry(row)
-                if len(found) == audit.MOST_ENTRIES or not room.takes(entry):
-                    return AuditResponse(found[::-1], last)
-                found.append(entry)
+                if len(entries) == audit.MOST_ENTRIES or not room.takes(entry):
+                    return AuditResponse(entries[::-1], last)
+                entries.append(entry)
                 last = row.number
-        return AuditResponse(found[::-1])
+        return AuditResponse(entries[::-1])
 
 
-def _encoded(found: UsageResponse) -> UsageResponse:
+def _encoded(response: UsageResponse) -> UsageResponse:
     """Encode each event by itself, as they are too many to be encoded at once in the event loop. Blocks."""
-    events = [msgspec.Raw(msgspec.json.encode(event)) for event in found.data]
-    return msgspec.structs.replace(found, data=cast(list[UsageEvent], events))
+    events = [msgspec.Raw(msgspec.json.encode(event)) for event in response.data]
+    return msgspec.structs.replace(response, data=cast(list[UsageEvent], events))
 
 
 def _entry(row: AuditRow) -> AuditEntry:

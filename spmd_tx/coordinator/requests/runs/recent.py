@@ -16,7 +16,7 @@ KEPT_SECONDS = 900.0
 MOST_REQUESTS = 40_000  # of all sessions; some 20 MB
 SLICE_SECONDS = 5.0
 
-Line = tuple[str, str]  # session, and model or sampler
+RunLine = tuple[str, str]  # session, and model or sampler
 
 
 class Timed(NamedTuple):
@@ -33,7 +33,7 @@ class DeviceSlice:
     """Holds for how many seconds devices worked in SLICE_SECONDS, in all and for each line."""
 
     total: float = 0.0  # of known requests
-    by_line: dict[Line, float] = field(default_factory=dict)  # lines may share a command
+    by_line: dict[RunLine, float] = field(default_factory=dict)  # lines may share a command
 
 
 class RecentWork:
@@ -57,7 +57,7 @@ class RecentWork:
         while len(self._ended) > MOST_REQUESTS or self._ended[0][0] < at - KEPT_SECONDS:
             self._known_since, _ = self._ended.popleft()
 
-    def worked(self, lines: Collection[Line], seconds: float) -> None:
+    def worked(self, lines: Collection[RunLine], seconds: float) -> None:
         """Add a command that has just been carried out for these lines."""
         if not lines:
             return

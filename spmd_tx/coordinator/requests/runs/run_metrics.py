@@ -29,11 +29,11 @@ from sqlalchemy import cast as cast_in_sql
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
-from spmd_tx.coordinator.requests.records import Finished, Settled
+from spmd_tx.coordinator.requests.records import Finished, NewOutcome
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage import bulk_rows
-from spmd_tx.coordinator.storage.tables import Model, RunMetrics
+from spmd_tx.coordinator.storage.tables import ModelRow, RunMetrics
 
 FORWARD_BACKWARD, OPTIM_STEP, CLIENT = "forward_backward", "optim_step", "client"
 WEIGHT = "num_datums:sum"  # of means, when several requests make one step
@@ -55,7 +55,7 @@ class Summary(NamedTuple):
     last: Values
 
 
-def add(db: orm.Session, settled: Iterable[Settled]) -> None:
+def add(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
     """Add the metrics of results, in a transaction of the caller's."""
     rows = [
         _row(each.request.line, each.request.seq_id, each.request.kind, each.outcome.metrics)
@@ -120,12 +120,12 @@ def _together(texts: Iterable[str]) -> Values:
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
     """Delete runs that have not changed since a time, and thin out those that have not since another."""
-    unchanged = select(Model.id).where(_newest(RunMetrics.at) < before)
+    unchanged = select(ModelRow.id).where(_newest(RunMetrics.at) < before)
     await db.execute(
         delete(RunMetrics).where(RunMetrics.line.in_(unchanged)).execution_options(synchronize_session=False)
     )
-    steps = select(func.count()).where(is_step(Model.id)).scalar_subquery()
-    thinnable = select(Model.id).where(
+    steps = select(func.count()).where(is_step(ModelRow.id)).scalar_subquery()
+    thinnable = select(ModelRow.id).where(
         _newest(RunMetrics.at) < thin_before,
         _newest(RunMetrics.step, RunMetrics.kind == OPTIM_STEP).is_(None),  # else it is thinned already
         steps > 2 * THINNED_POINTS,
@@ -136,7 +136,7 @@ async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
 
 def _newest(column: Column, *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
     """Select what the newest row of a model's run has there, without reading the others."""
-    rows = select(column).where(RunMetrics.line == Model.id, *conditions)
+    rows = select(column).where(RunMetrics.line == ModelRow.id, *conditions)
     return rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1).scalar_subquery()
 
 

@@ -20,10 +20,10 @@ from spmd_tx.errors import DamagedBody
 MOST_BYTES = 16 << 20  # of a body on disk, beyond which it is not read
 MOST_SEARCHED = 1 << 20  # tokens, in a search
 
-Decode = Callable[[Sequence[Sequence[int]]], Sequence[str]]  # tokens into texts
+DecodeTexts = Callable[[Sequence[Sequence[int]]], Sequence[str]]  # tokens into texts
 
 
-class Stored(NamedTuple):
+class StoredSample(NamedTuple):
     """Says where the bodies of a request are."""
 
     line: str  # id of its sampler
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
         return max(len(each) if isinstance(each, bytes) else each.length for each in bodies)
 
 
-class Size(NamedTuple):
+class ShownSize(NamedTuple):
     """Says how much of a request is kept in memory: tokens of the beginning and of the end, and samples."""
 
     prompt: tuple[int, int]
@@ -64,7 +64,7 @@ NOTHING = Part([], None, 0, 0)
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampleAnswer:
     """Holds one sample."""
 
     content: Part
@@ -73,17 +73,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Body:
+class SampleBody:
     """Holds what a request asked and what it got."""
 
     group: str  # the same for requests of one prompt to one sampler
     prompt: Part
     params: SamplingParams
-    answers: list[Answer]  # the first ones
+    answers: list[SampleAnswer]  # the first ones
     num_answers: int
 
 
-def read(payloads: Path, stored: Stored, size: Size) -> Body | None:
+def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | None:
     """Read the bodies of a request; None: they are not kept, or too large to show. Blocks.
 
     A failed request has no answers.
@@ -99,7 +99,7 @@ def read(payloads: Path, stored: Stored, size: Size) -> Body | None:
     digest = blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8)
     digest.update(stored.line.encode())
     samples = sampling_protobuf.decode_sample_response(got)
-    return Body(
+    return SampleBody(
         digest.hexdigest(),
         _part(prompt, None, size.prompt),
         asked.sampling_params,
@@ -115,9 +115,11 @@ class Searched(NamedTuple):
     looked_at: int
 
 
-def read_some(payloads: Path, stored: Iterable[Stored], size: Size, seconds: float) -> list[Body | None]:
+def read_some(
+    payloads: Path, stored: Iterable[StoredSample], size: ShownSize, seconds: float
+) -> list[SampleBody | None]:
     """Read the first of these requests, one at least, for some seconds."""
-    end, found = time.monotonic() + seconds, list[Body | None]()
+    end, found = time.monotonic() + seconds, list[SampleBody | None]()
     for each in stored:
         found.append(read(payloads, each, size))
         if time.monotonic() > end:
@@ -125,12 +127,14 @@ def read_some(payloads: Path, stored: Iterable[Stored], size: Size, seconds: flo
     return found
 
 
-def read_alike(payloads: Path, stored: Sequence[Stored], size: Size, seconds: float) -> list[Body | None]:
+def read_alike(
+    payloads: Path, stored: Sequence[StoredSample], size: ShownSize, seconds: float
+) -> list[SampleBody | None]:
     """Read as ``read_some`` does, but leave out what is not of the first one's group (None).
 
     All together have as many answers as one may have, and the first one has the prompt.
     """
-    end, found, left = time.monotonic() + seconds, list[Body | None](), size.samples
+    end, found, left = time.monotonic() + seconds, list[SampleBody | None](), size.samples
     for each in stored:
         body, first = read(payloads, each, size), found[0] if found else None
         if body is not None and first is not None:
@@ -150,10 +154,10 @@ class Search:
 
     text: str
     most: int  # requests to be found
-    size: Size  # of what is looked at
+    size: ShownSize  # of what is looked at
     seconds: float  # after which it ends
 
-    def run(self, payloads: Path, stored: Sequence[Stored], decode: Decode) -> Searched:
+    def run(self, payloads: Path, stored: Sequence[StoredSample], decode: DecodeTexts) -> Searched:
         """Look at the first of these requests, one at least."""
         end, places, searched, looked_at = time.monotonic() + self.seconds, list[int](), 0, 0
         for place, each in enumerate(stored):
@@ -172,9 +176,9 @@ class Search:
         return Searched(places, looked_at)
 
 
-def _answer(sample: SampledSequence, ends: tuple[int, int]) -> Answer:
+def _answer(sample: SampledSequence, ends: tuple[int, int]) -> SampleAnswer:
     mean = float(np.mean(sample.logprobs)) if sample.logprobs else None
-    return Answer(_part(sample.tokens, sample.logprobs, ends), sample.stop_reason, mean)
+    return SampleAnswer(_part(sample.tokens, sample.logprobs, ends), sample.stop_reason, mean)
 
 
 def _part(tokens: Sequence[int], logprobs: Sequence[float] | None, ends: tuple[int, int]) -> Part:

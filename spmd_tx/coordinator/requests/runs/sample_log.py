@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import run_metrics
-from spmd_tx.coordinator.requests.runs.sample_bodies import Stored
-from spmd_tx.coordinator.storage.tables import Model, RequestRow, RunMetrics, Sampler, Session
+from spmd_tx.coordinator.requests.runs.sample_bodies import StoredSample
+from spmd_tx.coordinator.storage.tables import ModelRow, RequestRow, RunMetrics, SamplerRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller, is_seen
 
 NEIGHBOURS = 256  # numbers on both sides of a request, among which others of its prompt are looked for
@@ -20,11 +20,11 @@ class Logged(NamedTuple):
     """Holds the row of a request, and the sampler that it went to."""
 
     row: RequestRow
-    sampler: Sampler
+    sampler: SamplerRow
 
 
 async def of_run(
-    db: AsyncSession, model: Model, caller: Caller, before: int | None, most: int
+    db: AsyncSession, model: ModelRow, caller: Caller, before: int | None, most: int
 ) -> Sequence[Logged]:
     """Return the newest ended requests that were accepted before the one with a number, newest first."""
     query = _of_run(model, caller).order_by(RequestRow.number.desc()).limit(most)
@@ -33,7 +33,7 @@ async def of_run(
     return [Logged(*found) for found in await db.execute(query)]
 
 
-async def one(db: AsyncSession, model: Model, caller: Caller, request_id: str) -> Logged | None:
+async def one(db: AsyncSession, model: ModelRow, caller: Caller, request_id: str) -> Logged | None:
     """Return a request of a run, if it has ended."""
     found = (await db.execute(_of_run(model, caller).where(RequestRow.id == request_id))).first()
     return None if found is None else Logged(*found)
@@ -54,7 +54,7 @@ async def neighbours(db: AsyncSession, of: Logged) -> Sequence[Logged]:
     return [Logged(each, of.sampler) for each in found]
 
 
-async def steps(db: AsyncSession, sampler: Sampler) -> int | None:
+async def steps(db: AsyncSession, sampler: SamplerRow) -> int | None:
     """Return how many steps an ephemeral version was trained; None: it is none, or follows its model."""
     if sampler.model_id is None or sampler.inflight:
         return None
@@ -63,27 +63,27 @@ async def steps(db: AsyncSession, sampler: Sampler) -> int | None:
     return await db.scalar(query.where(*is_step, RunMetrics.at <= sampler.created_at)) or 0
 
 
-def _of_run(model: Model, caller: Caller) -> "Select[RequestRow, Sampler]":
+def _of_run(model: ModelRow, caller: Caller) -> "Select[RequestRow, SamplerRow]":
     """Select by the weights: those of the run, wherever it was sampled, and the base model beside it."""
-    is_base = Sampler.model_id.is_(None), Sampler.model_path.is_(None)
+    is_base = SamplerRow.model_id.is_(None), SamplerRow.model_path.is_(None)
     return (
-        select(RequestRow, Sampler)
-        .join(Sampler, Sampler.id == RequestRow.line)
-        .join(Session, Session.id == RequestRow.session_id)
+        select(RequestRow, SamplerRow)
+        .join(SamplerRow, SamplerRow.id == RequestRow.line)
+        .join(SessionRow, SessionRow.id == RequestRow.session_id)
         .where(
             RequestRow.kind == "sample",
             RequestRow.finished_at.is_not(None),
-            is_seen(caller, Session.owner),
+            is_seen(caller, SessionRow.owner),
             or_(
-                Sampler.model_id == model.id,
-                Sampler.model_path.startswith(f"tinker://{model.id}/", autoescape=True),
-                and_(Sampler.session_id == model.session_id, *is_base),
+                SamplerRow.model_id == model.id,
+                SamplerRow.model_path.startswith(f"tinker://{model.id}/", autoescape=True),
+                and_(SamplerRow.session_id == model.session_id, *is_base),
             ),
         )
     )
 
 
-def stored(logged: Logged) -> Stored:
+def stored(logged: Logged) -> StoredSample:
     """Say where the bodies of a request are."""
     row = logged.row
-    return Stored(row.line, rows.payload_of(row), rows.result_of(row))
+    return StoredSample(row.line, rows.payload_of(row), rows.result_of(row))

@@ -14,7 +14,13 @@ import msgspec
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.requests.runs import sample_bodies
-from spmd_tx.coordinator.requests.runs.sample_bodies import Body, Search, Searched, Size, Stored
+from spmd_tx.coordinator.requests.runs.sample_bodies import (
+    SampleBody,
+    Search,
+    Searched,
+    ShownSize,
+    StoredSample,
+)
 from spmd_tx.coordinator.text import token_texts
 from spmd_tx.coordinator.text.model_text import LazyModelText
 from spmd_tx.coordinator.text.prompt_texts import lasting_model_text
@@ -30,7 +36,7 @@ READ = {False: sample_bodies.read_some, True: sample_bodies.read_alike}  # by wh
 _HERE = "spmd_tx.coordinator.requests.runs.sample_reader"
 
 
-class Places(NamedTuple):
+class SamplePlaces(NamedTuple):
     """Says where bodies and the model's text are."""
 
     payloads: Path
@@ -40,7 +46,7 @@ class Places(NamedTuple):
 class SampleReader:
     """Reads the bodies of sample requests. It ends after some seconds, and has read one at least."""
 
-    def __init__(self, places: Places, text: LazyModelText, bounds: Bounds) -> None:
+    def __init__(self, places: SamplePlaces, text: LazyModelText, bounds: Bounds) -> None:
         self._places = places
         self._text = text
         self._seconds = bounds.search_seconds
@@ -51,21 +57,23 @@ class SampleReader:
         """End the child process. No call may be at work."""
         await self._child.close()
 
-    async def read(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
+    async def read(self, stored: Sequence[StoredSample], size: ShownSize) -> list[SampleBody | None]:
         """Return what the first of these requests hold. Raises InvalidRequest."""
         return await self._read(stored, size, alike=False)
 
-    async def read_alike(self, stored: Sequence[Stored], size: Size) -> list[Body | None]:
+    async def read_alike(self, stored: Sequence[StoredSample], size: ShownSize) -> list[SampleBody | None]:
         """Return those of these requests that have the prompt of the first. Raises InvalidRequest."""
         return await self._read(stored, size, alike=True)
 
-    async def _read(self, stored: Sequence[Stored], size: Size, *, alike: bool) -> list[Body | None]:
+    async def _read(
+        self, stored: Sequence[StoredSample], size: ShownSize, *, alike: bool
+    ) -> list[SampleBody | None]:
         if _is_short(stored):
             return await asyncio.to_thread(READ[alike], self._places.payloads, stored, size, self._seconds)
         arguments = {"stored": stored, "size": size, "seconds": self._seconds, "alike": alike}
-        return msgspec.convert(await self._outside("read_outside", arguments), list[Body | None])
+        return msgspec.convert(await self._outside("read_outside", arguments), list[SampleBody | None])
 
-    async def search(self, stored: Sequence[Stored], text: str, most: int, size: Size) -> Searched:
+    async def search(self, stored: Sequence[StoredSample], text: str, most: int, size: ShownSize) -> Searched:
         """Return which of these requests have a text in them. Raises InvalidRequest."""
         if _is_short(stored):
             tokenizer = (await self._text.get()).tokenizer
@@ -87,7 +95,7 @@ class SampleReader:
             ) from error
 
 
-def _is_short(stored: Sequence[Stored]) -> bool:
+def _is_short(stored: Sequence[StoredSample]) -> bool:
     bodies = [body for each in stored for body in (each.payload, each.result) if body is not None]
     sizes = (len(body) if isinstance(body, bytes) else COMPRESSED * body.length for body in bodies)
     return sum(sizes) <= SHORT_BYTES
@@ -95,7 +103,7 @@ def _is_short(stored: Sequence[Stored]) -> bool:
 
 def read_outside(
     payloads: str, stored: list[Any], size: Any, seconds: float, alike: bool
-) -> list[Body | None]:
+) -> list[SampleBody | None]:
     """Read bodies in a child process."""
     return READ[alike](Path(payloads), _stored(stored), _size(size), seconds)
 
@@ -109,10 +117,10 @@ def search_outside(
     return search.run(Path(payloads), _stored(stored), partial(token_texts.texts, tokenizer))
 
 
-def _stored(values: list[Any]) -> list[Stored]:
+def _stored(values: list[Any]) -> list[StoredSample]:
     """Read what the messages between processes have made of it."""
-    return msgspec.convert(values, list[Stored])
+    return msgspec.convert(values, list[StoredSample])
 
 
-def _size(values: Any) -> Size:
-    return msgspec.convert(values, Size)
+def _size(values: Any) -> ShownSize:
+    return msgspec.convert(values, ShownSize)

@@ -11,19 +11,17 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from spmd_tx.coordinator.requests.runs.recent import Timed
-
-Stage = Literal["queued", "batched", "compiling", "device", "encoded"]
-Cause = Literal["device", "queue", "compile", "client", "restart", "server"]
+from spmd_tx.coordinator.wire.console.run_timing import Cause, Stage, TimeSlice
 
 CAUSES: tuple[Cause, ...] = ("device", "queue", "compile", "client", "restart", "server")
 OUTAGE = "outage"  # no workers run commands
 
-Span = tuple[float, float]  # seconds since the epoch
+TimeSpan = tuple[float, float]  # seconds since the epoch
 # Seconds for the run and for others, in the slice that holds a time
 DeviceSeconds = Callable[[float], tuple[float, float]]
 
 
-class Segment(NamedTuple):
+class StageSegment(NamedTuple):
     """Says that a request was in one stage. Times are in seconds since the epoch."""
 
     stage: Stage
@@ -31,14 +29,7 @@ class Segment(NamedTuple):
     end: float
 
 
-class TimeSlice(NamedTuple):
-    """Holds the seconds of each cause in one part of a window."""
-
-    at: float  # where it begins
-    seconds: dict[Cause, float]
-
-
-def segments(timed: Timed, now: float) -> list[Segment]:
+def segments(timed: Timed, now: float) -> list[StageSegment]:
     """Cut a request's time into stages; an unfinished one is in its last stage until now."""
     times, end = timed.times, now if timed.finished_at is None else timed.finished_at
     sent = end if times.sent_at is None else times.sent_at
@@ -56,21 +47,25 @@ def segments(timed: Timed, now: float) -> list[Segment]:
     return found
 
 
-def _cut_out(stage: Stage, span: Span, compiling: Sequence[Span]) -> list[Segment]:
+def _cut_out(stage: Stage, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
     if not compiling:
-        return [Segment(stage, *span)] if span[1] > span[0] else []
-    found, begin = list[Segment](), span[0]
+        return [StageSegment(stage, *span)] if span[1] > span[0] else []
+    found, begin = list[StageSegment](), span[0]
     for start, stop in compiling:
         start, stop = max(start, begin), min(stop, span[1])
         if stop > start:
-            found += [Segment(stage, begin, start), Segment("compiling", start, stop)]
+            found += [StageSegment(stage, begin, start), StageSegment("compiling", start, stop)]
             begin = stop
-    return [each for each in [*found, Segment(stage, begin, span[1])] if each.end > each.begin]
+    return [each for each in [*found, StageSegment(stage, begin, span[1])] if each.end > each.begin]
 
 
 def slices(
-    stages: Iterable[Segment], outages: Sequence[Span], window: Span, length: float, devices: DeviceSeconds
+    stages: Iterable[StageSegment],
+    outages: Sequence[TimeSpan],
+    window: TimeSpan,
+    length: float,
+    devices: DeviceSeconds,
 ) -> list[TimeSlice]:
     """Divide a window among the causes; all slices but the first and last have this length in seconds."""
     since, until = window
@@ -116,7 +111,7 @@ def _share(seconds: dict[Cause, float], wait: float, own: float, others: float) 
 
 
 def _moments(
-    stages: Iterable[Segment], outages: Sequence[Span], window: Span
+    stages: Iterable[StageSegment], outages: Sequence[TimeSpan], window: TimeSpan
 ) -> Iterable[tuple[Cause | Literal["waiting"], float, float]]:
     """List what the run was doing, without gaps or overlaps."""
     spans: list[tuple[str, float, float]] = [*stages, *((OUTAGE, *span) for span in outages)]

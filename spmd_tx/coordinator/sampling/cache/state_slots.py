@@ -24,7 +24,7 @@ INTERVAL = PREFILL_TOKENS  # tokens of a long prompt between snapshots: the part
 
 
 @dataclass(frozen=True)
-class Place:
+class Prefix:
     """Says after which content a snapshot is: full pages, and the tokens behind them."""
 
     before: bytes  # key of the last full page, or of the scope if there is none
@@ -51,11 +51,11 @@ class Hit:
 NO_HIT = Hit(NOTHING, 0, [])
 
 
-def place(scope: str, keys: Sequence[bytes], content: Sequence[int], page_size: int) -> Place:
+def prefix_of(scope: str, keys: Sequence[bytes], content: Sequence[int], page_size: int) -> Prefix:
     """Return the place after the whole of ``content``, of whose full pages these are the keys."""
     full = len(content) // page_size
     before = keys[full - 1] if full else scope.encode()
-    return Place(before, tuple(content[full * page_size :]))
+    return Prefix(before, tuple(content[full * page_size :]))
 
 
 def ends_on_device(stop_reason: str | None, last_token: int, device_tokens: Sequence[int]) -> bool:
@@ -72,7 +72,7 @@ def is_due(position: int, end: int) -> bool:
     return position > 0 and (position == end or position % INTERVAL == 0)
 
 
-class StateSlots:
+class StateCache:
     """Lends slots 1 to ``slots`` - 1 to rows, and keeps snapshots in those that no row needs."""
 
     def __init__(self, slots: int) -> None:
@@ -81,7 +81,7 @@ class StateSlots:
         self._planned: dict[bytes, int] = {}  # those that the command being planned will write
         self._doomed: list[int] = []  # slots that it will write although nobody needs them any more
         self._tails: dict[bytes, dict[int, int]] = {}  # snapshots by length of tail, by the key before it
-        self._places: dict[bytes, Place] = {}
+        self._prefixes: dict[bytes, Prefix] = {}
 
     @property
     def free(self) -> int:
@@ -99,28 +99,28 @@ class StateSlots:
         """Take back slots whose states nobody needs."""
         self._free += reversed(slots)
 
-    def keep(self, slot: int, where: Place) -> None:
-        """Take back a row's slot whose state, once all sent commands have run, is that after ``where``.
+    def keep(self, slot: int, prefix: Prefix) -> None:
+        """Take back a row's slot whose state, once all sent commands have run, is that after ``prefix``.
 
         It is a snapshot from now on. Its last page must be in the prefix cache.
         """
-        if where.key in self._places:
+        if prefix.key in self._prefixes:
             self.release([slot])
         else:
-            self._add(where)
-            self._snapshots[where.key] = slot
+            self._add(prefix)
+            self._snapshots[prefix.key] = slot
 
-    def plan_copy(self, where: Place) -> int | None:
+    def plan_copy(self, prefix: Prefix) -> int | None:
         """Return a slot for a snapshot which the command being planned copies there.
 
-        None if there is one after ``where`` already, or all slots are needed. The last page must be in the
+        None if there is one after ``prefix`` already, or all slots are needed. The last page must be in the
         prefix cache.
         """
-        if where.key in self._places or not self.free:
+        if prefix.key in self._prefixes or not self.free:
             return None
         (slot,) = self.take(1)
-        self._add(where)
-        self._planned[where.key] = slot
+        self._add(prefix)
+        self._planned[prefix.key] = slot
         return slot
 
     def sent(self) -> None:
@@ -149,12 +149,12 @@ class StateSlots:
             before = keys[full - 1] if full else scope.encode()
             for length in sorted(self._tails.get(before, ()), reverse=True):
                 tail = tuple(content[full * page_size : full * page_size + length])
-                where = Place(before, tail)
-                last = cache.find([where.key]) if tail and is_usable(where.key) else []
-                if where.key not in self._snapshots or len(tail) < length or len(last) < bool(tail):
+                prefix = Prefix(before, tail)
+                last = cache.find([prefix.key]) if tail and is_usable(prefix.key) else []
+                if prefix.key not in self._snapshots or len(tail) < length or len(last) < bool(tail):
                     continue
-                slot = self._snapshots.pop(where.key)
-                self._snapshots[where.key] = slot  # now the last one to be dropped
+                slot = self._snapshots.pop(prefix.key)
+                self._snapshots[prefix.key] = slot  # now the last one to be dropped
                 return Hit(slot, full * page_size + length, pages[:full] + last)
         return None
 
@@ -173,16 +173,16 @@ class StateSlots:
         self._remove(key)
         self.release([self._snapshots.pop(key)])
 
-    def _add(self, where: Place) -> None:
-        self._places[where.key] = where
-        tails = self._tails.setdefault(where.before, {})
-        tails[len(where.tail)] = tails.get(len(where.tail), 0) + 1
+    def _add(self, prefix: Prefix) -> None:
+        self._prefixes[prefix.key] = prefix
+        tails = self._tails.setdefault(prefix.before, {})
+        tails[len(prefix.tail)] = tails.get(len(prefix.tail), 0) + 1
 
     def _remove(self, key: bytes) -> None:
-        where = self._places.pop(key)
-        tails = self._tails[where.before]
-        tails[len(where.tail)] -= 1
-        if not tails[len(where.tail)]:
-            del tails[len(where.tail)]
+        prefix = self._prefixes.pop(key)
+        tails = self._tails[prefix.before]
+        tails[len(prefix.tail)] -= 1
+        if not tails[len(prefix.tail)]:
+            del tails[len(prefix.tail)]
         if not tails:
-            del self._tails[where.before]
+            del self._tails[prefix.before]

@@ -1,5 +1,7 @@
 """What the console shows an admin about owners and their keys. Times are seconds since the epoch."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -8,7 +10,7 @@ class Key(msgspec.Struct, frozen=True):
 
     id: str
     owner: str
-    role: str  # "user", "admin" or "read-only"
+    role: Literal["user", "admin", "read-only"]
     created_at: float
     expires_at: float | None  # null: never
     last_used_at: float | None  # up to a minute old; null: never

@@ -44,7 +44,7 @@ class SamplesPage(msgspec.Struct, frozen=True):
     kept_hours: float  # for which the server keeps samples
 
 
-class TokenTexts(msgspec.Struct, frozen=True):
+class TokenizedText(msgspec.Struct, frozen=True):
     """Holds a text, token by token."""
 
     tokens: list[int]
@@ -54,13 +54,15 @@ class TokenTexts(msgspec.Struct, frozen=True):
     left_out_at: int  # place in the lists before which these stand
 
 
-class Sample(msgspec.Struct, frozen=True):
+class SampleOfGroup(msgspec.Struct, frozen=True):
+    """Holds one answer to the prompt of a group."""
+
     request_id: str
     place: int  # in its request
     at: float
     stop_reason: StopReason
     mean_logprob: float | None
-    content: TokenTexts
+    content: TokenizedText
 
 
 class SampleGroup(msgspec.Struct, frozen=True):
@@ -68,12 +70,12 @@ class SampleGroup(msgspec.Struct, frozen=True):
 
     weights: str | None
     steps: int | None
-    prompt: TokenTexts
+    prompt: TokenizedText
     temperature: float
     top_p: float
     top_k: int
     max_tokens: int | None
-    samples: list[Sample]  # in order of acceptance
+    samples: list[SampleOfGroup]  # in order of acceptance
     left_out: int  # further samples
     not_read: int  # requests that may have the same prompt, and were not read for lack of time
     errors: list[str]  # of requests that failed

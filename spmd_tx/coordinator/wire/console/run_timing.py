@@ -1,14 +1,11 @@
 """Where the time of a run goes, as the console reads it. Times are seconds since the epoch."""
 
+from typing import Literal
+
 import msgspec
 
-
-class Stage(msgspec.Struct, frozen=True, array_like=True):
-    """Says that a request was queued, batched, compiling, on a device or encoded."""
-
-    name: str
-    begin: float
-    end: float
+Stage = Literal["queued", "batched", "compiling", "device", "encoded"]
+Cause = Literal["device", "queue", "compile", "client", "restart", "server"]
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
@@ -18,8 +15,8 @@ class TimedRequest(msgspec.Struct, frozen=True):
     kind: str
     line: str  # id of the model or sampler
     seq_id: int
-    stages: list[Stage]  # in order, without gaps
-    state: str  # "unfinished", "finished" or "failed"
+    stages: list[tuple[Stage, float, float]]  # with begin and end; in order, without gaps
+    state: Literal["unfinished", "finished", "failed"]
     tokens: int | None  # read and sampled
     reason: str | None  # why it waits; of the oldest unfinished ones only
 
@@ -27,14 +24,16 @@ class TimedRequest(msgspec.Struct, frozen=True):
 class Share(msgspec.Struct, frozen=True):
     """Says how much of the window one cause took, and what helps against it."""
 
-    cause: str  # device, queue, compile, client, restart or server
+    cause: Cause
     seconds: float
     advice: str
 
 
 class TimeSlice(msgspec.Struct, frozen=True):
-    at: float
-    seconds: dict[str, float]  # by cause
+    """Holds the seconds of each cause in one part of a window."""
+
+    at: float  # where it begins
+    seconds: dict[Cause, float]
 
 
 class RunTiming(msgspec.Struct, frozen=True):

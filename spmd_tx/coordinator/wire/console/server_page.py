@@ -21,7 +21,7 @@ class CompiledProgram(msgspec.Struct, frozen=True):
     error: str | None
 
 
-class Programs(msgspec.Struct, frozen=True):
+class ProgramProgress(msgspec.Struct, frozen=True):
     ready: int  # of those planned
     planned: int
     compiling: str | None
@@ -34,7 +34,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
     note: str
 
 
-class Memory(msgspec.Struct, frozen=True):
+class DeviceMemory(msgspec.Struct, frozen=True):
     device_bytes: int  # that may be used of each device
     uses: list[MemoryUse]
     choices: list[tuple[str, str]]  # what, and the choice
@@ -54,7 +54,7 @@ class Tenant(msgspec.Struct, frozen=True):
     device_share: float  # of the time in which devices worked for anybody
 
 
-class Unfinished(msgspec.Struct, frozen=True):
+class UnfinishedRequest(msgspec.Struct, frozen=True):
     """Tells of a request that is not finished yet."""
 
     id: str
@@ -106,11 +106,11 @@ class ServerPage(msgspec.Struct, frozen=True):
     device: str | None
     hosts: list[str]  # of each process
     generations: list[Generation]  # newest first
-    programs: Programs
-    memory: Memory | None  # null: no workers were ready yet
+    programs: ProgramProgress
+    memory: DeviceMemory | None  # null: no workers were ready yet
     window_seconds: float  # of tenants and throughput
     tenants: list[Tenant]  # most device time first
-    queue: list[Unfinished]  # oldest first
+    queue: list[UnfinishedRequest]  # oldest first
     queue_length: int  # with those that the list leaves out
     throughput: list[Throughput]  # oldest first
     disk: Disk

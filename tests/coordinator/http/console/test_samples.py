@@ -5,7 +5,7 @@ from sqlalchemy import update
 
 from spmd_tx.coordinator.http.console import samples
 from spmd_tx.coordinator.requests.runs import sample_bodies
-from spmd_tx.coordinator.requests.runs.sample_bodies import Size
+from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize
 from spmd_tx.coordinator.storage.tables import RequestRow
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, sampler_of
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
@@ -131,8 +131,8 @@ async def test_requests_of_one_prompt_are_a_group(api, model_id, sampling, of_ba
 
 
 async def test_what_is_long_is_cut(api, model_id, sampling, of_base, monkeypatch):
-    monkeypatch.setattr(samples, "WHOLE", Size((2, 3), (1, 1), 2))
-    monkeypatch.setattr(samples, "EXCERPT", Size((0, 2), (1, 0), 1))
+    monkeypatch.setattr(samples, "WHOLE", ShownSize((2, 3), (1, 1), 2))
+    monkeypatch.setattr(samples, "EXCERPT", ShownSize((0, 2), (1, 0), 1))
     request_id = await sampling.sample(of_base, [1, 2, 3, 4, 5, 6, 7], samples=3)
     (shown,) = (await page(api, model_id))["requests"]
     assert (shown["prompt"]["tokens"], shown["prompt"]["is_cut"], shown["num_samples"]) == (7, True, 3)

@@ -10,16 +10,16 @@ from openai.types.chat import ChatCompletion
 from spmd_tx.coordinator.http.openai import answers, choices, schemas, writing
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
-    ChatForm,
-    CompletionForm,
-    TokenTexts,
+    ChatFormat,
+    CompletionFormat,
+    TokenTextCache,
     WholeAnswer,
 )
-from spmd_tx.coordinator.http.openai.choices import Choice
+from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs
 
-USAGE = schemas.Usage(3, 14, 17)
+USAGE = schemas.CompletionUsage(3, 14, 17)
 SEQUENCES = 2
 
 
@@ -41,7 +41,7 @@ def sequences(tokenizer):
 def parts_of(sequences, tokenizer, most, has_top, has_offsets):
     """Take each sample in parts of so many tokens, as a thread would get them."""
     for index, sequence in enumerate(sequences):
-        choice = Choice(index, SampleText(tokenizer, ["more"]), has_offsets)
+        choice = ChoiceProgress(index, SampleText(tokenizer, ["more"]), has_offsets)
         sample = (
             sequence if has_top else SampledSequence(sequence.tokens, sequence.logprobs, sequence.stop_reason)
         )
@@ -52,11 +52,13 @@ def parts_of(sequences, tokenizer, most, has_top, has_offsets):
 
 
 def form_of(kind, tokenizer, has_logprobs, has_token_ids, width):
-    answering = Answering("id", 5, '"choices":[]}', TokenTexts(tokenizer), has_logprobs, has_token_ids, width)
+    answering = Answering(
+        "id", 5, '"choices":[]}', TokenTextCache(tokenizer), has_logprobs, has_token_ids, width
+    )
     return kind(answering), answering
 
 
-@pytest.mark.parametrize("kind", [CompletionForm, ChatForm])
+@pytest.mark.parametrize("kind", [CompletionFormat, ChatFormat])
 @pytest.mark.parametrize("has_logprobs, width", [(False, 0), (True, 0), (True, 5)])
 @pytest.mark.parametrize("has_token_ids", [False, True])
 def test_a_whole_answer_is_the_same_in_any_pieces(
@@ -65,16 +67,16 @@ def test_a_whole_answer_is_the_same_in_any_pieces(
     def written(most):
         form, _ = form_of(kind, tokenizer, has_logprobs, has_token_ids, width)
         answer = WholeAnswer(form)
-        parts = parts_of(sequences, tokenizer, most, width > 0, kind is CompletionForm)
+        parts = parts_of(sequences, tokenizer, most, width > 0, kind is CompletionFormat)
         pieces = [writing.of_whole(answer, [part]) for part in parts]
         return json.loads(answer.begin() + b"".join(pieces) + answer.end(USAGE))
 
     whole = written(1000)
-    (Completion if kind is CompletionForm else ChatCompletion).model_validate(whole, strict=True)
+    (Completion if kind is CompletionFormat else ChatCompletion).model_validate(whole, strict=True)
     assert whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 14, "total_tokens": 17}
     assert [choice["index"] for choice in whole["choices"]] == [0, 1]
     for choice, sequence in zip(whole["choices"], sequences, strict=True):
-        text = choice["text"] if kind is CompletionForm else choice["message"]["content"]
+        text = choice["text"] if kind is CompletionFormat else choice["message"]["content"]
         assert (text, choice["finish_reason"]) == ("añ😀z and ", sequence.stop_reason)
         assert choice.get("token_ids") == (sequence.tokens if has_token_ids else None)
         assert (choice["logprobs"] is not None) == has_logprobs
@@ -90,14 +92,14 @@ def logprobs_of(choice):
     return logprobs.get("token_logprobs") or [each["logprob"] for each in logprobs["content"]]
 
 
-@pytest.mark.parametrize("kind", [CompletionForm, ChatForm])
+@pytest.mark.parametrize("kind", [CompletionFormat, ChatFormat])
 def test_the_events_of_a_stream_add_up_to_the_whole_answer(tokenizer, sequences, kind):
     form, answering = form_of(kind, tokenizer, True, True, 5)
-    parts = list(parts_of(sequences, tokenizer, 2, True, kind is CompletionForm))
+    parts = list(parts_of(sequences, tokenizer, 2, True, kind is CompletionFormat))
     text = writing.events(form, answering, parts).decode()
     events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     answer = WholeAnswer(form_of(kind, tokenizer, True, True, 5)[0])
-    again = list(parts_of(sequences, tokenizer, 1000, True, kind is CompletionForm))
+    again = list(parts_of(sequences, tokenizer, 1000, True, kind is CompletionFormat))
     whole = json.loads(answer.begin() + writing.of_whole(answer, again) + answer.end(USAGE))
     for choice in whole["choices"]:
         mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
@@ -117,11 +119,11 @@ def test_texts_of_tokens_are_remembered_up_to_a_number(monkeypatch):
 
     monkeypatch.setattr(answers, "MOST_TEXTS", 2)
     decoder = Counting()
-    texts = TokenTexts(decoder)
+    texts = TokenTextCache(decoder)
     assert [texts[token][0] for token in (1, 1, 2, 1)] == ["1", "1", "2", "1"]
     assert decoder.calls == 2
     assert texts[3] == ("3", [51])
-    assert len(texts._known) == 1
+    assert len(texts._cached) == 1
 
 
 def test_a_part_costs_what_is_written_of_it(tokenizer, sequences):

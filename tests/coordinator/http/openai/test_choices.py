@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.http.openai.choices import Choice
+from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
 from spmd_tx.coordinator.http.openai.detokenize import SampleText
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
@@ -44,7 +44,7 @@ def test_nothing_is_told_of_no_place(sample):
 
 
 def test_parts_are_copies_that_follow_each_other(sample, tokenizer):
-    choice = Choice(0, SampleText(tokenizer, []), False)
+    choice = ChoiceProgress(0, SampleText(tokenizer, []), False)
     first, second = choice.take(sample, 4), choice.take(sample, 4)
     assert (first.tokens, second.tokens) == ([10, 11, 12, 13], [14, 15])
     assert second.top.tokens[:, 0].tolist() == [14, 15]
@@ -56,18 +56,18 @@ def test_parts_are_copies_that_follow_each_other(sample, tokenizer):
 
 
 def test_the_last_part_says_why_the_sample_has_ended_even_without_tokens(tokenizer):
-    choice = Choice(0, SampleText(tokenizer, []), False)
+    choice = ChoiceProgress(0, SampleText(tokenizer, []), False)
     choice.take(SampledSequence([1, 2], [0.0, 0.0], "stop"), 1)
     assert not choice.is_over
     choice.take(SampledSequence([1, 2], [0.0, 0.0], "stop"), 1)
     assert choice.is_over
-    empty = Choice(0, SampleText(tokenizer, []), False)
+    empty = ChoiceProgress(0, SampleText(tokenizer, []), False)
     part = empty.take(SampledSequence([], [], "stop"), 1)
     assert (part.tokens, part.stop_reason, empty.is_over) == ([], "stop", True)
 
 
 def test_what_begins_again_is_not_told_again(sample, tokenizer):
-    choice = Choice(0, SampleText(tokenizer, []), False)
+    choice = ChoiceProgress(0, SampleText(tokenizer, []), False)
     choice.take(sample, 99)
     again = SampledSequence([10, 11], [-1.0, -1.0], "length")
     shorter = Sample(Job(), 0, (0, 0), StopWatch(StopRule(), None))  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ import pytest
 from litestar.response import Stream
 
 from spmd_tx.coordinator.http.openai import writing
-from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, Part
+from spmd_tx.coordinator.http.openai.choices import TOKEN_COST, ChoiceTokens
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
 
 MANY = writing.SMALL_COST // TOKEN_COST + 1
@@ -13,7 +13,7 @@ MANY = writing.SMALL_COST // TOKEN_COST + 1
 
 def part(tokens, width=0):
     top = TopLogprobs.none(tokens, width) if width else None
-    return Part(None, [0] * tokens, [0.0] * tokens, top, None)  # type: ignore[arg-type]  # nobody asks
+    return ChoiceTokens(None, [0] * tokens, [0.0] * tokens, top, None)  # type: ignore[arg-type]  # nobody asks
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import AdapterSpec
@@ -99,9 +100,8 @@ async def test_numbers_of_what_training_makes_fail_their_futures(api, model_id, 
 async def test_the_bytes_of_an_owners_checkpoints_are_bounded_when_a_save_begins(
     api, services, tmp_path, session_id
 ):
-    checkpoints = await open_checkpoints(
-        services.database, tmp_path / "checkpoints", BASE_MODEL, most_bytes=2000
-    )
+    store = LocalStore(tmp_path / "checkpoints")
+    checkpoints = await open_checkpoints(services.database, store, BASE_MODEL, services.storage, 2000)
 
     async def save(name, size=1000, **options):
         path = CheckpointPath(f"{session_id}:train:0", "weights", name)

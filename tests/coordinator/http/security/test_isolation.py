@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator.storage.tables import ApiKey, Checkpoint
+from spmd_tx.coordinator.storage.tables import ApiKeyRow, CheckpointRow
 from tests.coordinator.http.routes import (
     ADMIN,
     BASE_MODEL,
@@ -240,7 +240,7 @@ async def test_a_published_checkpoint_can_be_used_but_not_changed_by_others(alic
 @sqlite_only
 async def test_that_anothers_checkpoint_has_expired_is_not_told(alice, mallory, hers, services):
     async with services.database.transaction() as db:
-        await db.execute(update(Checkpoint).values(expires_at=1.0, is_public=False))
+        await db.execute(update(CheckpointRow).values(expires_at=1.0, is_public=False))
     body = {"tinker_path": hers.path("weights")}
     assert "has expired" in (await alice.post("weights_info", json=body)).text
     assert "does not exist" in (await mallory.post("weights_info", json=body)).text
@@ -294,7 +294,7 @@ async def test_without_a_valid_key_only_probes_are_answered(app, client_for, ser
         del client.headers["x-api-key"]
     else:
         async with services.database.transaction() as db:
-            await db.execute(update(ApiKey).values(change))
+            await db.execute(update(ApiKeyRow).values(change))
         await services.keyring.look()
     for route in all_routes(app):
         response = await send(client, route, nobodys())

@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator.storage.tables import Checkpoint
+from spmd_tx.coordinator.storage.tables import CheckpointRow
 from tests.coordinator.conftest import BASE_MODEL
 from tests.coordinator.http.tinker.test_checkpoints import result, save
 
@@ -78,7 +78,7 @@ async def test_every_listing_names_the_base_model(api, saved, model_id):
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 async def test_the_next_start_learns_the_base_model_from_the_folder(api, saved, services):
     async with services.database.transaction() as db:
-        await db.execute(update(Checkpoint).values(base_model=None))
+        await db.execute(update(CheckpointRow).values(base_model=None))
     assert await found(api, base_models=[BASE_MODEL]) == []
     await services.checkpoints.reconcile()
     assert await found(api, base_models=[BASE_MODEL]) == saved

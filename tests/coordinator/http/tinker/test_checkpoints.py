@@ -1,7 +1,7 @@
 import pytest
 from sqlalchemy import update
 
-from spmd_tx.coordinator.storage.tables import Checkpoint
+from spmd_tx.coordinator.storage.tables import CheckpointRow
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -184,7 +184,7 @@ async def test_an_expired_checkpoint_is_listed_no_more(api, model_id, services):
     await save(api, model_id, ttl_seconds=3600)
     await save(api, model_id, "kept", seq_id=2)
     async with services.database.transaction() as db:
-        await db.execute(update(Checkpoint).where(Checkpoint.name == "ck1").values(expires_at=1.0))
+        await db.execute(update(CheckpointRow).where(CheckpointRow.name == "ck1").values(expires_at=1.0))
     for route in ("checkpoints", f"training_runs/{model_id}/checkpoints"):
         listed = (await api.get(route)).json()["checkpoints"]
         assert [each["checkpoint_id"] for each in listed] == ["weights/kept"]

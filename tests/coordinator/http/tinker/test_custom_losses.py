@@ -6,7 +6,7 @@ from sqlalchemy import update
 from spmd_tx.coordinator.retention import rules
 from spmd_tx.coordinator.retention.rules import Ages
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, Session
+from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, SessionRow
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.errors import InvalidRequest
 from tests.custom_loss.recorded import recorded
@@ -44,7 +44,7 @@ async def test_losses_of_an_owner_take_turns_however_many_sessions_they_have(
     api, services, session_id, losses, owner, is_theirs
 ):
     async with services.database.transaction() as db:
-        await db.execute(update(Session).values(owner=owner))
+        await db.execute(update(SessionRow).values(owner=owner))
     loss_id = (await result(api, await create(api, session_id)))["loss_id"]
     stored = await losses.open(loss_id, session_id)
     assert (stored.tenant == "owner alice") == is_theirs

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 from sqlalchemy import func, select
 
-from spmd_tx.coordinator.requests.records import Failed, Finished, Request, RequestTimes, Settled
+from spmd_tx.coordinator.requests.records import Failed, Finished, NewOutcome, Request, RequestTimes
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import RunMetrics
@@ -15,7 +15,7 @@ RUN, OTHER = "s:train:0", "t:train:0"
 async def settle(database, *entries, line=RUN):
     """Store what requests have returned: (seq_id, kind, metrics)."""
     settled = [
-        Settled(
+        NewOutcome(
             Request(seq_id, f"{line}-{seq_id}", kind, line, seq_id, "s"),
             Failed("no", "user") if metrics is None else Finished("x", b"", metrics=metrics),
             None,

@@ -6,14 +6,14 @@ import pytest
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.runs import sample_reader
-from spmd_tx.coordinator.requests.runs.sample_bodies import Size, Stored
-from spmd_tx.coordinator.requests.runs.sample_reader import Places, SampleReader
+from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize, StoredSample
+from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.errors import InvalidRequest
 from tests.coordinator.conftest import tiny_served_model
 
-ALL = Size((100, 100), (100, 100), 8)
+ALL = ShownSize((100, 100), (100, 100), 8)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def payloads(tmp_path):
 async def reader(tmp_path, payloads):
     model = tiny_served_model(tmp_path / "model").directory
     text = LazyModelText(partial(load_model_text, model))
-    reader = SampleReader(Places(tmp_path / "payloads", model), text, Bounds(search_seconds=60.0))
+    reader = SampleReader(SamplePlaces(tmp_path / "payloads", model), text, Bounds(search_seconds=60.0))
     yield reader
     await reader.close()
 
@@ -45,9 +45,9 @@ def stored(payloads, tokenizer):
     answer = encode_sample_response([SampledSequence([5, 6], [-0.5, -1.0], "length")])
     (in_file,) = payloads.write([body("hello world " * 200)])
     return [
-        Stored("s", in_file, answer),
-        Stored("s", in_file._replace(file=7), answer),
-        Stored("s", body("good night"), None),
+        StoredSample("s", in_file, answer),
+        StoredSample("s", in_file._replace(file=7), answer),
+        StoredSample("s", body("good night"), None),
     ]
 
 

@@ -11,11 +11,11 @@ from spmd_tx.coordinator.sampling.cache.pages import BlockKeys, PrefixCache, pag
 from spmd_tx.coordinator.sampling.cache.state_slots import (
     INTERVAL,
     NOTHING,
-    Place,
-    StateSlots,
+    Prefix,
+    StateCache,
     ends_on_device,
     is_due,
-    place,
+    prefix_of,
 )
 
 PAGE_SIZE = 4
@@ -27,7 +27,7 @@ def keys_of(content, scope=SCOPE):
 
 
 def place_of(content, scope=SCOPE):
-    return place(scope, keys_of(content, scope), content, PAGE_SIZE)
+    return prefix_of(scope, keys_of(content, scope), content, PAGE_SIZE)
 
 
 def cache_with(*contents):
@@ -53,7 +53,7 @@ def find(slots, cache, content, scope=SCOPE):
 
 def test_a_hit_is_cut_back_to_the_last_snapshot():
     ten, four = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], [1, 2, 3, 4]
-    cache, slots = cache_with(ten), StateSlots(6)
+    cache, slots = cache_with(ten), StateCache(6)
     first, second = slots.take(2)
     slots.keep(first, place_of(four))
     slots.keep(second, place_of(ten))
@@ -65,7 +65,7 @@ def test_a_hit_is_cut_back_to_the_last_snapshot():
 
 
 def test_a_snapshot_goes_with_the_page_that_it_hangs_on():
-    slots, content = StateSlots(3), [1, 2, 3, 4, 5]
+    slots, content = StateCache(3), [1, 2, 3, 4, 5]
     (slot,) = slots.take(1)
     slots.keep(slot, place_of(content))
     assert find(slots, cache_with(content[:4]), content) is None
@@ -76,7 +76,7 @@ def test_a_snapshot_goes_with_the_page_that_it_hangs_on():
 
 def test_the_least_recently_used_snapshot_makes_room_for_a_row():
     contents = [[number] * 4 for number in range(3)]
-    cache, slots = cache_with(*contents), StateSlots(4)
+    cache, slots = cache_with(*contents), StateCache(4)
     for slot, content in zip(slots.take(3), contents, strict=True):
         slots.keep(slot, place_of(content))
     assert find(slots, cache, contents[0]) is not None
@@ -85,7 +85,7 @@ def test_the_least_recently_used_snapshot_makes_room_for_a_row():
 
 
 def test_a_copy_is_found_only_after_the_command_that_makes_it():
-    content, slots = [1, 2, 3, 4], StateSlots(4)
+    content, slots = [1, 2, 3, 4], StateCache(4)
     cache = cache_with(content)
     assert slots.plan_copy(place_of(content)) is not None
     assert slots.plan_copy(place_of(content)) is None
@@ -97,7 +97,7 @@ def test_a_copy_is_found_only_after_the_command_that_makes_it():
 
 
 def test_a_slot_that_a_command_still_writes_is_not_lent_before_it_is_sent():
-    content, slots = [1, 2, 3, 4], StateSlots(3)
+    content, slots = [1, 2, 3, 4], StateCache(3)
     assert slots.plan_copy(place_of(content)) is not None
     slots.forget(place_of(content).key)
     assert slots.free == 1
@@ -133,7 +133,7 @@ class Device(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.slots = StateSlots(self.SLOTS)
+        self.slots = StateCache(self.SLOTS)
         self.cache = PrefixCache(self.PAGES, self.slots.forget)
         self.rows: list[Row] = []
         self.states = {NOTHING: []}  # what each slot has read
@@ -234,5 +234,5 @@ TestDevice = Device.TestCase
 
 
 def test_places_of_different_contents_have_different_keys():
-    places = [place_of([1, 2, 3, 4]), place_of([1, 2, 3]), place_of([1, 2, 3], "b"), Place(b"", (1, 2, 3))]
+    places = [place_of([1, 2, 3, 4]), place_of([1, 2, 3]), place_of([1, 2, 3], "b"), Prefix(b"", (1, 2, 3))]
     assert len({each.key for each in places}) == 4

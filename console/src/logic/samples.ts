@@ -1,0 +1,35 @@
+// Samples: which belong together, what made them, and which piece of a text is whose token.
+import type { SampledRequest } from "../api_types";
+import { number } from "./format";
+
+/** Puts requests of one prompt to one sampler together, where the first of them is. */
+export function grouped(requests: SampledRequest[]): SampledRequest[][] {
+  const byGroup = new Map<string, SampledRequest[]>();
+  for (const each of requests) byGroup.set(each.group, [...(byGroup.get(each.group) ?? []), each]);
+  return [...byGroup.values()];
+}
+
+export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" | "steps">): string {
+  const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
+  return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
+}
+
+const HALF = "\ufffd";
+
+/** Cuts a text into those of its tokens. Special tokens have none; a character of several tokens is the last one's. */
+export function align(text: string, tokens: string[]): string[] {
+  let at = 0;
+  return tokens.map((token, i) => {
+    if (!token.includes(HALF)) {
+      if (!text.startsWith(token, at)) return "";
+      at += token.length;
+      return token;
+    }
+    const next = tokens[i + 1];
+    if (next?.includes(HALF)) return "";
+    const end = next ? text.indexOf(next, at) : text.length;
+    const piece = text.slice(at, end < 0 ? text.length : end);
+    at += piece.length;
+    return piece;
+  });
+}

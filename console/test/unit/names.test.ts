@@ -1,0 +1,105 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import type { Checkpoint, Run } from "../../src/api_types";
+import { decoded, filled, url } from "../../src/logic/addresses";
+import { checkpointText, modelName, pathParts } from "../../src/logic/checkpoints";
+import { fits } from "../../src/logic/filters";
+import { merged, runName, runText, shortId, state, together } from "../../src/logic/runs";
+
+const RUN: Run = {
+  id: "0123456789ab:train:2",
+  session_id: "0123456789ab",
+  base_model: "Qwen/Qwen3-4B",
+  rank: 32,
+  owner: "ada",
+  created_at: 100,
+  is_open: true,
+  silent_seconds: null,
+  metadata: null,
+  display_name: null,
+  steps: 0,
+  last_at: null,
+  last: {},
+};
+
+test("what is filled into an address is encoded", () => {
+  assert.equal(url`/runs/${"a/b?c"}/samples/${7}`, "/runs/a%2Fb%3Fc/samples/7");
+  assert.equal(filled("/runs/{run_id}/metrics", { path: { run_id: "a:1/é" } }), "/runs/a%3A1%2F%C3%A9/metrics");
+});
+
+test("a query has what is known, also zero and the empty text", () => {
+  const query = { limit: 0, search: "", before: null, after: undefined, day: "a&b c" };
+  assert.equal(filled("/runs", { query }), "/runs?limit=0&search=&day=a%26b+c");
+  assert.equal(filled("/runs", { query: { before: null } }), "/runs");
+  assert.equal(filled("/runs"), "/runs");
+});
+
+test("a part of an address that is not encoded properly stays", () => {
+  assert.equal(decoded("a%2Fb"), "a/b");
+  assert.equal(decoded("100%"), "100%");
+});
+
+test("a filter wants all its words, in any order", () => {
+  assert.ok(fits("", "anything"));
+  assert.ok(fits("Rate half ", "half the RATE"));
+  assert.ok(!fits("half rate", "half"));
+});
+
+test("a run is named by its client, by its session, or by its ID", () => {
+  assert.equal(runName({ ...RUN, metadata: { name: "rl" }, display_name: "session" }), "rl");
+  assert.equal(runName({ ...RUN, metadata: { name: "", display_name: "shown" } }), RUN.id);
+  assert.equal(runName({ ...RUN, metadata: { display_name: "shown" } }), "shown");
+  assert.equal(runName({ ...RUN, metadata: { name: 7 }, display_name: "session" }), "session · 2");
+  assert.equal(runName({ ...RUN, id: "0123456789ab:train:0", display_name: "session" }), "session");
+  assert.equal(shortId(RUN.id), "01234567…:train:2");
+});
+
+test("a run is open, silent or ended", () => {
+  assert.equal(state(RUN), "open");
+  assert.equal(state({ ...RUN, silent_seconds: 90 }), "open, no heartbeat for 1.5 min");
+  assert.equal(state({ ...RUN, is_open: false, silent_seconds: 90 }), "ended");
+});
+
+test("a filter of runs sees IDs, models, owners and metadata", () => {
+  const text = runText({ ...RUN, metadata: { optimizer: { rate: 0.5 } } });
+  for (const filter of ["train:2", "qwen3 ada", '"rate":0.5']) assert.ok(fits(filter, text), filter);
+});
+
+test("the newest answer about a run counts, and the newest run comes first", () => {
+  const younger = { ...RUN, id: "young", created_at: 200 };
+  const renewed = { ...RUN, steps: 5 };
+  assert.deepEqual(merged([RUN], [younger, renewed]), [younger, renewed]);
+});
+
+test("changes of both are all changes", () => {
+  assert.deepEqual(together(new Set(["a"]), new Set(["b", "a"])), new Set(["a", "b"]));
+  assert.equal(together("all", new Set(["b"])), "all");
+  assert.equal(together(new Set(), "all"), "all");
+});
+
+test("the path of a checkpoint tells its run, its route and its name", () => {
+  assert.deepEqual(pathParts("tinker://run:1/weights/step 10/final"), {
+    run: "run:1",
+    name: "step 10/final",
+    route: "/api/v1/training_runs/run%3A1/checkpoints/weights/step%2010%2Ffinal",
+  });
+});
+
+test("a filter of checkpoints sees the name of the run, and whether all may read it", () => {
+  const checkpoint: Checkpoint = {
+    checkpoint_id: "weights/a",
+    checkpoint_type: "training",
+    time: "2026-01-01T00:00:00Z",
+    tinker_path: "tinker://run-1/weights/a",
+    public: true,
+    user_metadata: { task: "sums" },
+  };
+  const text = checkpointText(checkpoint, new Map([["run-1", "Arithmetic"]]));
+  assert.ok(fits("public arithmetic sums training", text));
+  assert.ok(!fits("public", checkpointText({ ...checkpoint, public: false }, new Map())));
+});
+
+test("a model of the playground is a checkpoint or the base model", () => {
+  assert.equal(modelName("tinker://0123456789ab/sampler_weights/step/10"), "step/10 · 01234567");
+  assert.equal(modelName("Qwen/Qwen3-4B"), "Qwen/Qwen3-4B (base model)");
+});

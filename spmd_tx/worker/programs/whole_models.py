@@ -1,0 +1,61 @@
+"""The programs of whole models: training all weights, and copying them to samplers."""
+
+from typing import Any
+
+import jax
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from spmd_tx.protocol.commands import OptimStep
+from spmd_tx.protocol.places import MoveStep
+from spmd_tx.protocol.setup import Setup
+from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.steps.full import (
+    make_full_forward,
+    make_full_forward_backward,
+    make_full_optim_step,
+    make_publish,
+)
+from spmd_tx.worker.steps.optimizer import adamw_inputs
+
+
+class ModelPrograms:
+    """Makes the calls of steps that train and move all weights. ``state`` is the worker's, or abstract."""
+
+    def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
+        model, kernels = plan.sizes.model, setup.kernels
+        self.plan, self.setup, self.mesh, self.declared, self.model = plan, setup, mesh, declared, model
+        training = (model, mesh, declared.base, declared.train)
+        self.forward = make_full_forward(*training, kernels=kernels)
+        self.forward_backward = {
+            level: make_full_forward_backward(*training, level, kernels=kernels) for level in plan.levels
+        }
+        self._optim_step = make_full_optim_step(model, mesh, declared.train)
+        self._publish = make_publish(mesh, declared.base)
+        self._whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+
+    def evaluated(self, state: WorkerState) -> tuple[Any, ...]:
+        """Return the arrays of ``forward``."""
+        return (state.train.w,)
+
+    def differentiated(self, state: WorkerState) -> tuple[Any, ...]:
+        """Return the arrays of ``forward_backward``."""
+        return state.train.w, state.train.grad_sum
+
+    def optim_step(self, state: WorkerState, command: OptimStep) -> Call:
+        return Call("optim_step", (), self._optim_step, (state.train,), rest=(adamw_inputs(command),))
+
+    def publish(self, state: WorkerState) -> Call:
+        """Round the weights to a copy for samplers."""
+        return Call("publish", (), self._publish, (state.train.w,))
+
+    def whole(self, number: int, array: Array) -> Call:
+        """Gather one array on every device; ``number`` is its place in the model."""
+        return Call("whole", (number,), self._whole, (array,), variant=number)
+
+    def moves(self, step: MoveStep, state: WorkerState) -> list[Call]:
+        """Return the calls of a move, with abstract arrays; most moves have no program."""
+        return [self.publish(state)] if step == "save_sampler" else []

@@ -1,0 +1,133 @@
+"""Whole models in their places, where all weights are trained. Bank slots have copies of all of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+from jax import Array
+
+from spmd_tx.models.base_weights import Weights
+from spmd_tx.models.checkpoint.huggingface import load
+from spmd_tx.protocol.commands import AdapterSpec, Move, Prefill
+from spmd_tx.protocol.places import BankSlot, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.sharding.transfer import to_devices
+from spmd_tx.sharding.weight import Weight, abstract, shardings
+from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.programs.whole_models import ModelPrograms
+from spmd_tx.worker.state import WorkerState, zeros
+from spmd_tx.worker.steps.full import FullState
+from spmd_tx.worker.storage.checkpoints import OnEnd, SlotState, fresh_state, restore_state
+from spmd_tx.worker.storage.folder_writer import HostCopy
+from spmd_tx.worker.storage.full_weights import write_model
+from spmd_tx.worker.stores.store import Sampling, Slot, Store, adapter_of
+
+
+class ModelStore(Store):
+    """Moves whole models. A copy in a bank slot is declared as the base model is.
+
+    All rows of a Prefill or Decode use the same copy.
+    """
+
+    def __init__(
+        self, programs: ModelPrograms, state: WorkerState, run: Callable[[Call], Any], on_written: OnEnd
+    ) -> None:
+        super().__init__(programs.setup, state, run, on_written)
+        self._programs, self._declared, self._mesh = programs, programs.declared, programs.mesh
+        self._base_model = Path(programs.setup.model_dir)
+        self._copies: dict[int, Weights[Array]] = {0: state.base}  # by bank slot
+
+    def for_programs(self, command: Sampling) -> Sampling:
+        """Let the next programs use the copy of these rows, which is all that they know."""
+        if isinstance(command, Prefill):
+            rows = command.rows
+            self._draw_from(rows.slots[rows.segments.any(axis=1)])
+            rows = msgspec.structs.replace(rows, slots=np.zeros_like(rows.slots))
+            return msgspec.structs.replace(command, rows=rows)
+        self._draw_from(command.slots[(command.source >= 0) | (command.remaining > 0)])
+        return msgspec.structs.replace(command, slots=np.zeros_like(command.slots))
+
+    def _draw_from(self, slots: np.ndarray) -> None:
+        used = np.unique(slots)
+        assert used.size <= 1, f"rows of one command use the copies {used}"
+        if used.size:
+            self._state.base = self._copies[int(used[0])]
+
+    def _empty(self, slot: Slot) -> None:
+        """Two of a kind would not fit."""
+        if isinstance(slot, TrainSlot):
+            self._state.train = None
+        else:
+            self._copies.pop(slot.slot, None)
+
+    def _read(self, move: Move) -> Any:
+        train = self._state.train
+        match move.source, move.target:
+            case TrainSlot(), StateFolder():
+                return SlotState(train.w, train.mu, train.nu, train.step)
+            case TrainSlot(), BankSlot():
+                return self._run(self._programs.publish(self._state))
+            case TrainSlot(), WeightsFolder():
+                return train.w
+            case TrainSlot(), _:
+                self._state.train = None
+                return train
+            case BankSlot(slot=slot), WeightsFolder():
+                return self._copies[slot]
+            case BankSlot(slot=slot), _:
+                return self._copies.pop(slot)
+            case _:
+                raise AssertionError(f"{move.source} is not on the devices")
+
+    def _load(self, move: Move) -> Any:
+        declared = self._declared.train
+        like = abstract(self._mesh, SlotState(declared.w, declared.mu, declared.nu, declared.step))
+        match move.source:
+            case WeightsFolder(path=path):
+                return self._weights(Path(path), self._declared.base)
+            case StateFolder(path=path) if not (Path(path) / "config.json").exists():
+                saved = restore_state(Path(path), like, move.with_optimizer)
+            case StateFolder(path=path):
+                saved = fresh_state(self._weights(Path(path), declared.w), like)
+            case _:
+                saved = fresh_state(self._weights(self._base_model, declared.w), like)
+        return self._trained(saved, adapter_of(move))
+
+    def _trained(self, saved: Any, adapter: AdapterSpec) -> FullState:
+        """Return the state of a training slot: with the groups that are trained, and no gradient."""
+        declared = self._declared.train
+        flags = np.array([adapter.train_attn, adapter.train_mlp, adapter.train_unembed], np.float32)
+        groups = to_devices(flags, shardings(self._mesh, declared.groups))
+        grad_sum = zeros(self._mesh, declared.grad_sum)
+        return FullState(saved.w, grad_sum, saved.mu, saved.nu, saved.step, groups)
+
+    def _write(self, move: Move, content: Any) -> None:
+        if isinstance(move.target, BankSlot):
+            self._copies[move.target.slot] = content
+        else:
+            self._state.train = content
+
+    def _weights(self, path: Path, declared: Weights[Weight]) -> Weights[Array]:
+        return load(path, declared, self._mesh, lambda _: None, self._programs.model.unread)
+
+    def _export(self, path: Path, content: Any, adapter: AdapterSpec) -> None:
+        """Bring one whole array after the other to the host."""
+        leaves, is_writer = jax.tree.leaves(content), jax.process_index() == 0
+        is_donated = self._state.train is not None and content is self._state.train.w
+        size, copies = sum(leaf.nbytes for leaf in leaves), list[HostCopy]()
+        if is_writer:
+            self._writer.make_room(size)
+        for number, leaf in enumerate(leaves):
+            whole = leaf if jax.process_count() == 1 else self._run(self._programs.whole(number, leaf))
+            if is_writer:
+                copies.append(HostCopy(whole, is_donated=is_donated))
+            if whole is not leaf:
+                jax.block_until_ready(whole)  # the devices have room for one
+        if is_writer:
+            whole_copy = jax.tree.unflatten(jax.tree.structure(content), copies)
+            self._writer.begin(path, whole_copy, size, adapter)
+
+    def _write_folder(self, path: Path, copies: Any, adapter: AdapterSpec) -> None:
+        write_model(path, copies, self._declared.base, self._programs.model, self._base_model)
