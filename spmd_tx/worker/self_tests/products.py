@@ -202,7 +202,7 @@ def problem_of_choices(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     wanted = np.zeros((tokens, y_WO.shape[1]), np.float32)
     for place_T in place_TC.T:
         wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
-    add = on_device(sizes.device, lambda *arrays: triton_sum(*arrays, len(y_WO), kernels.interpret))
+    add = on_device(sizes.device, lambda y, place: triton_sum(y, place, len(y_WO), kernels.interpret))
     found = np.asarray(add(y_WO, place_TC))
     if found.tobytes() != wanted.astype(found.dtype).tobytes():
         return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
