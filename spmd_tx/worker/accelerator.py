@@ -63,7 +63,8 @@ def prepare_accelerator(
     of_pages = settle(folder, choice.flags, page_sizes_of(setup, model, platform, sizes), try_one)
     progress("trying kernels of products and sums")
     of_experts = settle(folder, choice.flags, expert_sizes_of(setup, model, platform, sizes.device), try_one)
-    kernels = Kernels(platform, *(each.implementation for each in (choice, of_pages, of_experts)))
+    rows, pages, products = (each.implementation for each in (choice, of_pages, of_experts))
+    kernels = Kernels(platform, rows, pages, products)
     if is_gpu:
         ways = decode_sizes_of(setup, model, device_ids, kernels.pages)
         if ways.implementations != [PLAIN]:

@@ -193,7 +193,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert setup.kernels == Kernels("gpu", "reference", "reference", "reference", "graphs")
+    assert setup.kernels == Kernels("gpu", "cudnn_masked", "reference", "reference", "graphs")
     gpu.wrong = []
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))

@@ -125,8 +125,8 @@ def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarra
 def main(argument: str) -> None:
     """Try one implementation after the other."""
     sizes = msgspec.json.decode(argument.encode(), type=Sizes)
-    problem, task = (paged_self_test.problem_of, "pages") if sizes.page_size else (problem_in_sight, "rows")
-    tell_verdicts(sizes.implementations, lambda name: problem(Kernels(**{task: name}), sizes))
+    problem = paged_self_test.problem_of if sizes.page_size else problem_in_sight
+    tell_verdicts(sizes.implementations, lambda name: problem(Kernels(rows=name, pages=name), sizes))
 
 
 if __name__ == "__main__":

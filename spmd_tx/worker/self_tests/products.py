@@ -202,8 +202,8 @@ def problem_of_choices(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     wanted = np.zeros((tokens, y_WO.shape[1]), np.float32)
     for place_T in place_TC.T:
         wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
-    add = partial(triton_sum, usual_pairs=len(y_WO), interpret=kernels.interpret)
-    found = np.asarray(on_device(sizes.device, add)(y_WO, place_TC))
+    add = on_device(sizes.device, lambda y, place: triton_sum(y, place, len(y_WO), kernels.interpret))
+    found = np.asarray(add(y_WO, place_TC))
     if found.tobytes() != wanted.astype(found.dtype).tobytes():
         return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
     return None
@@ -242,8 +242,9 @@ def problem_of_memories(kernels: Kernels, sizes: ExpertSizes) -> str | None:
 
 def _read_in_pool(kernels: Kernels, rule: Any, pool: Array, sources_B: Array, targets_B: Array) -> Any:
     """Apply the rule to the second layer; return results and the pool."""
+    q, k, v, decay, strength = rule
     memory = delta_memory.InPool(pool, jnp.int32(1), sources_B, targets_B, kernels.interpret)
-    return delta_memory.read_token(*rule, memory)
+    return delta_memory.read_token(q, k, v, decay, strength, memory)
 
 
 def _expected_memories(rule: tuple[np.ndarray, ...], memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
