@@ -54,6 +54,7 @@ class Fresh(Place, frozen=True, tag="fresh"):
     seed: int  # 0 <= seed < 2**63
 
 
+Slot = TrainSlot | BankSlot
 AnyPlace = TrainSlot | BankSlot | Idle | StateFolder | WeightsFolder | Fresh
 
 MoveStep = Literal[

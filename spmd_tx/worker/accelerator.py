@@ -23,7 +23,7 @@ from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
 from spmd_tx.worker.kernel_choices import settle
-from spmd_tx.worker.self_tests.attention import Sizes
+from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.process import run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
@@ -100,10 +100,10 @@ def has_tpu() -> bool:
     return is_wanted and bool(chips) and util.find_spec("libtpu") is not None
 
 
-def sizes_of(setup: Setup, model: Model, platform: Platform, device: int) -> Sizes:
+def sizes_of(setup: Setup, model: Model, platform: Platform, device: int) -> AttentionSizes:
     """Return the sizes of attention on one device."""
     mixers = [place.layer.mixer for place in model.places if isinstance(place.layer.mixer, Softmax)]
-    return Sizes(
+    return AttentionSizes(
         implementations=packed_rows.candidates(platform, model.head_dim, setup.dtype != "float32"),
         heads=model.n_heads // setup.tp,
         kv_heads=max(1, model.n_kv_heads // setup.tp),
@@ -114,7 +114,7 @@ def sizes_of(setup: Setup, model: Model, platform: Platform, device: int) -> Siz
     )
 
 
-def page_sizes_of(setup: Setup, model: Model, platform: Platform, sizes: Sizes) -> Sizes:
+def page_sizes_of(setup: Setup, model: Model, platform: Platform, sizes: AttentionSizes) -> AttentionSizes:
     """Return the sizes of attention to pages on one device, from those of attention to rows."""
     is_bfloat16 = setup.dtype != "float32"
     return msgspec.structs.replace(

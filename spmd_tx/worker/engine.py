@@ -40,7 +40,7 @@ from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.programs.compiled import Order, Programs, compile_threads
+from spmd_tx.worker.programs.compiled import CompileOrder, Programs, compile_threads
 from spmd_tx.worker.programs.examples import Menu
 from spmd_tx.worker.programs.measurements import KeptMeasurements
 from spmd_tx.worker.state import WorkerState, allocate
@@ -145,7 +145,7 @@ class Engine:
                 return NOTHING
             case Compile(program=program):
                 calls = partial(self._menu.calls, program)
-                order = Order(command.number, program, calls, is_hurried=command.is_hurried)
+                order = CompileOrder(command.number, program, calls, is_hurried=command.is_hurried)
                 self.programs.order(order, self.mesh, lane=command.lane, is_last=command.is_last)
                 return NOTHING
             case Move():

@@ -12,13 +12,13 @@ from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator, kernel_choices, xla_flags
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.kernel_choices import Choice, agreed, identity_of_choices, try_out
-from spmd_tx.worker.self_tests.attention import Sizes
+from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.process import Ended, run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.self_tests.verdict import Verdict
 from tests.support.model_shapes import TINY, resized
 
-SIZES = Sizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
+SIZES = AttentionSizes(["triton", "cudnn_masked", "reference"], heads=4, kv_heads=2, head_dim=8)
 SETUP = Setup(
     generation=0,
     num_processes=1,

@@ -123,12 +123,12 @@ def self_test(is_dry: bool) -> dict[str, Any]:
     """Return the flags and the attention that a worker here would use, and why not others."""
     from spmd_tx.worker import xla_flags
     from spmd_tx.worker.kernel_choices import try_out
-    from spmd_tx.worker.self_tests.attention import Sizes
+    from spmd_tx.worker.self_tests.attention import AttentionSizes
     from spmd_tx.worker.self_tests.process import run_self_test
 
     heads, kv_heads, width = (4, 2, 16) if is_dry else (32, 8, 128)
     names = ["reference"] if is_dry else ["triton", "cudnn_masked", "reference"]
-    sizes = Sizes(names, heads, kv_heads, width)
+    sizes = AttentionSizes(names, heads, kv_heads, width)
     start = time.monotonic()
     wanted = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, *xla_flags.OVERLAPPED]
     flags, verdicts = try_out(wanted, sizes, partial(run_self_test, ""))

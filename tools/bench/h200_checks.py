@@ -14,7 +14,7 @@ from spmd_tx.models.attention.paged.attention import candidates
 from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests import products as expert_self_test
-from spmd_tx.worker.self_tests.attention import Sizes, implementation, problem_in_sight, problem_of
+from spmd_tx.worker.self_tests.attention import AttentionSizes, implementation, problem_in_sight, problem_of
 from spmd_tx.worker.self_tests.products import ENCODINGS, Check, ExpertSizes
 from spmd_tx.worker.steps.pages import make_copy_pages
 from tools.bench.dummy import PAGE, Dummy
@@ -170,20 +170,20 @@ def _of_rows(attentions: list[str], is_small: bool) -> dict[str, Check]:
     return found
 
 
-def _heads(is_small: bool) -> Sizes:
+def _heads(is_small: bool) -> AttentionSizes:
     """Return the sizes of attention of Qwen3-8B, or small ones."""
-    return Sizes([], *((4, 2, 16) if is_small else (32, 8, 128)))
+    return AttentionSizes([], *((4, 2, 16) if is_small else (32, 8, 128)))
 
 
-def _of_pages(is_small: bool) -> dict[str, Sizes]:
+def _of_pages(is_small: bool) -> dict[str, AttentionSizes]:
     """Return sizes of attention to pages: of Qwen3, of gpt-oss, and of latent attention."""
     heads = msgspec.structs.replace(_heads(is_small), page_size=PAGE)
     in_sight = {"windows": (0, 32 if is_small else 128), "has_sinks": True}
     of_sight, latent = ((4, 2, 16), (4, 1, 48)) if is_small else ((64, 8, 64), (20, 1, 576))
     return {
         "whole rows": heads,
-        "windows and sinks": Sizes([], *of_sight, page_size=PAGE, **in_sight),
-        "latent": Sizes([], *latent, page_size=PAGE, keeps_values=False),
+        "windows and sinks": AttentionSizes([], *of_sight, page_size=PAGE, **in_sight),
+        "latent": AttentionSizes([], *latent, page_size=PAGE, keeps_values=False),
     }
 
 

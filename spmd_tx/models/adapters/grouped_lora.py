@@ -29,7 +29,7 @@ def block_rows(rows: int, adapters: int) -> int:
     return min(MOST_ROWS, max(LEAST_ROWS, rows // adapters))
 
 
-class Place(Lora[Any]):
+class BankPlace(Lora[Any]):
     """Stands for a map's factors, which stay in the bank."""
 
     a: Any = None
@@ -44,13 +44,13 @@ def places(model: Model, bank: Adapters[Array]) -> Adapters[Any]:
     def place(name: str, factors: Lora[Array]) -> Any:
         if has_experts(model, name):
             return factors
-        return Place(layer=jnp.arange(factors.a.shape[0], dtype=jnp.int32), name=name)
+        return BankPlace(layer=jnp.arange(factors.a.shape[0], dtype=jnp.int32), name=name)
 
-    return Adapters({name: place(name, factors) for name, factors in bank.layers.items()}, Place())
+    return Adapters({name: place(name, factors) for name, factors in bank.layers.items()}, BankPlace())
 
 
 def grouped_lora(bank: Adapters[Array], slots_B: Int[Array, " B"], scale_S: Float[Array, " S"]) -> ApplyLora:
-    """Apply its own adapter to each row: to rows and a Place.
+    """Apply its own adapter to each row: to rows and a BankPlace.
 
     Rows are sorted by adapter, and the results put back in order. Slot 0 holds zeros: its rows cost nothing.
     """
@@ -69,7 +69,7 @@ def grouped_lora(bank: Adapters[Array], slots_B: Int[Array, " B"], scale_S: Floa
     slots_J = jnp.minimum(slots_J, adapters - 1)
     starts_J = starts_S[slots_J] + size * (numbers_J - (ends_S - blocks_S)[slots_J])
 
-    def apply(x_BTI: Array, place: Place) -> Array:
+    def apply(x_BTI: Array, place: BankPlace) -> Array:
         lora = bank.head if place.layer is None else bank.layers[place.name]
         dtype, (_, t, width_in), width_out = x_BTI.dtype, x_BTI.shape, lora.b.shape[-1]
         spare = ((0, size), (0, 0), (0, 0))  # the last block may extend past the last row

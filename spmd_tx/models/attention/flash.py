@@ -28,7 +28,7 @@ LANES = 128  # numbers in a row of a vector register
 MASKED = -1e30  # not -inf: a query may have no key in the first of its blocks
 
 
-class Place(PyTreeNode):
+class SeenBlocks(PyTreeNode):
     """Holds what the segments say, once for all layers."""
 
     start: Any  # int32 [B, 1, T]: where the segment of a token begins
@@ -45,13 +45,13 @@ def block_length(length: int) -> int | None:
     return next((size for size in range(LONGEST_BLOCK, 0, -LANES) if length % size == 0), None)
 
 
-def place_of(segments_BT: Int[Array, "B T"], block: int, window: int = 0) -> Place:
+def place_of(segments_BT: Int[Array, "B T"], block: int, window: int = 0) -> SeenBlocks:
     """Find what each token sees, and which blocks share a segment."""
     start_BT = starts(segments_BT, window)
     first_BI = start_BT[:, ::block] // block
     number_I = jnp.arange(first_BI.shape[1], dtype=jnp.int32)
     last_BI = jnp.sum(first_BI[:, None] <= number_I[None, :, None], axis=2, dtype=jnp.int32) - 1
-    return Place(start_BT[:, None], first_BI, last_BI)
+    return SeenBlocks(start_BT[:, None], first_BI, last_BI)
 
 
 def starts(segments_BT: Int[Array, "B T"], window: int = 0) -> Int[Array, "B T"]:
@@ -71,7 +71,7 @@ def attend_blocks(
     q_BTNE: Float[Array, "B T N E"],
     k_BTKE: Float[Array, "B T K E"],
     v_BTKE: Float[Array, "B T K E"],
-    place: Place,
+    place: SeenBlocks,
     sinks_N: Float[Array, " N"] | None = None,
     *,
     interpret: bool = False,
@@ -100,13 +100,13 @@ class _How(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
+    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: SeenBlocks, sinks_N: Array | None
 ) -> Array:
     return _forward(how, q_BTH, k_BTH, v_BTH, place, sinks_N)[0]
 
 
 def _kept(
-    how: _How, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+    how: _How, q: Array, k: Array, v: Array, place: SeenBlocks, sinks_N: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
     # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(how, q, k, v, place, sinks_N))
@@ -114,7 +114,7 @@ def _kept(
 
 
 def _forward(
-    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: Place, sinks_N: Array | None
+    how: _How, q_BTH: Array, k_BTH: Array, v_BTH: Array, place: SeenBlocks, sinks_N: Array | None
 ) -> tuple[Array, Array]:
     """Return the result, and the log-sum of each query's scores [B, N, 1, T]."""
     grid = _Grid(how, q_BTH, k_BTH, place)
@@ -166,7 +166,7 @@ def _backward(how: _How, kept: tuple[Any, ...], slope_BTH: Array) -> tuple[Any, 
     return _grad_queries(how, grid, place, arrays), grad_k, grad_v, None, None
 
 
-def _grad_queries(how: _How, grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> Array:
+def _grad_queries(how: _How, grid: "_Grid", place: SeenBlocks, arrays: tuple[Array, ...]) -> Array:
     """Return the gradient of the queries."""
 
     def kernel(first: Any, start: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
@@ -194,7 +194,7 @@ def _grad_queries(how: _How, grid: "_Grid", place: Place, arrays: tuple[Array, .
     return call(place.first, *arrays)[0]
 
 
-def _grad_keys(how: _How, grid: "_Grid", place: Place, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
+def _grad_keys(how: _How, grid: "_Grid", place: SeenBlocks, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the gradients of keys and values: sums over the queries' heads and blocks, in this order."""
 
     def kernel(last: Any, start: Any, q: Any, k: Any, v: Any, *others: Any) -> None:
@@ -237,7 +237,7 @@ class _Grid:
     replaced by needed ones, which are there already or are needed next, so that nothing is read for them.
     """
 
-    def __init__(self, how: _How, q_BTH: Array, k_BTH: Array, place: Place) -> None:
+    def __init__(self, how: _How, q_BTH: Array, k_BTH: Array, place: SeenBlocks) -> None:
         self.rows, self.length = q_BTH.shape[:1], q_BTH.shape[1]
         self.blocks, self.interpret = place.first.shape[1], how.interpret
         self.block, self.kv_heads = self.length // self.blocks, how.kv_heads

@@ -35,7 +35,7 @@ MASKED = -1e30  # not -inf: a query may have no key in the first of its blocks
 LOG2E = math.log2(math.e)
 
 
-class Place(PyTreeNode):
+class SeenKeys(PyTreeNode):
     """Holds what the segments say, once for all layers."""
 
     start_BT: Any  # int32: the first token that a token sees
@@ -48,13 +48,13 @@ def can_have(length: int, width: int) -> bool:
     return length % KEYS == 0 and width in WIDTHS
 
 
-def place_of(start_BT: Int[Array, "B T"], width: int) -> Place:
+def place_of(start_BT: Int[Array, "B T"], width: int) -> SeenKeys:
     """Return which blocks see each other, from the first token that each token sees, which never falls."""
     length = start_BT.shape[1]
     block = _queries(length, width)
     last_J = jnp.arange(KEYS - 1, length, KEYS, dtype=jnp.int32)
     seen_BJ = jnp.sum(start_BT[:, None] <= last_J[None, :, None], axis=2, dtype=jnp.int32)
-    return Place(start_BT, start_BT[:, ::block] // KEYS, (seen_BJ + OF_KEYS - 1) // OF_KEYS)
+    return SeenKeys(start_BT, start_BT[:, ::block] // KEYS, (seen_BJ + OF_KEYS - 1) // OF_KEYS)
 
 
 def _queries(length: int, width: int) -> int:
@@ -66,7 +66,7 @@ def attend_blocks(
     q_BTNE: Float[Array, "B T N E"],
     k_BTKE: Float[Array, "B T K E"],
     v_BTKE: Float[Array, "B T K E"],
-    place: Place,
+    place: SeenKeys,
     sinks_N: Float[Array, " N"] | None = None,
     *,
     interpret: bool = False,
@@ -80,12 +80,12 @@ def attend_blocks(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None) -> Array:
+def _attend(interpret: bool, q: Array, k: Array, v: Array, place: SeenKeys, sinks_N: Array | None) -> Array:
     return _forward(interpret, q, k, v, place, sinks_N)[0]
 
 
 def _kept(
-    interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+    interpret: bool, q: Array, k: Array, v: Array, place: SeenKeys, sinks_N: Array | None
 ) -> tuple[Array, tuple[Any, ...]]:
     # Named here, not by the caller: the backward pass reads these very arrays (remat.REMAT_LEVELS).
     y, sums = (checkpoint_name(x, "attended") for x in _forward(interpret, q, k, v, place, sinks_N))
@@ -93,7 +93,7 @@ def _kept(
 
 
 def _forward(
-    interpret: bool, q: Array, k: Array, v: Array, place: Place, sinks_N: Array | None
+    interpret: bool, q: Array, k: Array, v: Array, place: SeenKeys, sinks_N: Array | None
 ) -> tuple[Array, Array]:
     """Return the result, and the log-sum of each query's scores [B, N, T]."""
     b, length, heads, width = q.shape
@@ -141,7 +141,7 @@ def _backward(interpret: bool, kept: tuple[Any, ...], slope: Array) -> tuple[Any
     return _grad_queries(interpret, place, arrays), *_grad_keys(interpret, place, arrays), None, None
 
 
-def _grad_queries(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> Array:
+def _grad_queries(interpret: bool, place: SeenKeys, arrays: tuple[Array, ...]) -> Array:
     """Return the gradient of the queries."""
     q, k = arrays[:2]
     b, length, heads, width = q.shape
@@ -174,7 +174,7 @@ def _grad_queries(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> A
     return _run(kernel, arrays, 3, [output(q.shape, q.dtype, q)], **how)[0]
 
 
-def _grad_keys(interpret: bool, place: Place, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
+def _grad_keys(interpret: bool, place: SeenKeys, arrays: tuple[Array, ...]) -> tuple[Array, Array]:
     """Return the gradients of keys and values: sums over the queries' heads and blocks, in this order."""
     q, k, v = arrays[:3]
     b, length, kv_heads, width = k.shape

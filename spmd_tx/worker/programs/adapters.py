@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters import lora
 from spmd_tx.protocol.commands import AdapterSpec, OptimStep
-from spmd_tx.protocol.places import PAIRS, BankSlot, Form, Fresh, MoveStep, TrainSlot
+from spmd_tx.protocol.places import PAIRS, BankSlot, Form, Fresh, MoveStep, Slot, TrainSlot
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
@@ -20,8 +20,6 @@ from spmd_tx.worker.steps.adapters import make_adapter_steps, one_adapter, slot_
 from spmd_tx.worker.steps.optimizer import adamw_inputs, make_optim_step
 from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps, vector
 from spmd_tx.worker.steps.train import make_forward, make_forward_backward
-
-Slot = TrainSlot | BankSlot
 
 
 class AdapterPrograms:

@@ -47,7 +47,7 @@ IDLE_SECONDS = 20.0  # after which the child process ends
 
 
 @dataclass(frozen=True)
-class Order:
+class CompileOrder:
     """Holds an order of the coordinator: compile the programs of one kind of command."""
 
     number: int
@@ -134,7 +134,7 @@ class Programs:
                 executable = self._get(call, mesh)
         return executable(*arguments)
 
-    def order(self, order: Order, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
+    def order(self, order: CompileOrder, mesh: Mesh, *, lane: int, is_last: bool = False) -> None:
         """Compile these programs after earlier orders of the same lane."""
         self._lanes[lane].put(partial(self._carry_out, order, mesh, lane, is_last))
 
@@ -150,7 +150,7 @@ class Programs:
         """Return the report for the coordinator. Any thread may call this."""
         return CompileReport(counts=self._counts.all(), unforeseen=self._unforeseen)
 
-    def _carry_out(self, order: Order, mesh: Mesh, lane: int, is_last: bool) -> None:
+    def _carry_out(self, order: CompileOrder, mesh: Mesh, lane: int, is_last: bool) -> None:
         if self._is_ending:
             return
         began, error, built = time.monotonic(), None, list[tuple[Call, Any]]()
@@ -170,7 +170,7 @@ class Programs:
             self._lanes[AHEAD if lane == AWAITED else lane].put(partial(self._save, built))
         self._on_settled(order.number, time.monotonic() - began, error)
 
-    def _compile_aside(self, order: Order, calls: Sequence[Call]) -> None:
+    def _compile_aside(self, order: CompileOrder, calls: Sequence[Call]) -> None:
         """Have the child compile what is not in the store. What it leaves out, this thread will compile.
 
         Nothing is claimed meanwhile: a program that somebody waits for is compiled at once.

@@ -33,7 +33,7 @@ ROWS = {
 NAMES = ("output", "gradient of the queries", "gradient of the keys", "gradient of the values")
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class AttentionSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of attention on one device."""
 
     implementations: list[str]
@@ -52,15 +52,17 @@ class Sizes(msgspec.Struct, frozen=True):
         return "paged attention" if self.page_size else "attention"
 
 
-Attend = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
+AttendRows = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
 
 
-def problem_of(attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]] = ROWS) -> str | None:
+def problem_of(
+    attend: AttendRows, sizes: AttentionSizes, rows: dict[int, list[list[int]]] = ROWS
+) -> str | None:
     """Say why an implementation must not be used; None if it is correct and gives the same bits twice."""
     return _problem_in({}, attend, sizes, rows)
 
 
-def problem_in_sight(kernels: Kernels, sizes: Sizes) -> str | None:
+def problem_in_sight(kernels: Kernels, sizes: AttentionSizes) -> str | None:
     """Say the same of the windows and sinks that layers have."""
     for window in sizes.windows:
         sight = paged_self_test.sight_of(window, sizes)
@@ -71,7 +73,7 @@ def problem_in_sight(kernels: Kernels, sizes: Sizes) -> str | None:
 
 
 def _problem_in(
-    sight: dict[str, Any], attend: Attend, sizes: Sizes, rows: dict[int, list[list[int]]]
+    sight: dict[str, Any], attend: AttendRows, sizes: AttentionSizes, rows: dict[int, list[list[int]]]
 ) -> str | None:
     run = with_gradients(attend)
     for length, lengths in rows.items():
@@ -89,7 +91,7 @@ def _problem_in(
     return None
 
 
-def implementation(kernels: Kernels, device: int, **sight: Any) -> Attend:
+def implementation(kernels: Kernels, device: int, **sight: Any) -> AttendRows:
     """Return attention as the steps use it: inside shard_map, on one device."""
     mesh = mesh_of(device)
     heads = P(DATA, None, TP)
@@ -101,7 +103,7 @@ def implementation(kernels: Kernels, device: int, **sight: Any) -> Attend:
     return attend
 
 
-def with_gradients(attend: Attend) -> Callable[..., Any]:
+def with_gradients(attend: AttendRows) -> Callable[..., Any]:
     """Jit (segments, query, key, value, gradient of the output) -> (output, gradients of the three)."""
 
     def run(segments_BT: Array, q: Array, k: Array, v: Array, cotangent: Array) -> tuple[Array, ...]:
@@ -111,7 +113,7 @@ def with_gradients(attend: Attend) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarray, list[Array]]:
+def _inputs(sizes: AttentionSizes, length: int, rows: list[list[int]]) -> tuple[np.ndarray, list[Array]]:
     """Make segments [B, T], and random queries, keys, values and gradients of the output."""
     segments = np.zeros((len(rows), length), np.int32)
     for row, lengths in enumerate(rows):
@@ -124,7 +126,7 @@ def _inputs(sizes: Sizes, length: int, rows: list[list[int]]) -> tuple[np.ndarra
 
 def main(argument: str) -> None:
     """Try one implementation after the other."""
-    sizes = msgspec.json.decode(argument.encode(), type=Sizes)
+    sizes = msgspec.json.decode(argument.encode(), type=AttentionSizes)
     problem = paged_self_test.problem_of if sizes.page_size else problem_in_sight
     tell_verdicts(sizes.implementations, lambda name: problem(Kernels(rows=name, pages=name), sizes))
 

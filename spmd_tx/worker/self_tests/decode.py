@@ -61,7 +61,7 @@ class DecodeSizes(msgspec.Struct, frozen=True):
         return "decode by"
 
 
-Run = Callable[[], tuple[np.ndarray, np.ndarray]]  # -> (tokens [K, B], log-probabilities [K, B])
+DecodeRun = Callable[[], tuple[np.ndarray, np.ndarray]]  # -> (tokens [K, B], log-probabilities [K, B])
 
 
 def problem_of(way: str, sizes: DecodeSizes) -> str | None:
@@ -85,7 +85,7 @@ def problem_of(way: str, sizes: DecodeSizes) -> str | None:
     return None
 
 
-def seconds(run: Run) -> float:
+def seconds(run: DecodeRun) -> float:
     """Return the time of a decode."""
     spent = []
     for _ in range(RUNS):
@@ -95,7 +95,7 @@ def seconds(run: Run) -> float:
     return statistics.median(spent)
 
 
-def decode(way: str, sizes: DecodeSizes) -> Run:
+def decode(way: str, sizes: DecodeSizes) -> DecodeRun:
     """Return a decode of rows whose tokens are given, so that two ways can be compared step by step."""
     devices = [jax.local_devices()[number] for number in sizes.devices]
     shards, dtype = len(devices) // sizes.tp, jnp.dtype(sizes.dtype)

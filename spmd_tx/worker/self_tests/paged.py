@@ -26,7 +26,7 @@ SEVERAL = 70  # tokens of a row that come at once
 
 
 def problem_of(kernels: Kernels, sizes: Any) -> str | None:
-    """Say why an implementation must not be used for these sizes (self_test.Sizes); None if it is correct.
+    """Say why an implementation must not be used for these AttentionSizes; None if it is correct.
 
     It must be close to the reference, give the same bits twice, and the same for a row whatever the others
     hold and wherever it stands. Behind the last token of a row, and before its window, pages hold infinities.

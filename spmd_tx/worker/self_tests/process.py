@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from spmd_tx.worker.self_tests.attention import Sizes
+from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.self_tests.verdict import Verdict
@@ -16,12 +16,12 @@ from spmd_tx.worker.xla_flags import joined_flags
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs
 MODULES = {  # that try what the sizes are of
-    Sizes: "spmd_tx.worker.self_tests.attention",
+    AttentionSizes: "spmd_tx.worker.self_tests.attention",
     ExpertSizes: "spmd_tx.worker.self_tests.products",
     DecodeSizes: "spmd_tx.worker.self_tests.decode",
 }
 
-AnySizes = Sizes | ExpertSizes | DecodeSizes
+AnySizes = AttentionSizes | ExpertSizes | DecodeSizes
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -125,7 +125,9 @@ def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
             if not reads_stack(w_LIO.shape, rows):
                 continue
             slots_B = random.integers(0, 2, rows).astype(np.int32)
-            mapped = on_device(sizes.device, partial(_mapped, kernels, slots_B, scale_S))
+            adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
+            apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
+            mapped = on_device(sizes.device, partial(_mapped, apply))
             run = partial(mapped, w_LIO, lora, np.int32(layer))
             x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
             got, again = (np.asarray(run(x_BI)) for _ in range(2))
@@ -261,17 +263,7 @@ def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray
     return np.asarray(sums) + np.stack(added)
 
 
-def _mapped(
-    kernels: Kernels,
-    slots_B: np.ndarray,
-    scale_S: np.ndarray,
-    w_LIO: Array,
-    lora: Lora[Array],
-    layer: Array,
-    x_BI: Array,
-) -> Array:
-    adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
-    apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
+def _mapped(apply: Any, w_LIO: Array, lora: Lora[Array], layer: Array, x_BI: Array) -> Array:
     return apply(x_BI, w_LIO, lora, layer)
 
 

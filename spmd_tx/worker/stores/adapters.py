@@ -10,7 +10,7 @@ from jax import Array
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.protocol.commands import AdapterSpec, Move
-from spmd_tx.protocol.places import BankSlot, Fresh, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.protocol.places import BankSlot, Fresh, Slot, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import shardings
 from spmd_tx.worker.programs.adapters import AdapterPrograms
@@ -18,7 +18,7 @@ from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import one_adapter
 from spmd_tx.worker.storage.checkpoints import OnEnd, fresh_state, restore_state
-from spmd_tx.worker.stores.store import Slot, Store, adapter_of
+from spmd_tx.worker.stores.store import Store, adapter_of
 
 
 class AdapterStore(Store):

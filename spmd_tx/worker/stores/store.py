@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax
 
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Move, Prefill
-from spmd_tx.protocol.places import BankSlot, Fresh, Idle, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.protocol.places import BankSlot, Fresh, Idle, Slot, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.host import idle_budget
@@ -17,7 +17,6 @@ from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.storage.checkpoints import OnEnd, save_state, write_in_background
 from spmd_tx.worker.storage.folder_writer import FolderWriter
 
-Slot = TrainSlot | BankSlot
 Sampling = TypeVar("Sampling", Prefill, Decode)
 
 

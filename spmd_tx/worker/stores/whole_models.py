@@ -12,7 +12,7 @@ from jax import Array
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.checkpoint.huggingface import load
 from spmd_tx.protocol.commands import AdapterSpec, Move, Prefill
-from spmd_tx.protocol.places import BankSlot, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.protocol.places import BankSlot, Slot, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import Weight, abstract, shardings
 from spmd_tx.worker.programs.call import Call
@@ -22,7 +22,7 @@ from spmd_tx.worker.steps.full import FullState
 from spmd_tx.worker.storage.checkpoints import OnEnd, SlotState, fresh_state, restore_state
 from spmd_tx.worker.storage.folder_writer import HostCopy
 from spmd_tx.worker.storage.full_weights import write_model
-from spmd_tx.worker.stores.store import Sampling, Slot, Store, adapter_of
+from spmd_tx.worker.stores.store import Sampling, Store, adapter_of
 
 
 class ModelStore(Store):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.adapters.grouped_lora import LEAST_ROWS, Place, block_rows, grouped_lora
+from spmd_tx.models.adapters.grouped_lora import LEAST_ROWS, BankPlace, block_rows, grouped_lora
 from spmd_tx.models.adapters.lora import Adapters, Lora, bank_lora, each_lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
@@ -31,8 +31,8 @@ def apply(make, slots, adapters, broken=None):
         if make is not grouped_lora:
             return make(slots, scale)(x, Lora(a, b))
         bank = Adapters({"q": Lora(*(jnp.stack([0 * f, f]) for f in (a, b)))}, Lora(a, b))
-        in_layer = make(bank, slots, scale)(x, Place(layer=jnp.int32(1), name="q"))
-        in_head = make(bank, slots, scale)(x, Place())
+        in_layer = make(bank, slots, scale)(x, BankPlace(layer=jnp.int32(1), name="q"))
+        in_head = make(bank, slots, scale)(x, BankPlace())
         return jnp.where(in_layer == in_head, in_layer, jnp.inf)
 
     arrays = (x.astype(np.float32), np.array(slots, np.int32), scale, a, b)

@@ -26,7 +26,7 @@ from spmd_tx.protocol.programs import ProgramShape  # noqa: E402
 from spmd_tx.sharding.mesh import DATA, make_mesh  # noqa: E402
 from spmd_tx.worker.programs.agreement import Agreement  # noqa: E402
 from spmd_tx.worker.programs.call import Call  # noqa: E402
-from spmd_tx.worker.programs.compiled import Order, Programs  # noqa: E402
+from spmd_tx.worker.programs.compiled import CompileOrder, Programs  # noqa: E402
 from spmd_tx.worker.programs.store import ProgramStore  # noqa: E402
 
 mesh = make_mesh(2, 1, 1)
@@ -42,7 +42,7 @@ call = Call("add_all", (2,), add_all, (), rows=(np.arange(2, dtype=np.float32),)
 settled = SimpleQueue()
 programs = Programs(lambda _: None, lambda number, seconds, error: settled.put(error))
 programs.use(ProgramStore(FOLDER, f"process {PROCESS}", mesh), None, Agreement())
-programs.order(Order(1, ProgramShape(step="forward"), partial(list, [call])), mesh, lane=AWAITED)
+programs.order(CompileOrder(1, ProgramShape(step="forward"), partial(list, [call])), mesh, lane=AWAITED)
 problem = settled.get(timeout=SECONDS)
 total = float(programs.run(call, mesh))
 programs.stop()

@@ -18,7 +18,7 @@ from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.agreement import Agreement
 from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.programs.compiled import Order, Programs
+from spmd_tx.worker.programs.compiled import CompileOrder, Programs
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
@@ -99,7 +99,9 @@ def test_a_worker_compiles_nothing_before_the_others_have_the_same_program():
     programs.use(None, None, Agreement(Others("no", None, "no", "another")))
     mesh = make_mesh(1, 1, 1)
     for number, call in enumerate(calls):
-        programs.order(Order(number, ProgramShape(step="forward"), partial(list, [call])), mesh, lane=AWAITED)
+        programs.order(
+            CompileOrder(number, ProgramShape(step="forward"), partial(list, [call])), mesh, lane=AWAITED
+        )
         assert ended.acquire(timeout=30)
     programs.stop()
     assert compiled == ["add"]

@@ -9,7 +9,7 @@ import pytest
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.compile_counts import compile_counts
-from spmd_tx.worker.programs.compiled import Call, Order, Programs, compile_threads
+from spmd_tx.worker.programs.compiled import Call, CompileOrder, Programs, compile_threads
 
 SECONDS = 30
 PROGRAM = ProgramShape(step="forward", rows=8, row_length=256)
@@ -67,7 +67,7 @@ def order(programs, mesh, *steps, lane=0):
     """Order these, in this order; gives a call of each."""
     calls = [call(step, name) for name, step in zip("abc", steps, strict=False)]
     for number, each in enumerate(calls):
-        programs.order(Order(number, PROGRAM, partial(list, [each])), mesh, lane=lane)
+        programs.order(CompileOrder(number, PROGRAM, partial(list, [each])), mesh, lane=lane)
     return calls
 
 
@@ -100,7 +100,7 @@ def test_what_somebody_waits_for_does_not_wait_for_what_is_compiled_ahead(mesh, 
     ahead.may_end.clear()
     order(programs, mesh, ahead, lane=1)
     assert ahead.begun.wait(SECONDS)
-    programs.order(Order(7, PROGRAM, lambda: [call(wanted, "wanted")]), mesh, lane=0)
+    programs.order(CompileOrder(7, PROGRAM, lambda: [call(wanted, "wanted")]), mesh, lane=0)
     assert settled.get(timeout=SECONDS) == (7, None)
     ahead.may_end.set()
     assert settled.get(timeout=SECONDS) == (0, None)

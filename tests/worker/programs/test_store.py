@@ -14,7 +14,7 @@ from spmd_tx.protocol.commands import AWAITED
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.programs.compiled import Order, Programs
+from spmd_tx.worker.programs.compiled import CompileOrder, Programs
 from spmd_tx.worker.programs.store import ProgramStore
 
 SECONDS = 60
@@ -50,7 +50,7 @@ def order(store, mesh, *calls):
     settled = SimpleQueue()
     programs = Programs(lambda _: None, lambda number, seconds, error: settled.put(error))
     programs.use(store, None)
-    programs.order(Order(1, PROGRAM, partial(list, calls)), mesh, lane=AWAITED)
+    programs.order(CompileOrder(1, PROGRAM, partial(list, calls)), mesh, lane=AWAITED)
     assert settled.get(timeout=SECONDS) is None
     return programs
 

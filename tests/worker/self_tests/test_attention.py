@@ -7,9 +7,9 @@ import pytest
 from jax import lax
 
 from spmd_tx.protocol.kernels import Kernels
-from spmd_tx.worker.self_tests.attention import Sizes, implementation, problem_of
+from spmd_tx.worker.self_tests.attention import AttentionSizes, implementation, problem_of
 
-SIZES = Sizes(["reference"], heads=4, kv_heads=2, head_dim=8)
+SIZES = AttentionSizes(["reference"], heads=4, kv_heads=2, head_dim=8)
 ROWS = {64: [[30, 34], [1, 20, 10], []]}
 reference = implementation(Kernels(), 0)
 

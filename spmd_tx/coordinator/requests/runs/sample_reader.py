@@ -75,13 +75,12 @@ class SampleReader:
 
     async def search(self, stored: Sequence[StoredSample], text: str, most: int, size: ShownSize) -> Searched:
         """Return which of these requests have a text in them. Raises InvalidRequest."""
+        search = Search(text, most, size, self._seconds)
         if _is_short(stored):
             tokenizer = (await self._text.get()).tokenizer
-            search = Search(text, most, size, self._seconds)
             decode = partial(token_texts.texts, tokenizer)
             return await asyncio.to_thread(search.run, self._places.payloads, stored, decode)
-        arguments = {"stored": stored, "text": text, "most": most, "size": size, "seconds": self._seconds}
-        arguments["model"] = str(self._places.model)
+        arguments = {"stored": stored, "search": search, "model": str(self._places.model)}
         return Searched(*await self._outside("search_outside", arguments))
 
     async def _outside(self, function: str, arguments: dict[str, object]) -> Any:
@@ -108,13 +107,12 @@ def read_outside(
     return READ[alike](Path(payloads), _stored(stored), _size(size), seconds)
 
 
-def search_outside(
-    payloads: str, model: str, stored: list[Any], text: str, most: int, size: Any, seconds: float
-) -> Searched:
+def search_outside(payloads: str, model: str, stored: list[Any], search: Any) -> Searched:
     """Search bodies in a child process."""
     tokenizer = lasting_model_text(model).tokenizer
-    search = Search(text, most, _size(size), seconds)
-    return search.run(Path(payloads), _stored(stored), partial(token_texts.texts, tokenizer))
+    return msgspec.convert(search, Search).run(
+        Path(payloads), _stored(stored), partial(token_texts.texts, tokenizer)
+    )
 
 
 def _stored(values: list[Any]) -> list[StoredSample]:

@@ -12,13 +12,13 @@ import pytest
 from spmd_tx.models.attention.paged import mosaic, triton
 from spmd_tx.models.attention.paged.attention import candidates, paged_attention
 from spmd_tx.worker.self_tests import paged as paged_self_test
-from spmd_tx.worker.self_tests.attention import Sizes
+from spmd_tx.worker.self_tests.attention import AttentionSizes
 from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 KERNELS = {"mosaic": mosaic, "triton": triton}
-SIZES = Sizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
+SIZES = AttentionSizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
 
 
 @pytest.fixture(params=KERNELS)
