@@ -42,7 +42,7 @@ from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.programs.compiled import CompileOrder, Programs, compile_threads
 from spmd_tx.worker.programs.examples import Menu
-from spmd_tx.worker.programs.measurements import KeptMeasurements
+from spmd_tx.worker.programs.measurements import KeptMeasurements, measure
 from spmd_tx.worker.state import WorkerState, allocate
 from spmd_tx.worker.stores.adapters import AdapterStore
 from spmd_tx.worker.stores.whole_models import ModelStore
@@ -103,11 +103,11 @@ class Engine:
             # Each process tries some of the kernels, and XLA gives the results to all.
             mine = identity_of_choices(Path(setup.kernel_choices))
             programs.kernels = "+".join(dict.fromkeys(everybodys("kernels", mine)))
-        agreement, ways = None, dict[str, Any]()
+        agreement, measures = None, measure
         if must_agree(mesh):
             agreement = Agreement()
-            ways["measure"] = KeptMeasurements(Path(setup.compilation_cache), mesh, agreement).measure
-        plan = plan_memory(setup, model, mesh, progress, **ways)
+            measures = KeptMeasurements(Path(setup.compilation_cache), mesh, agreement).measure
+        plan = plan_memory(setup, model, mesh, progress, measures)
         programs.use(*ahead_of_need(plan, mesh), agreement)
         programs.compile_threads = compile_threads(platform(mesh), os.cpu_count() or 1)
         return cls(plan, mesh, *allocate(plan, progress), programs, report_aside)

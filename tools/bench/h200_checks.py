@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from spmd_tx.models.attention.kv_cache import KvCache, write
 from spmd_tx.models.attention.paged.attention import candidates
-from spmd_tx.protocol.kernels import PALLAS, Kernels
+from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests import products as expert_self_test
 from spmd_tx.worker.self_tests.attention import AttentionSizes, implementation, problem_in_sight, problem_of
@@ -140,7 +140,7 @@ def kernels(meter: Meter, checks: dict[str, Check]) -> None:
             meter.row(name, **({"problem": problem} if problem else {"verdict": "right"}))
 
 
-def checks_of(platform: str, attentions: list[str], is_small: bool) -> dict[str, Check]:
+def checks_of(platform: Platform, attentions: list[str], is_small: bool) -> dict[str, Check]:
     """Return the checks of all kernels of a platform of JAX, which are those that its workers make."""
     found = _of_rows(attentions, is_small)
     for what, sizes in _of_pages(is_small).items():

@@ -15,7 +15,7 @@ from jax.typing import DTypeLike
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import platform
-from spmd_tx.worker.memory.measure import Measure, measure, measured_plan
+from spmd_tx.worker.memory.measure import Measure, measured_plan
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
@@ -56,7 +56,7 @@ def plan_memory(
     model: Model,
     mesh: Mesh,
     progress: Callable[[str], None],
-    measure: Measure = measure,
+    measure: Measure,
 ) -> Plan:
     """Make the memory plan before anything is allocated. Raises StartError if nothing fits.
 

@@ -1,15 +1,14 @@
-"""Compiles the largest batch of each step before anything is allocated, and reads its memory from XLA."""
+"""Corrects a plan by what the programs of its largest batches need, before anything is allocated."""
 
 from collections.abc import Callable
-
-from jax.sharding import Mesh
 
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import BatchShape, StepName
-from spmd_tx.worker.programs.examples import menu_of
 
+# The bytes of a device that a step of a plan needs for a shape, besides its arguments. The shape is per data
+# shard; for decode its length is what a row's pages hold, in tokens.
 Measure = Callable[[Plan, StepName, BatchShape], int]
 
 
@@ -33,15 +32,3 @@ def measured_plan(
         for step, (shape, estimate) in unknown.items():
             progress(f"measuring {step} of {shape.rows} x {shape.length}")
             corrections[step] = agreed(measure(plan, step, shape) / estimate)
-
-
-def measure(plan: Plan, step: StepName, shape: BatchShape) -> int:
-    """Return the bytes of a device that the step needs for this shape, besides its arguments.
-
-    ``shape`` is per data shard; for decode its length is what a row's pages hold, in tokens.
-    """
-    mesh = plan.sizes.mesh
-    assert isinstance(mesh, Mesh), "programs are compiled for devices"
-    call = menu_of(plan, mesh).calls(plan.program(step, shape))[0]
-    lowered = call.step.lower(*call.abstract(mesh))
-    return lowered.compile().memory_analysis().temp_size_in_bytes

@@ -1,6 +1,6 @@
-"""Keeps what the memory of steps was measured to be, so that the next start compiles nothing to know it.
+"""Measures the memory of steps, and keeps it, so that the next start compiles nothing to know it.
 
-For processes that decide for themselves which programs they have: JAX's cache is off there.
+It is kept for processes that decide for themselves which programs they have: JAX's cache is off there.
 """
 
 import hashlib
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from spmd_tx.worker.memory.measure import measure
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.steps import BatchShape, StepName
 from spmd_tx.worker.programs.agreement import Agreement
+from spmd_tx.worker.programs.examples import menu_of
 from spmd_tx.worker.programs.surroundings import surroundings
 
 PREFIX = "measured-"  # of the names of files
@@ -26,7 +26,7 @@ class KeptMeasurements:
         self._folder, self._mesh, self._agreement = folder, mesh, agreement
 
     def measure(self, plan: Plan, step: StepName, shape: BatchShape) -> int:
-        """Return the bytes, as memory/measure.py does."""
+        """Return the bytes, as ``measure`` does."""
         subject = f"{step} {shape.rows} x {shape.length} with {plan.pages} pages"
         text = f"{subject}\n{surroundings(plan, self._mesh)}"
         path = self._folder / f"{PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"
@@ -36,6 +36,15 @@ class KeptMeasurements:
         measured = measure(plan, step, shape)
         _write(path, measured)
         return measured
+
+
+def measure(plan: Plan, step: StepName, shape: BatchShape) -> int:
+    """Compile the step's program, and read from XLA what it needs, as memory/measure.py's Measure says."""
+    mesh = plan.sizes.mesh
+    assert isinstance(mesh, Mesh), "programs are compiled for devices"
+    call = menu_of(plan, mesh).calls(plan.program(step, shape))[0]
+    lowered = call.step.lower(*call.abstract(mesh))
+    return lowered.compile().memory_analysis().temp_size_in_bytes
 
 
 def _read(path: Path) -> int | None:

@@ -9,6 +9,7 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.memory import decide
 from spmd_tx.worker.memory.sizes import Sizes
+from spmd_tx.worker.programs.measurements import measure
 from spmd_tx.worker.steps.sample import DecodeRows
 from tests.support.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
 from tests.support.tiny_sampler import tiny_sampler
@@ -67,7 +68,7 @@ def test_accelerators_use_nearly_all_of_their_pool_and_gpus_keep_room_to_try_ker
     )
     monkeypatch.setattr(decide, "platform", lambda mesh: platform)
     monkeypatch.setattr(decide, "measured_plan", lambda sizes, memory, *others: planned.append(memory))
-    decide.plan_memory(tiny_setup(), MODEL, make_mesh(1, 1, 1), lambda words: None)
+    decide.plan_memory(tiny_setup(), MODEL, make_mesh(1, 1, 1), lambda words: None, measure)
     (memory,) = planned
     assert (memory.tries_kernels, memory.is_host) == (tries_kernels, False)
     assert memory.bytes == int(0.96 * 2**32) // 2**20 * 2**20

@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.memory.measure import measure, measured_plan
+from spmd_tx.worker.memory.measure import measured_plan
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, BatchShape
+from spmd_tx.worker.programs.measurements import measure
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MODEL
 from tests.support.tiny_setup import tiny_setup

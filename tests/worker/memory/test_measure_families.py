@@ -6,11 +6,11 @@ import pytest
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.kernels import references
 from spmd_tx.sharding.mesh import make_mesh
-from spmd_tx.worker.memory.measure import measure
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import LEVELS, BatchShape
+from spmd_tx.worker.programs.measurements import measure
 from tests.golden.families import CONFIGS
 from tests.support.tiny_setup import tiny_setup
 
