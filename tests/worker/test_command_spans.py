@@ -4,7 +4,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.worker.test_execute import DECODE, OPTIM_STEP
+from tests.worker.test_loop import DECODE, OPTIM_STEP
 
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.worker import command_spans

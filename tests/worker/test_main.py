@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from tests.worker.test_execute import DECODE
+from tests.worker.test_loop import DECODE
 
 from spmd_tx.protocol.agents import decode_any_report
 from spmd_tx.protocol.commands import (

@@ -359,14 +359,12 @@ def test_devices_that_draw_differently_all_take_the_token_of_the_first(monkeypat
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 4), pytest.param((2, 1, 2), marks=pytest.mark.slow)], ids=mesh_name)
-def test_on_accelerators_tokens_are_the_same_though_no_device_has_whole_logits(monkeypatch, shape):
-    monkeypatch.setattr("spmd_tx.worker.steps.sample.platform", lambda mesh: "tpu")
-    sampler = TinySampler(tiny_engine(shape), np.float32)
+def test_on_accelerators_tokens_are_the_same_though_no_device_has_whole_logits(shape):
+    sampler = TinySampler(tiny_engine(shape), np.float32, Kernels("tpu"))
     samples = [SAMPLES[0], replace(SAMPLES[0], temperature=0.0), NOISY[1]]
     places = stand(samples, shards=sampler.data_shards)
     sampler.prefill(places)
     found = sampler.decode_top(places, 3)
-    monkeypatch.undo()
     assert np.array_equal(found[0].tokens, on_one_device()[0].tokens[:MOST_STEPS])
     expected = tiny_sampler().reset()
     alone = stand(samples)
