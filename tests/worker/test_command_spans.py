@@ -4,11 +4,11 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from tests.worker.test_loop import DECODE, OPTIM_STEP
 
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.worker import command_spans
 from spmd_tx.worker.command_spans import CommandSpans, open_command_spans
+from tests.worker.test_loop import DECODE, OPTIM_STEP
 
 ONE, TWO = (f"00-4bf92f3577b34da6a3ce929d0e0e4736-{number:016x}-01" for number in (1, 2))
 

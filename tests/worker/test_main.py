@@ -11,7 +11,6 @@ import numpy as np
 import psutil
 import pytest
 import zmq
-from tests.worker.test_loop import DECODE
 
 from spmd_tx.protocol.agents import decode_any_report
 from spmd_tx.protocol.commands import (
@@ -25,6 +24,7 @@ from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Repl
 from spmd_tx.protocol.secret import Keys
 from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
+from tests.worker.test_loop import DECODE
 
 SECRET = "the secret of this test"
 PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
