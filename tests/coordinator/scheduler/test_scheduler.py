@@ -260,7 +260,7 @@ async def test_a_session_that_ends_leaves_no_version_behind(bench, sampling):
     await bench.until(lambda: not list((bench.directory / "versions").iterdir()))
     assert not any(bench.bank.knows(f"alice:sample:{seq_id}") for seq_id in range(1, 9))
     (dropped,) = bench.bank.take_dropped()
-    assert set(dropped.versions) == set(paged)
+    assert {place.name for place in dropped.places} == set(paged)
 
 
 async def test_work_that_came_before_the_workers_were_ready_is_done(tmp_path, sampling):
