@@ -6,6 +6,7 @@ import pytest
 
 from spmd_tx.worker import engine as engines
 from spmd_tx.worker.engine import Engine
+from spmd_tx.worker.memory.steps import BatchShape
 from spmd_tx.worker.programs import agreement, measurements
 from spmd_tx.worker.programs.agreement import Agreement, must_agree
 from tests.support.tiny_engine import MODEL
@@ -15,7 +16,7 @@ from tests.support.tiny_setup import tiny_setup
 class Started(Engine):
     """Keeps what it is made of, and makes nothing of it."""
 
-    def __init__(self, plan, mesh, declared, state, programs):
+    def __init__(self, plan, mesh, declared, state, programs, report_aside):
         self.programs = programs
 
 
@@ -40,14 +41,14 @@ def start(monkeypatch, tmp_path):
             monkeypatch.setattr(module, "platform", lambda mesh: platform)
         monkeypatch.setattr(agreement.jax, "process_count", lambda: processes)
         monkeypatch.setattr(engines, "agreed", lambda kernels, platform: kernels)
-        monkeypatch.setattr(engines, "plan_memory", lambda *arguments, **ways: told.update(ways))
+        monkeypatch.setattr(engines, "plan_memory", lambda *arguments: told.update(measure=arguments[-1]))
         monkeypatch.setattr(engines, "everybodys", lambda question, mine: [mine, "of-another", mine])
         setup = tiny_setup(
             compilation_cache=str(tmp_path / "cache"), kernel_choices=str(tmp_path / "choices"), **different
         )
         programs = Programs()
         Started.start(setup, programs, lambda words: None)  # pyright: ignore[reportArgumentType]
-        programs.measure = told.get("measure")
+        programs.measure = told["measure"]
         return programs
 
     yield run
@@ -66,7 +67,7 @@ def test_processes_of_gpus_agree_on_every_program_and_measurement(start):
 def test_one_process_has_nobody_to_agree_with(start):
     jax.config.update("jax_enable_compilation_cache", True)
     programs = start(processes=1)
-    assert (programs.agreement, programs.measure) == (None, None)
+    assert (programs.agreement, programs.measure) == (None, measurements.measure)
     assert jax.config.jax_enable_compilation_cache
 
 
@@ -107,7 +108,7 @@ def test_what_was_measured_is_kept_unless_a_process_has_lost_it(monkeypatch, tmp
     monkeypatch.setattr(measurements, "surroundings", lambda plan, mesh: "here")
     monkeypatch.setattr(measurements, "measure", lambda *asked: measured.append(asked) or 7)
     plan = msgspec.defstruct("Plan", [("pages", int)])(5)
-    shape = measurements.Shape(4, 64)
+    shape = BatchShape(4, 64)
 
     def ask(step="decode"):
         return measurements.KeptMeasurements(tmp_path, None, Agreement(others)).measure(plan, step, shape)

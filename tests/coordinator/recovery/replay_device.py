@@ -69,8 +69,6 @@ class ReplayDevice(FakeDevice):
                 norm = float(self.slots[slot].gradient % 4096)
                 self.slots[slot] = stepped(self.slots[slot], learning_rate)
                 return {}, {"grad_norm": norm, "applied": 1.0}
-            case Move():
-                return self._move(command)
             case Drop(places=places):
                 for place in places:
                     kept = self.swapped if place.name in self.swapped else self.paged
@@ -79,7 +77,7 @@ class ReplayDevice(FakeDevice):
                 return super().execute(command)
         return {}, {}
 
-    def _move(self, move: Move) -> tuple[dict, dict]:
+    def _move(self, move: Move) -> dict:
         match move.source, move.target:
             case Fresh(seed=seed), TrainSlot(slot=slot):
                 self.slots[slot] = created(seed)
@@ -91,10 +89,8 @@ class ReplayDevice(FakeDevice):
                 self.slots[slot] = read_state(Path(path), move.with_optimizer)
             case TrainSlot(slot=slot), Idle(name=name):
                 self.swapped[name] = self.slots.pop(slot)
-                return super().execute(move)
             case Idle(name=name), TrainSlot(slot=slot):
                 self.slots[slot] = self.swapped.pop(name)
-                return super().execute(move)
             case TrainSlot(slot=slot), BankSlot(slot=bank):
                 self.bank[bank] = self.slots[slot].weights
                 if move.also is not None:
@@ -105,9 +101,7 @@ class ReplayDevice(FakeDevice):
                 self._write_peft(path, self.bank[bank])
             case WeightsFolder(path=path), BankSlot(slot=bank):
                 self.bank[bank] = (Path(path) / ADAPTER).read_text()
-            case _:
-                return super().execute(move)
-        return {}, {}
+        return super()._move(move)
 
     def _write_peft(self, path: str, weights: str) -> None:
         self.unwritten.append((path, partial(_write_peft, weights=weights)))
