@@ -78,6 +78,7 @@ class ReplayDevice(FakeDevice):
         return {}, {}
 
     def _move(self, move: Move) -> dict:
+        replies = super()._move(move)
         match move.source, move.target:
             case Fresh(seed=seed), TrainSlot(slot=slot):
                 self.slots[slot] = created(seed)
@@ -101,7 +102,7 @@ class ReplayDevice(FakeDevice):
                 self._write_peft(path, self.bank[bank])
             case WeightsFolder(path=path), BankSlot(slot=bank):
                 self.bank[bank] = (Path(path) / ADAPTER).read_text()
-        return super()._move(move)
+        return replies
 
     def _write_peft(self, path: str, weights: str) -> None:
         self.unwritten.append((path, partial(_write_peft, weights=weights)))
