@@ -17,9 +17,11 @@ SpmdTxError
 │   ├── DoesNotFit        the model, its adapters and its steps need more memory than a device has
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
+├── ForeignWeights        a folder has weights of another base model; refused by all workers alike
 ├── DamagedBody           a payload or result is not what was written
-├── NotSent               a command of a request was not sent, and the request does not count
+├── NotSent               a command of a request had no effect, and the request does not count
 │   ├── CompileFailed     its program cannot be compiled
+│   ├── NotLoaded         the workers refused the folder that it names
 │   └── NotPlanned        the server failed when it made the command
 ├── Abandoned             500: a request could not be stored, or not carried out after it was accepted
 │   └── ForeignCodeFailed a library that ran in a child process for it crashed, or exceeded its limits
@@ -137,16 +139,27 @@ class DatabaseTaken(StartError):
     """Another server uses the database."""
 
 
+class ForeignWeights(SpmdTxError):
+    """A folder does not have the weights of this base model. Nothing of it was loaded.
+
+    It depends on files alone that all workers see, so that all of them say so or none.
+    """
+
+
 class DamagedBody(SpmdTxError):
     """A payload or result on disk is damaged; trying again does not help."""
 
 
 class NotSent(SpmdTxError):
-    """A command of a request was not sent; other requests are not affected."""
+    """A command of a request was not sent, or refused; other requests are not affected."""
 
 
 class CompileFailed(NotSent):
     """The request's program does not compile."""
+
+
+class NotLoaded(NotSent):
+    """The workers refused to load the folder that the request names, and changed nothing."""
 
 
 class NotPlanned(NotSent):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from spmd_tx.errors import ForeignWeights
 from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
@@ -24,7 +25,7 @@ from spmd_tx.protocol.commands import (
 from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.command_spans import CommandSpans
-from spmd_tx.worker.engine import Result
+from spmd_tx.worker.engine import NOTHING, Result
 from spmd_tx.worker.inbox import Inbox
 
 DISPATCHED = ForwardBackward, Forward, OptimStep, Prefill, Decode, Compile
@@ -47,7 +48,7 @@ class Loop:
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
-        unsent: tuple[int, Result] | None = None
+        unsent: tuple[int, Result, str | None] | None = None
         while True:
             envelope = self.inbox.next_if_there() if unsent else self._wait()
             if unsent and not (envelope and is_dispatched(envelope.command)):
@@ -58,14 +59,21 @@ class Loop:
             self.inbox.executing = envelope.sequence
             if self.spans is not None:
                 self.spans.begun(envelope)
-            result = self.execute(envelope.command)
+            result, refusal = self._execute(envelope.command)
             self._start_fetching(result)
             if unsent:
                 self._reply(*unsent)
-            unsent = envelope.sequence, result
+            unsent = envelope.sequence, result, refusal
             if isinstance(envelope.command, Shutdown):
                 self._reply(*unsent)
                 return
+
+    def _execute(self, command: AnyCommand) -> tuple[Result, str | None]:
+        """Return the result, and why the command was refused."""
+        try:
+            return self.execute(command), None
+        except ForeignWeights as problem:
+            return NOTHING, str(problem)
 
     def _wait(self) -> Envelope:
         self.at_work(False)
@@ -79,16 +87,16 @@ class Loop:
                 if isinstance(array, jax.Array):
                     array.copy_to_host_async()
 
-    def _reply(self, sequence: int, result: Result) -> None:
+    def _reply(self, sequence: int, result: Result, refusal: str | None) -> None:
         arrays, metrics = result
         self.inbox.executing = sequence  # a failure on the device surfaces here
         if self.is_leader:
             fetched = {name: np.asarray(array) for name, array in arrays.items()}
             numbers = {name: float(value) for name, value in metrics.items()}
-            self.inbox.report(Reply, sequence=sequence, arrays=fetched, metrics=numbers)
+            self.inbox.report(Reply, sequence=sequence, arrays=fetched, metrics=numbers, refusal=refusal)
         else:
             jax.block_until_ready(result)  # "done" must mean done
-            self.inbox.report(Reply, sequence=sequence)
+            self.inbox.report(Reply, sequence=sequence, refusal=refusal)
         self.inbox.executing = None
         if self.spans is not None:
             self.spans.ended(sequence)

@@ -12,6 +12,16 @@ def is_one_of(command, kinds):
     return any(command.name == kind if isinstance(kind, str) else isinstance(command, kind) for kind in kinds)
 
 
+def refusal_of(command, refused):
+    """Return what workers say to a command that loads one of these folders; None: it is carried out."""
+    is_load = isinstance(command, Move) and isinstance(command.source, StateFolder | WeightsFolder)
+    return (
+        f"{command.source.path} is of another base model"
+        if is_load and command.source.path in refused
+        else None
+    )
+
+
 def create_adapter(slot=0, seed=0, adapter=ADAPTER):
     return Move(source=Fresh(seed), target=TrainSlot(slot), adapter=adapter)
 

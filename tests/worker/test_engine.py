@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.errors import ForeignWeights
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import AdapterSpec, LossInputs, PackedRows
 from spmd_tx.protocol.places import Idle
@@ -421,3 +422,30 @@ def test_checkpoints_load_on_another_mesh_with_another_maximum_rank(engine, mode
             assert not np.any(after[..., OTHER, rank:, :])
     elsewhere.execute(moves.load_sampler(1, tmp_path / "sampler", TWO))
     assert_same_sample(sample(elsewhere, 1), sample(engine, 1), TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "other", [replace(SPEC, n_layers=3), replace(SPEC, n_layers=1), replace(SPEC, d_ff=64)]
+)
+def test_folders_of_another_base_model_are_refused_and_nothing_is_changed(engine, kind, tmp_path, other):
+    if kind == "mixture":
+        other = replace(other, n_experts=8)
+    foreign = start(tiny_model.write(tmp_path / "model", other), (1, 1, 1))
+    create(foreign, FIRST, FOUR)
+    foreign.execute(moves.save_state(FIRST, tmp_path / "state", FOUR))
+    foreign.execute(moves.save_sampler(FIRST, None, FOUR, tmp_path / "adapter"))
+    assert REPORTS.until(str(tmp_path / "adapter")) is None
+    create(engine, OTHER, FOUR)
+    train(engine, OTHER)
+    engine.execute(moves.save_sampler(OTHER, 1, FOUR))
+    logprobs, drawn = forward(engine, OTHER), sample(engine, 1)
+    for load in (
+        moves.load_state(OTHER, tmp_path / "state", FOUR, optimizer=True),
+        moves.load_state(OTHER, tmp_path / "state", FOUR, optimizer=False),
+        moves.load_state(OTHER, tmp_path / "adapter", FOUR, optimizer=False),
+        moves.load_sampler(1, tmp_path / "adapter", FOUR),
+    ):
+        with pytest.raises(ForeignWeights, match=str(tmp_path)):
+            engine.execute(load)
+    np.testing.assert_array_equal(forward(engine, OTHER), logprobs)
+    assert_same_sample(sample(engine, 1), drawn)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.errors import ForeignWeights
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.places import Idle
 from spmd_tx.worker.engine import Engine
@@ -51,3 +52,38 @@ def test_a_model_that_waited_is_bit_for_bit_what_it_was(budget, is_on_disk, tmp_
     engine.execute(commands.Drop(places=[Idle("first"), Idle("second")]))
     engine.store._idle.settle()
     assert not any(path.is_file() for path in (tmp_path / "idle").rglob("*"))
+
+
+def test_folders_of_another_base_model_are_refused_and_nothing_is_changed(tmp_path):
+    engines = [
+        start(tiny_model.write(tmp_path / str(width) / "model", tiny_model.Spec(d_model=width)))
+        for width in (64, 96)
+    ]
+    other, engine = engines
+    other.execute(moves.create_adapter(adapter=ADAPTER))
+    other.execute(moves.save_state(0, tmp_path / "state", ADAPTER))
+    engine.execute(moves.create_adapter(adapter=ADAPTER))
+    engine.execute(moves.save_sampler(0, 1, ADAPTER))
+    before = jax.tree.leaves(to_numpy((engine.state.train, engine.store._copies)))
+    of_other = tmp_path / "64" / "model"
+    for load in (
+        moves.load_state(0, tmp_path / "state", ADAPTER, optimizer=True),
+        moves.load_state(0, of_other, ADAPTER, optimizer=False),
+        moves.load_sampler(1, of_other, ADAPTER),
+    ):
+        with pytest.raises(ForeignWeights, match=r"of another base model: .*64.*96"):
+            engine.execute(load)
+    after = jax.tree.leaves(to_numpy((engine.state.train, engine.store._copies)))
+    assert all(map(np.array_equal, after, before))
+
+
+def start(model):
+    setup = tiny_setup(
+        model_dir=str(model),
+        idle_adapters=str(model.parent / "idle"),
+        compilation_cache="",
+        full_copies=3,
+        bank_slots=3,
+        max_rank=1,
+    )
+    return Engine.start(setup, Programs(lambda what: None), lambda what: None)

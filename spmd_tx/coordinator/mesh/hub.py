@@ -70,6 +70,7 @@ class _Sent:
     answer: asyncio.Future[Reply]
     missing: int  # workers that have not replied
     reply: Reply | None = field(default=None)  # of process 0
+    refusals: set[str | None] = field(default_factory=set[str | None])  # one, if all workers say the same
 
 
 class Hub:
@@ -363,8 +364,14 @@ class _Generation:
         worker.replies += 1
         sent = self._sent[reply.sequence - self.answered]
         sent.missing -= 1
+        sent.refusals.add(reply.refusal)
         if reply.process == 0:
             sent.reply = reply
+        if len(sent.refusals) > 1:
+            raise WorkerLost(
+                f"only some workers refused {sent.name}: {next(filter(None, sent.refusals))}; all hosts must "
+                "see the same files"
+            )
         while self._sent and not self._sent[0].missing:
             first = self._sent.popleft()
             self.answered += 1

@@ -2,7 +2,7 @@
 
 from spmd_tx.coordinator.requests.records import Failed, Request
 from spmd_tx.coordinator.runtime.containment import EXECUTED_WITHOUT_RESULT, NOT_EXECUTED, report
-from spmd_tx.errors import Abandoned, DamagedBody, NotSent, RequestError
+from spmd_tx.errors import Abandoned, DamagedBody, NotLoaded, NotSent, RequestError
 
 
 def failure(error: BaseException, work: str, *, executed: bool = False, layout: str | None = None) -> Failed:
@@ -18,6 +18,8 @@ def failed_by(
     match error:
         case RequestError():
             return Failed(str(error), "user", executed, layout)
+        case NotLoaded():
+            return Failed(str(error), "user")
         case NotSent():  # no command was sent
             return Failed(str(error), "server")
         case OSError() | DamagedBody():

@@ -17,7 +17,7 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
-from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey
+from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
@@ -27,8 +27,8 @@ from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
-from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.commands import AnyCommand, Move
+from spmd_tx.protocol.places import WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 
@@ -109,7 +109,7 @@ class SampleBatch:
         Replies to what has been sent must not be absorbed any more. Returns the requests that have finished.
         """
         moves = [each for each in self._planned if not each.requests]
-        moves += [Dispatch(command, _nothing) for command in self._admission.take_moves()]
+        moves += self._moves()
         self._planned = deque(moves)  # the bank counts on them
         self._bank.unpin_all()
         self._begin()
@@ -212,7 +212,7 @@ class SampleBatch:
         admitted = self._admission.admit()
         metrics.PROMPT_TOKENS.inc(admitted.tokens)
         metrics.CACHED_PROMPT_TOKENS.inc(admitted.cached)
-        self._planned.extend(Dispatch(command, _nothing) for command in self._admission.take_moves())
+        self._planned.extend(self._moves())
         if admitted.plan.is_empty:
             return
         self._at_command = admitted.jobs
@@ -230,6 +230,23 @@ class SampleBatch:
         requests = frozenset(job.request_id for job in admitted.jobs)
         absorb = partial(self._absorb_prefill, written)
         self._planned.append(Dispatch(command, absorb, requests))
+
+    def _moves(self) -> list[Dispatch]:
+        """Return the commands that move versions into slots."""
+        return [
+            Dispatch(command, partial(self._absorb_move, command)) for command in self._admission.take_moves()
+        ]
+
+    def _absorb_move(self, command: AnyCommand, reply: Reply) -> list[tuple[str, Outcome]]:
+        """Fail the samples of a version that workers refused to load; what they draw is of no version."""
+        if reply.refusal is None or not isinstance(command, Move):
+            return []
+        assert isinstance(command.source, WeightsFolder), f"{command.name} was refused: {reply.refusal}"
+        version = self._bank.refuse(command.source.path, reply.refusal)
+        jobs = [job for job in self._jobs.values() if job.version == version]
+        for job in jobs:
+            self._end(job)
+        return [(job.request_id, Failed(not_loaded(reply.refusal), "user")) for job in jobs]
 
     def _plan_decode(self) -> None:
         able = [shard.candidates(self._decodes) for shard in self._shards]
@@ -357,11 +374,7 @@ class SampleBatch:
         self._bank.unpin(sample.bank)
 
     def _take_in(self, job: SampleJob) -> None:
-        if not self._bank.knows(job.version):  # while the request was read
-            raise InvalidRequest(
-                "the weights of this sampler are gone, because newer ones were saved; save them again, "
-                "with a name to keep them"
-            )
+        self._bank.check(job.version)  # which may have changed while the request was read
         if not self._jobs:
             self._hurried = HURRIED_DECODES
         self._jobs[job.request_id] = job
@@ -382,7 +395,3 @@ class SampleBatch:
             if sample.is_resident:
                 self._leave(sample)
             self._shards[sample.shard].drop_state(sample)
-
-
-def _nothing(_: Reply) -> list[tuple[str, Outcome]]:
-    return []

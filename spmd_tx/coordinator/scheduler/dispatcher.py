@@ -117,7 +117,8 @@ class Dispatcher:
     def restart_sampling(self, without: Iterable[str]) -> Outcomes:
         """Plan samples anew, but for some; what has been sent is carried out for nobody."""
         self._sent = deque(
-            replace(sent, absorb=_nothing) if sent.side == SAMPLING else sent for sent in self._sent
+            replace(sent, absorb=_nothing) if sent.side == SAMPLING and sent.requests else sent
+            for sent in self._sent
         )
         lonely = self._table.in_danger_of(Danger.PLANNING)
         ended = self._sampling.start_over({state.request.id for state in lonely})

@@ -212,10 +212,13 @@ class Execution:
         """Begin the requests of a model, one after the other."""
         if entry.start is not None:
             try:
-                self._training.restore(entry.model, entry.start)
+                await self._training.restore(entry.model, entry.start)
+            except MeshError:  # its session has ended, or the workers are lost
+                return
             except BaseException as error:
-                why = str(error) if isinstance(error, RequestError) else report(error, "a restoration")
-                entry.refuse(f"{entry.model.id} cannot be restored: {why}")
+                is_known = isinstance(error, (RequestError, NotSent))
+                why = str(error) if is_known else report(error, "a restoration")
+                entry.refuse(entry.model.refusal or f"{entry.model.id} cannot be restored: {why}")
         while (request := await entry.next()) is not None:
             await entry.model.room()
             if request.id in entry.again:

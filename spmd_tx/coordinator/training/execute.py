@@ -38,6 +38,7 @@ from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import (
     Begun,
     at_once,
+    check_loaded,
     json_after,
     outcome_of_loss,
     outcome_of_step,
@@ -59,7 +60,7 @@ from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, NotLoaded
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Move, OptimStep
 from spmd_tx.protocol.places import Fresh, StateFolder, TrainSlot
 from spmd_tx.protocol.programs import ProgramShape, program_of_move
@@ -177,8 +178,8 @@ class Training:
                 return None
         return await self.begin(model, request, body, layout, is_again=True)
 
-    def restore(self, model: TrainedModel, snapshot: StoredSnapshot) -> None:
-        """Put a model into the state of a snapshot. Raises InvalidRequest if it is of another kind."""
+    async def restore(self, model: TrainedModel, snapshot: StoredSnapshot) -> None:
+        """Put a model into the state of a snapshot. Raises InvalidRequest or NotLoaded if it is another's."""
         if (not snapshot.adapter.rank) != (not self.limits.max_rank):
             raise InvalidRequest(
                 "it was trained with --full-parameters, and the server runs without"
@@ -190,7 +191,7 @@ class Training:
         def load() -> list[AnyCommand]:
             return [_load_state(model.slot, snapshot.path, snapshot.adapter, optimizer=snapshot.optimizer)]
 
-        model.put_later(load, lambda: [LOAD_STATE], fills_slot=True)
+        check_loaded(await model.put_later(load, lambda: [LOAD_STATE], fills_slot=True))
 
     def take_snapshot(self, model: TrainedModel, seq_id: int) -> Coroutine[Any, Any, str | None]:
         """Snapshot the state after all steps so far; the coroutine waits for the files or returns the error.
@@ -239,7 +240,7 @@ class Training:
         await self.snapshots.record(
             model.id, request.seq_id, place, manifest.adapter, optimizer=body.optimizer
         )
-        adapter = manifest.adapter
+        adapter, before = manifest.adapter, model.adapter if request.seq_id else None
         model.become(adapter)
 
         written_out: list[WriteOut] = []
@@ -252,7 +253,11 @@ class Training:
         reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
 
         async def outcome() -> Outcome:
-            await reply
+            try:
+                check_loaded(await reply)
+            except NotLoaded as error:
+                model.stay(before, error)
+                raise
             if (problem := await written_out[0].problem()) is not None:
                 return Failed(f"{NOT_WRITTEN_OUT}: {problem}", "server", executed=True)
             if request.seq_id:

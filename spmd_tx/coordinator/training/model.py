@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
-from spmd_tx.errors import Abandoned, MeshError, NotSent
+from spmd_tx.errors import Abandoned, MeshError, NotLoaded, NotSent
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
@@ -124,6 +124,13 @@ class TrainedModel:
 
     def become(self, adapter: AdapterSpec) -> None:
         self._adapter = adapter
+
+    def stay(self, adapter: AdapterSpec | None, error: NotLoaded) -> None:
+        """Go on with the adapter of before a load that was refused; None: there was none."""
+        if adapter is None:
+            self.refusal = f"{self.id} was not created: {error}"
+        else:
+            self.become(adapter)
 
     def put_chunks(self, chunks: Sequence[Chunk]) -> list[asyncio.Future[ChunkOutput]]:
         """Add all chunks of a request; none is sent before the programs of all are ready."""

@@ -14,6 +14,7 @@ from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.training.loss_metrics import loss_metrics
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF, encode_forward_backward_output
+from spmd_tx.errors import NotLoaded
 from spmd_tx.protocol.reports import Reply
 
 BYTES_PER_TOKEN = 8  # logprob and loss, in float32
@@ -87,6 +88,12 @@ async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outc
         if name.startswith(NORM)
     } | {"learning_rate:mean": learning_rate}
     return replace(json_result(training.OptimStepResult(step_metrics)), metrics=step_metrics)
+
+
+def check_loaded(reply: Reply) -> None:
+    """Raise NotLoaded if the workers refused a folder."""
+    if reply.refusal is not None:
+        raise NotLoaded(f"the weights were not loaded: {reply.refusal}")
 
 
 async def at_once(outcome: Outcome) -> Outcome:

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import new_folder, sync
-from spmd_tx.errors import MeshError
+from spmd_tx.errors import ForeignWeights, MeshError
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -58,20 +58,22 @@ def is_folder(path: Path) -> bool:
 def read(path: Path, adapter: AdapterSpec, model: Model, rank: int) -> Adapters[np.ndarray]:
     """Return the adapter in fp32, padded with zeros to ``rank``; untrained groups are zero.
 
-    Raises MeshError when the folder does not hold the adapter, which the coordinator has checked before.
+    Raises ForeignWeights when the file has other factors than such an adapter, and MeshError when they cannot
+    be read, or are not finite.
     """
     adapters = _zeros(model, rank)
     file = path / WEIGHTS_FILE
     try:
         with safe_open(file, framework="np") as tensors:
             stored = stored_names(tensors.keys())
+            _check_names(file, set(stored), adapter, model)
             for module in modules(adapter, model):
                 factors = _views(adapters, module)
                 for name, shape, factor in (
                     (module.name_a, module.a, factors.a),
                     (module.name_b, module.b, factors.b.swapaxes(-1, -2)),
                 ):
-                    tensor = tensors.get_tensor(stored.get(spelling(name), name))
+                    tensor = tensors.get_tensor(stored[spelling(name)])
                     _check(file, name, tensor, shape)
                     factor[...] = tensor
     except (SafetensorError, OSError) as problem:
@@ -98,9 +100,20 @@ def _zeros(model: Model, rank: int) -> Adapters[np.ndarray]:
 
 def _check(file: Path, name: str, factor: np.ndarray, expected: tuple[int, ...]) -> None:
     if factor.shape != expected:
-        raise MeshError(f"{file}: {name} has the shape {list(factor.shape)}; it must be {list(expected)}")
+        raise ForeignWeights(
+            f"{file}: {name} has the shape {list(factor.shape)}; in this base model it is {list(expected)}"
+        )
     if not np.isfinite(factor).all():
         raise MeshError(f"{file}: {name} is not finite")
+
+
+def _check_names(file: Path, stored: set[str], adapter: AdapterSpec, model: Model) -> None:
+    factors = ((module.name_a, module.name_b) for module in modules(adapter, model))
+    expected = {spelling(name) for pair in factors for name in pair}
+    for missing in sorted(expected - stored):
+        raise ForeignWeights(f"{file}: there is no {missing}, which an adapter of this base model has")
+    for other in sorted(stored - expected):
+        raise ForeignWeights(f"{file}: an adapter of this base model has no {other}")
 
 
 def _write_folder(path: Path, writers: dict[str, Callable[[BinaryIO], object]]) -> None:

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from flax.struct import PyTreeNode
 from jax import Array
 
-from spmd_tx.errors import StartError
+from spmd_tx.errors import ForeignWeights, StartError
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import Weights
 
@@ -104,7 +104,8 @@ def restore_state(
 ) -> SlotState[Array]:
     """Read a slot in the shapes and shardings of ``like``; a smaller rank is padded with zeros.
 
-    Without ``optimizer`` only the weights are read, and moments and step are zero.
+    Without ``optimizer`` only the weights are read, and moments and step are zero. Raises ForeignWeights if
+    arrays have other names, or other shapes but for the rank.
     """
     return _restore(path, like) if optimizer else fresh_state(restore_weights(path, like.w), like)
 
@@ -122,7 +123,7 @@ def reading_for_export(path: Path) -> Iterator[None]:
     """Raise StartError for what the functions above and below raise of a damaged or foreign checkpoint."""
     try:
         yield
-    except (ValueError, KeyError, OSError) as problem:
+    except (ForeignWeights, ValueError, KeyError, OSError) as problem:
         raise StartError(
             f"{path} is not a training checkpoint of this base model, or is damaged: {problem}"
         ) from problem
@@ -138,7 +139,7 @@ def stored_arrays(path: Path) -> dict[str, Any]:
 
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
-    _check_shapes(path, wanted)
+    check_shapes(path, wanted)
     with _checkpointer() as checkpointer:
         return checkpointer.restore(
             path.absolute(),
@@ -153,21 +154,28 @@ def fresh_state(
     return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
 
 
-def _check_shapes(path: Path, wanted: SlotState[Any]) -> None:
-    """Raise ValueError unless the checkpoint has the arrays in their shapes, but for the rank of factors."""
-    stored = _by_name(stored_arrays(path))
-    for name, leaf in _by_name(wanted).items():
-        if leaf is ocp.PLACEHOLDER or name not in stored:  # Orbax refuses the latter
-            continue
-        shapes = tuple(stored[name].shape), tuple(leaf.shape)
-        if isinstance(wanted.w, Adapters) and len(leaf.shape) > 1:
-            known = [(*shape[:-2], *shape[-1:]) for shape in shapes]
+def check_shapes(path: Path, wanted: SlotState[Any]) -> None:
+    """Raise ForeignWeights unless a checkpoint has these arrays, in their shapes but for the rank."""
+    stored, expected = _shapes_of(stored_arrays(path)), _shapes_of(wanted)
+    others = (name for name in stored if name.startswith("w.") and name not in expected)
+    for name in (*expected, *sorted(others)):
+        shapes = stored.get(name), expected.get(name)
+        if isinstance(wanted.w, Adapters):
+            has_same = _without_rank(shapes[0]) == _without_rank(shapes[1])
         else:
-            known = list(shapes)
-        if known[0] != known[1]:
-            raise ValueError(
-                f"{name} of {path} has the shape {list(shapes[0])}, and in this base model {list(shapes[1])}"
-            )
+            has_same = shapes[0] == shapes[1]
+        if not has_same:
+            there, here = ("not there" if shape is None else str(list(shape)) for shape in shapes)
+            raise ForeignWeights(f"{path} is of another base model: in it {name} is {there}, and here {here}")
+
+
+def _without_rank(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return shape if shape is None or len(shape) < 2 else (*shape[:-2], *shape[-1:])
+
+
+def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays by their names; without those that are not to be read."""
+    return {name: tuple(leaf.shape) for name, leaf in _by_name(tree).items() if leaf is not ocp.PLACEHOLDER}
 
 
 def _by_name(tree: Any) -> dict[str, Any]:

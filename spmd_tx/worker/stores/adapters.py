@@ -30,6 +30,9 @@ class AdapterStore(Store):
         super().__init__(programs.setup, state, run, on_written)
         self._programs = programs
 
+    def _check(self, folder: StateFolder | WeightsFolder) -> None:
+        """Leave it to ``_load``, before which nothing is changed."""
+
     def _empty(self, slot: Slot) -> None:
         pass
 

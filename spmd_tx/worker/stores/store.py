@@ -34,8 +34,13 @@ class Store(ABC):
         self._writer = FolderWriter(self._write_folder, budget // 4, on_written)
 
     def move(self, move: Move) -> dict[str, float]:
-        """Carry out a move; return the metrics of its reply, as its pair of places has them."""
+        """Carry out a move; return the metrics of its reply, as its pair of places has them.
+
+        Raises ForeignWeights, before anything is changed, when a folder is of another base model.
+        """
         metrics: dict[str, float] = {}
+        if isinstance(move.source, StateFolder | WeightsFolder):
+            self._check(move.source)
         if isinstance(move.target, Slot):
             self._empty(move.target)
         match move.source:
@@ -73,6 +78,10 @@ class Store(ABC):
     def for_programs(self, command: Sampling) -> Sampling:
         """Return the command as programs take it, and let them use the bank slots of its rows."""
         return command
+
+    @abstractmethod
+    def _check(self, folder: StateFolder | WeightsFolder) -> None:
+        """Raise ForeignWeights if a folder is of another base model, unless ``_load`` does."""
 
     @abstractmethod
     def _empty(self, slot: Slot) -> None:

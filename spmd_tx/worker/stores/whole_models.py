@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 from jax import Array
 
+from spmd_tx.errors import ForeignWeights, StartError
 from spmd_tx.models.base_weights import Weights
+from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.checkpoint.huggingface import load
+from spmd_tx.models.checkpoint.tensors import check
 from spmd_tx.protocol.commands import AdapterSpec, Move, Prefill
 from spmd_tx.protocol.places import BankSlot, Slot, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.sharding.transfer import to_devices
@@ -19,7 +22,7 @@ from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.whole_models import ModelPrograms
 from spmd_tx.worker.state import WorkerState, zeros
 from spmd_tx.worker.steps.full import FullState
-from spmd_tx.worker.storage.checkpoints import OnEnd, SlotState, fresh_state, restore_state
+from spmd_tx.worker.storage.checkpoints import OnEnd, SlotState, check_shapes, fresh_state, restore_state
 from spmd_tx.worker.storage.folder_writer import HostCopy
 from spmd_tx.worker.storage.full_weights import write_model
 from spmd_tx.worker.stores.store import Sampling, Store, adapter_of
@@ -55,6 +58,16 @@ class ModelStore(Store):
         if used.size:
             self._state.base = self._copies[int(used[0])]
 
+    def _check(self, folder: StateFolder | WeightsFolder) -> None:
+        path = Path(folder.path)
+        if isinstance(folder, StateFolder) and not _is_model(path):
+            check_shapes(path, self._like())
+            return
+        try:
+            check(Files(path), jax.tree.leaves(self._declared.base), self._programs.model.unread)
+        except StartError as problem:
+            raise ForeignWeights(f"{path} is of another base model: {problem}") from problem
+
     def _empty(self, slot: Slot) -> None:
         """Two of a kind would not fit."""
         if isinstance(slot, TrainSlot):
@@ -82,18 +95,21 @@ class ModelStore(Store):
                 raise AssertionError(f"{move.source} is not on the devices")
 
     def _load(self, move: Move) -> Any:
-        declared = self._declared.train
-        like = abstract(self._mesh, SlotState(declared.w, declared.mu, declared.nu, declared.step))
+        declared, like = self._declared.train, self._like()
         match move.source:
             case WeightsFolder(path=path):
                 return self._weights(Path(path), self._declared.base)
-            case StateFolder(path=path) if not (Path(path) / "config.json").exists():
+            case StateFolder(path=path) if not _is_model(Path(path)):
                 saved = restore_state(Path(path), like, move.with_optimizer)
             case StateFolder(path=path):
                 saved = fresh_state(self._weights(Path(path), declared.w), like)
             case _:
                 saved = fresh_state(self._weights(self._base_model, declared.w), like)
         return self._trained(saved, adapter_of(move))
+
+    def _like(self) -> SlotState[jax.ShapeDtypeStruct]:
+        declared = self._declared.train
+        return abstract(self._mesh, SlotState(declared.w, declared.mu, declared.nu, declared.step))
 
     def _trained(self, saved: Any, adapter: AdapterSpec) -> FullState:
         """Return the state of a training slot: with the groups that are trained, and no gradient."""
@@ -131,3 +147,8 @@ class ModelStore(Store):
 
     def _write_folder(self, path: Path, copies: Any, adapter: AdapterSpec) -> None:
         write_model(path, copies, self._declared.base, self._programs.model, self._base_model)
+
+
+def _is_model(path: Path) -> bool:
+    """Say whether a folder is a Hugging Face checkpoint."""
+    return (path / "config.json").exists()

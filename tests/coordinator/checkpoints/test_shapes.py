@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.shapes import check_shapes
 from spmd_tx.demo import tiny_model
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import ForeignWeights, InvalidRequest
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
@@ -95,7 +95,9 @@ def test_a_worker_refuses_what_it_would_pad_or_cut(tmp_path):
         like = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), state_of(other, 8).w
         )
-        with pytest.raises(ValueError, match=r"has the shape \[.*\], and in this base model \["):
+        with pytest.raises(
+            ForeignWeights, match=r"of another base model: in it (.*) is (\[|not).*here (\[|not)"
+        ):
             restore_weights(folder, like)
 
 

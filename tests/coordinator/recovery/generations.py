@@ -9,7 +9,7 @@ from spmd_tx.errors import WorkerLost
 from tests.coordinator.training.fake_trainer import FakeTrainer
 
 
-async def next_generation(bench, by_command=False, holds=()):
+async def next_generation(bench, by_command=False, holds=(), refused=()):
     """Lose the workers, with all that they know, and start others."""
     held, bench.workers.held = bench.workers.held, []
     for answer, _ in held:
@@ -21,7 +21,7 @@ async def next_generation(bench, by_command=False, holds=()):
         bench.run.cancel()
         await asyncio.wait([bench.run])
     bench.workers = FakeTrainer()
-    bench.workers.holds = holds
+    bench.workers.holds, bench.workers.refused = holds, refused
     await bench.start()
 
 

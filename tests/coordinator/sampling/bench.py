@@ -19,7 +19,7 @@ from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, FakeDevice, continuation
 from tests.support.model_shapes import TINY, resized
-from tests.support.moves import is_one_of
+from tests.support.moves import is_one_of, refusal_of
 from tests.support.ready_programs import EverythingReady
 
 PAGE_SIZE = 4
@@ -94,6 +94,7 @@ class Bench:
         self.device = FakeDevice(shards, pages, PAGE_SIZE, exact)
         self.shards = shards
         self.rows = rows
+        self.refused = set()  # folders that are not loaded
         self.in_flight = deque()
         self.commands = []
         self.results = {}
@@ -124,8 +125,16 @@ class Bench:
         if dispatch is None:
             return False
         self._check_size(dispatch.command)
+        refusal = refusal_of(dispatch.command, self.refused)
         arrays, metrics = self.device.execute(dispatch.command)
-        reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
+        reply = Reply(
+            generation=1,
+            process=0,
+            sequence=len(self.commands),
+            arrays=arrays,
+            metrics=metrics,
+            refusal=refusal,
+        )
         self.commands.append(dispatch.command)
         self.in_flight.append((dispatch, reply))
         return True

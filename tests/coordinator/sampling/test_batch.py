@@ -9,7 +9,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.sampling.job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
-from spmd_tx.errors import MeshError
+from spmd_tx.errors import InvalidRequest, MeshError
 from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, draw, score
@@ -171,6 +171,26 @@ def test_rows_of_different_versions_run_side_by_side():
     for version in ("v1", "v2", BASE_MODEL):
         assert bench.tokens(version) == [expected("", prompt_of(6), 8, seed=1, version=version)[0]]
     assert len(bench.sent("load_sampler")) == 2
+
+
+def test_samples_of_a_version_that_workers_do_not_load_fail_and_no_others():
+    bench = Bench()
+    bench.refused = {"foreign"}
+    for version in ("v1", "foreign"):
+        bench.register(version)
+        for each in range(3):
+            bench.admit(f"{version} {each}", prompt_of(6), version, max_tokens=8, seed=1)
+    bench.run()
+    assert bench.failures.keys() == {f"foreign {each}" for each in range(3)}
+    assert {each.category for each in bench.failures.values()} == {"user"}
+    with pytest.raises(InvalidRequest, match="not loaded: foreign is of another base model"):
+        bench.admit("later", prompt_of(6), "foreign", max_tokens=8)
+    bench.admit("v1 again", prompt_of(7), "v1", max_tokens=8, seed=2)
+    bench.run()
+    for each in range(3):
+        assert bench.tokens(f"v1 {each}") == [expected("", prompt_of(6), 8, seed=1, version="v1")[0]]
+    assert bench.tokens("v1 again") == [expected("", prompt_of(7), 8, seed=2, version="v1")[0]]
+    assert bench.bank._pool.slot_of("foreign") is None
 
 
 def test_more_versions_than_slots_take_turns():

@@ -14,7 +14,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import CustomLoss, Drop, Forward, ForwardBackward, Move, OptimStep
 from spmd_tx.protocol.places import BankSlot, Fresh, Idle, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews, Reply, Written
-from tests.support.moves import is_one_of
+from tests.support.moves import is_one_of, refusal_of
 
 
 class FakeTrainer:
@@ -29,6 +29,7 @@ class FakeTrainer:
         self.unwritten = []  # reports that are kept back
         self.losses = {}  # that are being run, by number
         self.holds_losses = False
+        self.refused = set()  # folders that are not loaded
         self.commands = []
         self.held = []  # replies on their way, oldest first
         self.is_holding = False
@@ -40,8 +41,16 @@ class FakeTrainer:
 
     def send(self, command, requests=()):
         self.commands.append(command)
-        arrays, metrics = self._execute(command)
-        reply = Reply(generation=1, process=0, sequence=len(self.commands), arrays=arrays, metrics=metrics)
+        refusal = refusal_of(command, self.refused)
+        arrays, metrics = ({}, {}) if refusal else self._execute(command)
+        reply = Reply(
+            generation=1,
+            process=0,
+            sequence=len(self.commands),
+            arrays=arrays,
+            metrics=metrics,
+            refusal=refusal,
+        )
         answer = asyncio.get_running_loop().create_future()
         if self.is_holding or is_one_of(command, self.holds):
             self.held.append((answer, reply))

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.errors import MeshError
+from spmd_tx.errors import ForeignWeights, MeshError
 from spmd_tx.models.adapter_formats import files as adapter_files
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
@@ -204,20 +204,26 @@ KEY = "base_model.model.lm_head.lora_A.weight"
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, error, message",
     [
-        (lambda tensors: tensors[KEY].fill(np.nan), "lm_head.lora_A.weight is not finite"),
+        (lambda tensors: tensors[KEY].fill(np.nan), MeshError, "lm_head.lora_A.weight is not finite"),
         (
             lambda tensors: tensors.update({KEY: np.zeros((5, 32), np.float32)}),
-            r"\[5, 32\]; it must be \[4, 32\]",
+            ForeignWeights,
+            r"\[5, 32\]; in this base model it is \[4, 32\]",
         ),
-        (lambda tensors: tensors.pop(KEY), "lm_head.lora_A.weight"),
+        (lambda tensors: tensors.pop(KEY), ForeignWeights, "there is no lm_head.A"),
+        (
+            lambda tensors: tensors.update({KEY.replace("lm_head", "other"): tensors[KEY]}),
+            ForeignWeights,
+            "has no .*other.A",
+        ),
     ],
 )
-def test_a_folder_with_other_contents_is_an_error(tmp_path, model, change, message):
+def test_a_folder_with_other_contents_is_an_error(tmp_path, model, change, error, message):
     peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, model, "some/model")
     rewrite(tmp_path / "adapter", change)
-    with pytest.raises(MeshError, match=message):
+    with pytest.raises(error, match=message):
         peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
 
 
