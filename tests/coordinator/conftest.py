@@ -15,6 +15,8 @@ from litestar import Litestar
 from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.services import Backend, Services, open_services
 from spmd_tx.coordinator.requests import payload_files
@@ -36,6 +38,7 @@ from tests.coordinator.http.fake_scheduler import FakeScheduler
 from tests.support.databases import migrate
 from tests.support.model_shapes import TINY
 
+MoreBases = Callable[[Path, AsyncExitStack], list[ServedBase]]
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 TINY_MODEL = replace(TINY, max_positions=128)
 
@@ -157,8 +160,13 @@ def tiny_served_model(directory: Path) -> ServedModel:
 
 
 @asynccontextmanager
-async def run_services(data_dir: Path, database_url: str | None = None) -> AsyncIterator[Services]:
-    """The parts of a server of a tiny model; FakeScheduler stands in for the scheduler and the workers."""
+async def run_services(
+    data_dir: Path, database_url: str | None = None, more: MoreBases = lambda data_dir, stack: []
+) -> AsyncIterator[Services]:
+    """The parts of a server of a tiny model; FakeScheduler stands in for the scheduler and the workers.
+
+    ``more`` are its bases besides that model.
+    """
     config = ServerConfig(
         base_model=BASE_MODEL, host="server", data_dir=data_dir, database_url=database_url, max_lora_rank=16
     )
@@ -166,15 +174,17 @@ async def run_services(data_dir: Path, database_url: str | None = None) -> Async
         telemetry = open_telemetry(os.environ)
         if telemetry is not None:
             stack.push_async_callback(asyncio.to_thread, telemetry.close)
-        stores = await open_stores(config, TINY_MODEL, stack, telemetry)
-        scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints)
-        model = tiny_served_model(data_dir / "model")
+        stores = await open_stores(config, stack, telemetry)
+        bases = Bases(
+            [open_base(config, tiny_served_model(data_dir / "model"), stack), *more(data_dir, stack)]
+        )
+        scheduler = FakeScheduler(stores.queue, stores.catalog, stores.checkpoints, bases)
         running = [
             asyncio.create_task(scheduler.run()),
             asyncio.create_task(stores.queue.run(scheduler.arrive)),
         ]
         backend = Backend(scheduler=scheduler, health=FakeHealth(), progress=SampleProgress())
-        yield await open_services(config, model, stores, backend, stack)
+        yield await open_services(config, bases, stores, backend, stack)
         for task in running:
             task.cancel()
             await asyncio.wait([task])

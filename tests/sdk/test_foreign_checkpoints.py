@@ -50,7 +50,7 @@ def test_workers_refuse_what_a_coordinator_without_checks_lets_them_load(model_d
             for load in (trainers[0].load_state, trainers[0].load_state_with_optimizer):
                 with pytest.raises(tinker.RequestFailedError, match="of another base model"):
                     load(state).result(SECONDS)
-            strange = service.create_sampling_client(model_path=sampler)
+            strange = service.create_sampling_client(model_path=sampler).result(SECONDS)
             with pytest.raises(tinker.RequestFailedError, match=r"of this base model|in this base model"):
                 sample(strange, PROMPT, drawn(max_tokens=4, seed=5))
             losses = [train(each, batch(0)) for each in trainers]

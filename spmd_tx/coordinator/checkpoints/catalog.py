@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, upd
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.checkpoints import files
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.files import Manifest
-from spmd_tx.coordinator.checkpoints.shapes import check_shapes
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -23,7 +23,6 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, CheckpointRow, Model
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import WEIGHTS, CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
-from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 logger = logging.getLogger(__name__)
@@ -54,19 +53,14 @@ class CheckpointCatalog:
         self,
         database: Database,
         store: CheckpointStore,
-        base_model: str,
         storage: DiskGuard,
         most_bytes: int = 0,
-        model: Model | None = None,
     ) -> None:
-        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound. ``model`` is the base model."""
+        """``most_bytes`` bounds the checkpoints of one owner; 0: no bound."""
         self._most_bytes = most_bytes
-        self._model = model
-        self._expert_lora = model.expert_lora if model is not None and model.n_experts else None
         self._database = database
         self._storage = storage
         self._store = store
-        self._base_model = base_model
         self._staged: dict[CheckpointPath, Path] = {}  # begun, but not complete
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
@@ -89,7 +83,12 @@ class CheckpointCatalog:
         return staged
 
     async def complete(
-        self, path: CheckpointPath, staged: Path, adapter: AdapterSpec, options: SaveOptions
+        self,
+        path: CheckpointPath,
+        staged: Path,
+        adapter: AdapterSpec,
+        options: SaveOptions,
+        base: CheckpointBase,
     ) -> Manifest:
         """Publish a written checkpoint under its name. May be called again when the database failed.
 
@@ -101,7 +100,8 @@ class CheckpointCatalog:
         if manifest is None or earlier is None or is_new:
             sizes = await asyncio.to_thread(files.sizes, staged)
             owner = options.owner or await self._owner(path.run_id)
-            manifest = self._manifest(path, adapter, options, sizes, owner)
+            manifest = _new_manifest(path, adapter, options, base, owner)
+            manifest = msgspec.structs.replace(manifest, files=sizes)
             if earlier is not None and options.request_id is not None:
                 manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
             await self._do(self._store.commit, path, staged, manifest)
@@ -125,7 +125,7 @@ class CheckpointCatalog:
         if present is not None and present.copied_from == str(source):
             await self._list(target, present)
             return
-        opened = await self.open(source, may_be_encrypted=True)
+        opened = await self.open(source, None, may_be_encrypted=True)
         staged = await self.begin(target, options)
         shared = await asyncio.to_thread(files.share, source, opened.folder, staged)
         now = time.time()
@@ -163,32 +163,6 @@ class CheckpointCatalog:
         async with self._database.transaction() as db:
             await db.execute(delete(CheckpointRow).where(*_is(path)))
             db.add(_new_row(path, manifest))
-
-    def _manifest(
-        self,
-        path: CheckpointPath,
-        adapter: AdapterSpec,
-        options: SaveOptions,
-        sizes: dict[str, int],
-        owner: str,
-    ) -> Manifest:
-        now = time.time()
-        return Manifest(
-            run_id=path.run_id,
-            base_model=self._base_model,
-            rank=adapter.rank,
-            alpha=adapter.alpha,
-            train_attn=adapter.train_attn,
-            train_mlp=adapter.train_mlp,
-            train_unembed=adapter.train_unembed,
-            created_at=now,
-            expires_at=_expiry(now, options.ttl_seconds),
-            user_metadata=options.user_metadata,
-            files=sizes,
-            saved_by=options.request_id,
-            owner=owner,
-            expert_lora=self._expert_lora,
-        )
 
     async def _owner(self, run_id: str) -> str:
         """The owner of the model."""
@@ -245,31 +219,26 @@ class CheckpointCatalog:
         return self._store.read(path, manifest, name, start, size)
 
     async def open(
-        self, path: CheckpointPath, is_visible: Visible = lambda _: True, *, may_be_encrypted: bool = False
+        self,
+        path: CheckpointPath,
+        base: CheckpointBase | None,
+        is_visible: Visible = lambda _: True,
+        *,
+        may_be_encrypted: bool = False,
     ) -> OpenCheckpoint:
-        """Fetch a checkpoint that can be loaded here. Raises NotFound or InvalidRequest."""
+        """Fetch a checkpoint that models of a base can load; None: it will not be loaded.
+
+        Raises NotFound or InvalidRequest.
+        """
         await self.find(path, is_visible)
         opened = await self._do(self._store.fetch, path)
-        manifest = opened.manifest
-        if manifest.base_model != self._base_model:
-            raise InvalidRequest(
-                f"checkpoint {path} was trained on {manifest.base_model!r}, and this server serves "
-                f"{self._base_model!r}; use a checkpoint of this model"
-            )
-        if manifest.is_encrypted and not may_be_encrypted:
+        if opened.manifest.is_encrypted and not may_be_encrypted:
             raise InvalidRequest(
                 f"the files of checkpoint {path} are encrypted to the keys that its save named; "
                 "use a checkpoint that was saved without age_encryption_recipients"
             )
-        layout = manifest.expert_lora or "per-expert"
-        if self._expert_lora and manifest.train_mlp and layout != self._expert_lora:
-            raise InvalidRequest(
-                f"checkpoint {path} has {layout} factors for experts, and this server has "
-                f"{self._expert_lora} ones; use another checkpoint, or a server with --expert-lora {layout}"
-            )
-        if self._model is not None and not manifest.is_encrypted:
-            title = f"checkpoint {path}"
-            await self._do(check_shapes, title, opened.folder, manifest, self._model, self._base_model)
+        if base is not None:
+            await self._do(base.check, path, opened)
         return opened
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
@@ -338,20 +307,38 @@ class CheckpointCatalog:
 
 
 async def open_checkpoints(
-    database: Database,
-    store: CheckpointStore,
-    base_model: str,
-    storage: DiskGuard,
-    most_bytes: int = 0,
-    model: Model | None = None,
+    database: Database, store: CheckpointStore, storage: DiskGuard, most_bytes: int = 0
 ) -> CheckpointCatalog:
     """Open the catalog of a store; parameters as in CheckpointCatalog."""
-    checkpoints = CheckpointCatalog(database, store, base_model, storage, most_bytes, model)
+    checkpoints = CheckpointCatalog(database, store, storage, most_bytes)
     try:
         await checkpoints.reconcile()
     except ConnectionError as error:
         logger.error("the checkpoints cannot be listed; assuming that they have not changed: %s", error)
     return checkpoints
+
+
+def _new_manifest(
+    path: CheckpointPath, adapter: AdapterSpec, options: SaveOptions, base: CheckpointBase, owner: str
+) -> Manifest:
+    """Describe a checkpoint that is complete now, but for its files."""
+    now = time.time()
+    return Manifest(
+        run_id=path.run_id,
+        base_model=base.name,
+        rank=adapter.rank,
+        alpha=adapter.alpha,
+        train_attn=adapter.train_attn,
+        train_mlp=adapter.train_mlp,
+        train_unembed=adapter.train_unembed,
+        created_at=now,
+        expires_at=_expiry(now, options.ttl_seconds),
+        user_metadata=options.user_metadata,
+        files={},
+        saved_by=options.request_id,
+        owner=owner,
+        expert_lora=base.expert_lora,
+    )
 
 
 def _path(row: CheckpointRow) -> CheckpointPath:

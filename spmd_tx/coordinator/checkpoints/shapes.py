@@ -58,7 +58,7 @@ def check_shapes(title: str, folder: Path, manifest: Manifest, model: Model, bas
         if stored is None or served is None or not served.is_of(stored):
             raise InvalidRequest(
                 f"{title} was trained on a base model {manifest.base_model!r}, in which {name} is "
-                f"{_shown(stored)}; in {base_model!r}, which this server serves, it is "
+                f"{_shown(stored)}; in {base_model!r}, which this model is one of, it is "
                 f"{_shown(served.shape if served else None)}; use a checkpoint of this model"
             )
 

@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
@@ -24,8 +25,9 @@ from spmd_tx.errors import InvalidRequest, NotFound
 class CheckpointCopies:
     """Makes copies. A repeated request, with the same idempotency key or number, returns the same copy."""
 
-    def __init__(self, checkpoints: CheckpointCatalog, queue: RequestQueue) -> None:
+    def __init__(self, checkpoints: CheckpointCatalog, queue: RequestQueue, bases: Bases) -> None:
         self._checkpoints = checkpoints
+        self._bases = bases
         self._queue = queue
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by training run
 
@@ -45,8 +47,8 @@ class CheckpointCopies:
             with suppress(NotFound):
                 if (await self._checkpoints.describe(target)).copied_from == str(source):
                     return target
-            manifest = (await reader.open_checkpoint(source, may_be_encrypted=True)).manifest
-            await self._make_run(run_id, source, manifest, request, writer)
+            _, opened = await reader.open_checkpoint(source, self._bases, may_be_encrypted=True)
+            await self._make_run(run_id, source, opened.manifest, request, writer)
             await self._checkpoints.copy(source, target, SaveOptions(ttl_seconds=request.ttl_seconds))
         return target
 

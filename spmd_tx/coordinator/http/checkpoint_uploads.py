@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints import foreign_adapter
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
@@ -25,7 +26,6 @@ from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.errors import BodyTooLarge, InvalidRequest, NotFound, RequestError, Unavailable
-from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
 NAME = "upload"  # of the checkpoint
@@ -52,15 +52,13 @@ class CheckpointUploads:
         checkpoints: CheckpointCatalog,
         queue: RequestQueue,
         storage: DiskGuard,
-        model: Model,
-        base_model: str,
+        bases: Bases,
     ) -> None:
         self._uploads = uploads
         self._checkpoints = checkpoints
         self._queue = queue
         self._storage = storage
-        self._model = model
-        self._base_model = base_model
+        self._bases = bases
         self._sending: set[tuple[str, str]] = set()  # upload and file
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by upload
         self._at_once = asyncio.Semaphore(AT_ONCE)
@@ -71,7 +69,8 @@ class CheckpointUploads:
         """Raises InvalidRequest when the owner has too many open uploads."""
 
         def begin() -> Upload:
-            most_bytes = foreign_adapter.most_bytes(adapter, self._model)
+            base = self._bases.need(base_model).base
+            most_bytes = foreign_adapter.most_bytes(adapter, base.model.config)
             return self._uploads.begin(owner, base_model, adapter, project_id, most_bytes)
 
         return await asyncio.to_thread(begin)
@@ -171,24 +170,25 @@ class CheckpointUploads:
     async def _take_in(self, upload: Upload, target: CheckpointPath) -> None:
         options = SaveOptions(owner=upload.owner)
         staged = await self._checkpoints.begin(target, options)
-        folder, names = self._uploads.folder(upload.id), (self._base_model, upload.base_model)
+        folder, base = self._uploads.folder(upload.id), self._bases.need(upload.base_model).base
+        names = (base.name, upload.base_model)
         try:
             adapter = await asyncio.to_thread(
-                foreign_adapter.convert, folder, staged, upload.adapter, self._model, names
+                foreign_adapter.convert, folder, staged, upload.adapter, base.model.config, names
             )
         except (RequestError, OSError) as problem:
             await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
             if isinstance(problem, RequestError):
                 await asyncio.to_thread(self._uploads.note_refusal, upload)
             raise
-        await self._make_run(upload, target.run_id, adapter)
-        await self._checkpoints.complete(target, staged, adapter, options)
+        await self._make_run(upload, target.run_id, base.name, adapter)
+        await self._checkpoints.complete(target, staged, adapter, options, base.checkpoints)
 
-    async def _make_run(self, upload: Upload, run_id: str, adapter: AdapterSpec) -> None:
+    async def _make_run(self, upload: Upload, run_id: str, base_model: str, adapter: AdapterSpec) -> None:
         """Create the run. Its request takes number 0 of the line, so it is created only once."""
         rows = [
             new_session(upload.id, upload.project_id, upload.owner),
-            new_model(run_id, SOURCE, self._base_model, adapter),
+            new_model(run_id, SOURCE, base_model, adapter),
         ]
         payload = msgspec.json.encode({"upload_id": upload.id})
         refused = Failed(cannot_be_trained(run_id, SOURCE), "user")

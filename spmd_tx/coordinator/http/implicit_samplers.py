@@ -6,9 +6,11 @@ Each set of weights has a session of its own, which ends like any other when it 
 import asyncio
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
+from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
-from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.tenancy.callers import Caller
@@ -21,58 +23,68 @@ TAG = "openai"  # of the sessions, in listings
 SCHEME = "tinker://"
 
 
+class NamedWeights(NamedTuple):
+    """Holds what a client names as its model."""
+
+    base: ServedBase
+    path: CheckpointPath | None = None  # of a checkpoint; None: the base model is meant
+    saved_at: float = 0.0  # seconds since the epoch
+
+
 @dataclass(frozen=True)
 class ImplicitSampler:
     """Holds a sampler, and numbers its requests."""
 
     row: SamplerRow
+    base: ServedBase
     numbers: count = field(default_factory=count)
 
 
 class ImplicitSamplers:
     """Opens and keeps the samplers of this process. Those of earlier processes expire."""
 
-    def __init__(self, catalog: Catalog, names: ServedNames) -> None:
+    def __init__(self, catalog: Catalog, bases: Bases) -> None:
         self._catalog = catalog
-        self._names = names
+        self._bases = bases
         self._samplers: dict[tuple[str, str, float], ImplicitSampler] = {}  # by owner, name, time of saving
         self._opening = asyncio.Lock()
 
-    async def find(self, model: str, access: Access) -> tuple[CheckpointPath | None, float]:
-        """Return the path of the checkpoint that ``model`` names, and when it was saved.
-
-        None and 0 mean the base model.
+    async def find(self, model: str, access: Access) -> NamedWeights:
+        """Return the weights that ``model`` names: a base model's, or those of a checkpoint.
 
         Raises NotFound, or InvalidRequest when it cannot be sampled.
         """
         if model.startswith(SCHEME):
             path = checkpoint_paths.parse_to_sample(model)
-            return path, (await access.open_checkpoint(path)).manifest.created_at
-        if self._names.find(model) is None:
+            base, opened = await access.open_checkpoint(path, self._bases)
+            return NamedWeights(base, path, opened.manifest.created_at)
+        named = self._bases.find(model)
+        if named is None:
+            served = " and ".join(repr(base.name) for base in self._bases.all)
             raise NotFound(
                 f"the model {model[: checkpoint_paths.MOST_SHOWN]!r} does not exist; this server has "
-                f"{self._names.names[0]!r}, and checkpoints of it under "
+                f"{served}, and checkpoints of it under "
                 f"{SCHEME}RUN/{checkpoint_paths.SAMPLER_WEIGHTS}/NAME"
             )
-        return None, 0.0
+        return NamedWeights(named.base)
 
     async def of(self, model: str, access: Access) -> ImplicitSampler:
         """Return a sampler for what ``find`` finds, as it is now."""
-        path, saved_at = await self.find(model, access)
+        weights = await self.find(model, access)
         async with self._opening:
-            key = (access.caller.owner, model, saved_at)
+            key = (access.caller.owner, model, weights.saved_at)
             sampler = self._samplers.get(key)
             if sampler is None or await self._catalog.problem(sampler.row) is not None:
-                sampler = self._samplers[key] = await self._open(path, access.caller)
+                sampler = self._samplers[key] = await self._open(weights, access.caller)
         return sampler
 
-    async def _open(self, path: CheckpointPath | None, caller: Caller) -> ImplicitSampler:
+    async def _open(self, named: NamedWeights, caller: Caller) -> ImplicitSampler:
         self._samplers = {
             key: sampler
             for key, sampler in self._samplers.items()
             if not self._catalog.has_ended(sampler.row.session_id)
         }
         session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), caller)
-        weights = SamplerWeights(path and str(path))
-        row = await self._catalog.add_sampler(session.id, 0, self._names.names[0], weights)
-        return ImplicitSampler(row)
+        weights = SamplerWeights(named.path and str(named.path))
+        row = await self._catalog.add_sampler(session.id, 0, named.base.name, weights)
+        return ImplicitSampler(row, named.base)

@@ -1,7 +1,7 @@
 """The services that routes use, and their injection into routes."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,8 +14,8 @@ from litestar.handlers import BaseRouteHandler
 from litestar.params import FromPath
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.catalog.catalog import Catalog
-from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.uploads import Uploads
 from spmd_tx.coordinator.http.checkpoint_copies import CheckpointCopies
@@ -41,11 +41,8 @@ from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
-from spmd_tx.coordinator.text.prompt_texts import PromptTexts
-from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
-from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 
@@ -128,15 +125,14 @@ class Services(Stores, Backend):
     """Holds everything that the routes need."""
 
     config: ServerConfig
-    model: ServedModel
+    bases: Bases
     copies: CheckpointCopies
     uploads: CheckpointUploads
     keyring: Keyring
     signed_urls: SignedUrls
     traces: TraceExports
     quotas: Quotas
-    prompt_texts: PromptTexts
-    samples: SampleReader
+    samples: Mapping[str, SampleReader]  # by the name of the base
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
@@ -147,53 +143,38 @@ class Services(Stores, Backend):
     shared_answers: SharedAnswers
     body_rooms: BodyRooms
 
-    @property
-    def names(self) -> ServedNames:
-        return ServedNames(self.config.model_names, self.model.max_context)
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            vocab_size=self.model.config.vocab_size,
-            max_context=self.model.max_context,
-            max_rank=self.config.max_rank,
-            bounds=self.config.bounds,
-        )
-
 
 async def open_services(
-    config: ServerConfig, model: ServedModel, stores: Stores, backend: Backend, stack: AsyncExitStack
+    config: ServerConfig, bases: Bases, stores: Stores, backend: Backend, stack: AsyncExitStack
 ) -> Services:
     """Make what the routes need, around a scheduler; the stack closes it."""
     database, queue, bounds = stores.database, stores.queue, config.bounds
     keyring = await open_keyring(database, config.data_dir)
-    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, bounds)
-    stack.push_async_callback(prompt_texts.close)
-    samples = SampleReader(SamplePlaces(config.data_dir / "payloads", model.directory), model.text, bounds)
-    stack.push_async_callback(samples.close)
+    samples = dict[str, SampleReader]()
+    for base in bases.all:
+        places = SamplePlaces(config.data_dir / "payloads", base.model.directory)
+        samples[base.name] = SampleReader(places, base.model.text, bounds)
+        stack.push_async_callback(samples[base.name].close)
     uploads = CheckpointUploads(
         Uploads(config.data_dir, bounds.open_uploads),
         stores.checkpoints,
         queue,
         stores.storage,
-        model.config,
-        config.model_name,
+        bases,
     )
-    names = ServedNames(config.model_names, model.max_context)
     return Services(
         **vars(stores),
         **vars(backend),
         config=config,
-        model=model,
-        copies=CheckpointCopies(stores.checkpoints, queue),
+        bases=bases,
+        copies=CheckpointCopies(stores.checkpoints, queue, bases),
         uploads=uploads,
         keyring=keyring,
         signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
         traces=TraceExports(database, config.data_dir),
         quotas=Quotas(database, stores.catalog, queue, bounds),
-        prompt_texts=prompt_texts,
         samples=samples,
-        implicit_samplers=ImplicitSamplers(stores.catalog, names),
+        implicit_samplers=ImplicitSamplers(stores.catalog, bases),
         notices=Notices(),
         body_rooms=make_rooms(bounds),
         turns=Turns(bounds),

@@ -16,7 +16,7 @@ import msgspec
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
@@ -95,7 +95,7 @@ class Versions:
     def __init__(
         self,
         samplers: Catalog,
-        checkpoints: CheckpointCatalog,
+        checkpoints: BaseCheckpoints,
         bank: VersionBank,
         directory: Path,
         max_rank: int,

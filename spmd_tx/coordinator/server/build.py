@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import open_base
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import open_store
@@ -33,7 +35,6 @@ from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
-from spmd_tx.models.declared.model import Model
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ async def open_parts(
     telemetry = await asyncio.to_thread(open_telemetry, os.environ)
     if telemetry is not None:
         stack.push_async_callback(asyncio.to_thread, telemetry.close)
-    stores = await open_stores(config, model.config, stack, telemetry)
+    stores = await open_stores(config, stack, telemetry)
+    base = open_base(config, model, stack)
     database = stores.database
     snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
     quarantine = await open_quarantine(database, config.data_dir)
@@ -67,7 +69,7 @@ async def open_parts(
     uses = await asyncio.to_thread(ProgramUses, config.data_dir / "program_uses.json")
     builder = GenerationBuilder(
         mesh=mesh,
-        model=model,
+        base=base,
         catalog=stores.catalog,
         checkpoints=stores.checkpoints,
         snapshots=snapshots,
@@ -94,13 +96,13 @@ async def open_parts(
         steps, ranks = await scheduler.steps_to_run_again(), await stores.catalog.ranks()
         await asyncio.to_thread(model.numbers.settle, steps, ranks)
     backend = Backend(scheduler=scheduler, health=health, progress=progress)
-    services = await open_services(config, model, stores, backend, stack)
+    services = await open_services(config, Bases([base]), stores, backend, stack)
     given_up = GivenUpWatcher(database, stores.queue, scheduler)
     return Parts(services, scheduler, hub, health, generations, given_up, uses)
 
 
 async def open_stores(
-    config: ServerConfig, model: Model, stack: AsyncExitStack, telemetry: Telemetry | None = None
+    config: ServerConfig, stack: AsyncExitStack, telemetry: Telemetry | None = None
 ) -> Stores:
     """Open the database and the data directory, and delete what is too old; the stack closes them."""
     database = await open_database(config.database_url, config.data_dir)
@@ -114,10 +116,8 @@ async def open_stores(
     checkpoints = await open_checkpoints(
         database,
         await asyncio.to_thread(open_store, config),
-        config.model_name,
         disk,
         config.bounds.checkpoint_bytes,
-        model,
     )
     return Stores(
         database=database,

@@ -9,8 +9,10 @@ from sqlalchemy import update
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import fingerprint
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import GenerationPlan
@@ -36,12 +38,10 @@ from spmd_tx.coordinator.server.worker_setup import bank_slots, make_setup
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.outages import retry_through_outages
 from spmd_tx.coordinator.storage.tables import ServerState
-from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
 from spmd_tx.coordinator.training.execute import Training
 from spmd_tx.coordinator.training.slots import TrainingSlots
-from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.errors import DatabaseDamaged
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
@@ -87,7 +87,7 @@ class GenerationBuilder:
     """Makes the parts that every generation of workers gets anew."""
 
     mesh: MeshChoice
-    model: ServedModel
+    base: ServedBase
     catalog: Catalog
     checkpoints: CheckpointCatalog
     snapshots: Snapshots
@@ -104,14 +104,14 @@ class GenerationBuilder:
 
     def make(self, workers: Hub, plan: MemoryPlan) -> GenerationParts:
         """Make the parts for workers that hold nothing yet; the model's text must be loaded."""
-        config, model = self.config, self.model
+        config, model = self.config, self.base.model
         check_pages(plan.pages, config.page_size, model.max_context)
         bank = VersionBank(
             bank_slots(config), config.data_dir / "versions", whole_models=config.full_parameters
         )
         versions = Versions(
             self.catalog,
-            self.checkpoints,
+            BaseCheckpoints(self.checkpoints, self.base.checkpoints),
             bank,
             config.data_dir / "versions",
             config.max_rank,
@@ -135,9 +135,9 @@ class GenerationBuilder:
         )
 
     def _training(self, versions: Versions, plan: MemoryPlan, kernels: str) -> Training:
-        config, model = self.config, self.model
+        config, model = self.config, self.base.model
         return Training(
-            checkpoints=self.checkpoints,
+            checkpoints=BaseCheckpoints(self.checkpoints, self.base.checkpoints),
             samplers=self.catalog,
             versions=versions,
             slots=(
@@ -145,9 +145,8 @@ class GenerationBuilder:
                 if config.full_parameters
                 else TrainingSlots(config.max_lora_adapters)
             ),
-            limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
+            limits=self.base.limits,
             shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),
-            base_model=config.model_name,
             snapshots=self.snapshots,
             stability=StabilityFiles(config.data_dir),
             custom_losses=self.custom_losses,
@@ -156,7 +155,7 @@ class GenerationBuilder:
         )
 
     def _sampling(self, bank: VersionBank, orders: ProgramOrders, plan: MemoryPlan) -> SampleBatch:
-        config, model = self.config, self.model
+        config, model = self.config, self.base.model
         limits = SamplingLimits(
             shapes=sampling_shapes(config, model.max_context, plan),
             pages_per_shard=plan.pages,

@@ -148,7 +148,7 @@ class _Server:
             generations.run(self._work),
             run_housekeeping(self._parts.services),
             self._parts.services.keyring.watch(),
-            self._parts.services.model.text.run(),
+            *(base.model.text.run() for base in self._parts.services.bases.all),
             self._parts.given_up.watch(),
             self._parts.uses.keep(),
             *(agent.run() for agent in self._agents),
@@ -178,7 +178,8 @@ class _Server:
     async def _work(self, ready: Ready) -> NoReturn:
         """Serve requests, now that the workers of a generation are ready."""
         parts = self._parts
-        await parts.services.model.text.get()
+        for base in parts.services.bases.all:
+            await base.model.text.get()
         logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
         logger.info("memory of each device: %s", memory_plan.summary(ready.plan))
         metrics.show_plan(ready.plan)

@@ -13,7 +13,7 @@ import numpy as np
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
 from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
 from spmd_tx.coordinator.requests.records import (
@@ -87,13 +87,12 @@ NOT_WRITTEN_OUT = (
 class Training:
     """Turns each request of a model into steps of that model."""
 
-    checkpoints: CheckpointCatalog
+    checkpoints: BaseCheckpoints
     samplers: Catalog
     versions: Versions
     slots: TrainingSlots
     limits: Limits
     shapes: TrainingShapes
-    base_model: str
     snapshots: Snapshots
     stability: StabilityFiles
     custom_losses: CustomLossCatalog
@@ -268,7 +267,7 @@ class Training:
 
     async def _save(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
         writes = self.snapshots.writes
-        saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.base_model, self.children)
+        saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.children)
         if request.kind == "save_weights":
             return await saves.state(model, request, read_body(body, training.SaveWeightsRequest))
         if request.kind == "save_weights_external":

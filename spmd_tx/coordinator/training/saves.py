@@ -8,7 +8,8 @@ from pathlib import Path
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints import age_recipients
-from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
+from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
+from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.sampling.versions import Versions
@@ -39,11 +40,10 @@ SAVE_STATE, SAVE_SAMPLER = program_of_move(TrainSlot, StateFolder), program_of_m
 class Saves:
     """Prepares the steps of saves. Each method raises RequestError before anything is sent."""
 
-    checkpoints: CheckpointCatalog
+    checkpoints: BaseCheckpoints
     samplers: Catalog
     versions: Versions
     writes: Writes
-    base_model: str
     children: asyncio.Semaphore  # processes at a time
 
     async def state(self, model: TrainedModel, request: Request, body: training.SaveWeightsRequest) -> Begun:
@@ -129,7 +129,7 @@ class Saves:
         sampler = await self.samplers.add_sampler(
             model.session_id,
             body.sampling_session_seq_id,
-            self.base_model,
+            self.checkpoints.base.name,
             SamplerWeights(model_id=model.id, version=request.id, inflight=inflight),
         )
         republishes = request.seq_id if inflight else None

@@ -10,6 +10,7 @@ import pytest
 from spmd_tx import durable_files
 from spmd_tx.coordinator.checkpoints import catalog, files
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import is_outage
@@ -19,12 +20,13 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 PATH = CheckpointPath("s:train:0", "weights", "step-1")
 ADAPTER = AdapterSpec(rank=4, train_mlp=False)
+BASE = CheckpointBase(("Qwen/Qwen3-0.6B",))
 
 
 @pytest.fixture
 async def checkpoints(database, tmp_path):
     return await open_checkpoints(
-        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+        database, LocalStore(tmp_path / "checkpoints"), DiskGuard(tmp_path / "checkpoints")
     )
 
 
@@ -32,12 +34,12 @@ async def save(checkpoints, path=PATH, content=b"weights", **options):
     partial = await checkpoints.begin(path, SaveOptions(**options))
     (partial / "inner").mkdir(parents=True)
     (partial / "inner" / "shard.bin").write_bytes(content)
-    await checkpoints.complete(path, partial, ADAPTER, SaveOptions(**options))
+    await checkpoints.complete(path, partial, ADAPTER, SaveOptions(**options), BASE)
 
 
 async def test_a_saved_checkpoint_opens_where_the_documents_say(checkpoints, tmp_path):
     await save(checkpoints)
-    folder, manifest = await checkpoints.open(PATH)
+    folder, manifest = await checkpoints.open(PATH, BASE)
     assert folder == tmp_path / "checkpoints" / "s_train_0" / "weights" / "step-1"
     assert (folder / "inner" / "shard.bin").read_bytes() == b"weights"
     assert manifest.adapter == ADAPTER
@@ -47,7 +49,7 @@ async def test_a_saved_checkpoint_opens_where_the_documents_say(checkpoints, tmp
 async def test_a_checkpoint_that_is_still_being_written_cannot_be_opened(checkpoints):
     (await checkpoints.begin(PATH, SaveOptions())).mkdir()
     with pytest.raises(NotFound, match="does not exist"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_a_run_whose_name_no_database_takes_has_no_checkpoints(checkpoints):
@@ -60,7 +62,7 @@ async def test_a_name_is_used_twice_only_on_demand(checkpoints):
     with pytest.raises(InvalidRequest, match="overwrite=True"):
         await checkpoints.begin(PATH, SaveOptions())
     await save(checkpoints, content=b"new", overwrite=True)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     assert (folder / "inner" / "shard.bin").read_bytes() == b"new"
 
 
@@ -83,7 +85,7 @@ async def test_a_name_that_clients_cannot_address_is_refused_and_leaves_nothing(
 async def test_a_name_that_the_file_system_confuses_is_refused(checkpoints, monkeypatch, taken, name):
     """Some file systems ignore case, Unicode's forms or spaces: the folder is there, listed otherwise."""
     await save(checkpoints, PATH._replace(name=taken))
-    folder, _ = await checkpoints.open(PATH._replace(name=taken))
+    folder, _ = await checkpoints.open(PATH._replace(name=taken), BASE)
     exists = Path.exists
     monkeypatch.setattr(Path, "exists", lambda self: self == folder.with_name(name) or exists(self))
     with pytest.raises(InvalidRequest, match="cannot tell apart"):
@@ -93,7 +95,7 @@ async def test_a_name_that_the_file_system_confuses_is_refused(checkpoints, monk
 
 async def test_who_links_between_the_two_renames_of_an_overwrite_waits_for_the_second(checkpoints, tmp_path):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     away = folder.rename(folder.with_name(".away"))
     back = Timer(0.2, away.rename, [folder])
     back.start()
@@ -106,9 +108,9 @@ async def test_an_interrupted_overwrite_leaves_the_old_checkpoint(checkpoints, d
     await save(checkpoints, content=b"old")
     (await checkpoints.begin(PATH, SaveOptions(overwrite=True))).mkdir()
     restarted = await open_checkpoints(
-        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+        database, LocalStore(tmp_path / "checkpoints"), DiskGuard(tmp_path / "checkpoints")
     )
-    folder, _ = await restarted.open(PATH)
+    folder, _ = await restarted.open(PATH, BASE)
     assert (folder / "inner" / "shard.bin").read_bytes() == b"old"
     assert [path.name for path in folder.parent.iterdir()] == ["step-1"]
 
@@ -133,7 +135,7 @@ async def test_who_reads_while_a_checkpoint_is_overwritten_gets_one_or_the_other
     async def read(reader):
         nonlocal reads
         while not is_over:
-            folder, _ = await checkpoints.open(PATH)
+            folder, _ = await checkpoints.open(PATH, BASE)
             await checkpoints.describe(PATH)
             link = tmp_path / "links" / f"{reader}-{reads}"
             manifest = await asyncio.to_thread(files.link, PATH, folder, link)
@@ -157,9 +159,9 @@ async def test_each_attempt_to_save_has_a_place_of_its_own(checkpoints):
     (of_the_earlier / "shard.bin").write_bytes(b"half")
     of_the_later.mkdir()
     (of_the_later / "shard.bin").write_bytes(b"weights")
-    await checkpoints.complete(PATH, of_the_later, ADAPTER, options)
+    await checkpoints.complete(PATH, of_the_later, ADAPTER, options, BASE)
     (of_the_earlier / "shard.bin").write_bytes(b"more than half")
-    folder, manifest = await checkpoints.open(PATH)
+    folder, manifest = await checkpoints.open(PATH, BASE)
     assert manifest.files == {"shard.bin": 7}
     assert (folder / "shard.bin").read_bytes() == b"weights"
 
@@ -175,7 +177,7 @@ async def test_what_an_attempt_that_failed_has_written_is_deleted_after_the_next
     async with asyncio.timeout(60):
         while failed.exists():
             await asyncio.sleep(0.01)
-    await checkpoints.open(PATH)
+    await checkpoints.open(PATH, BASE)
 
 
 async def test_a_checkpoint_that_was_replaced_does_not_come_back_when_its_save_is_completed_again(
@@ -197,9 +199,9 @@ async def test_a_checkpoint_that_was_replaced_does_not_come_back_when_its_save_i
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", broken)
         with pytest.raises(OSError, match="Input/output"):
-            await checkpoints.complete(PATH, staged, ADAPTER, options)
-    await checkpoints.complete(PATH, staged, ADAPTER, options)
-    folder, manifest = await checkpoints.open(PATH)
+            await checkpoints.complete(PATH, staged, ADAPTER, options, BASE)
+    await checkpoints.complete(PATH, staged, ADAPTER, options, BASE)
+    folder, manifest = await checkpoints.open(PATH, BASE)
     assert (manifest.saved_by, (folder / "shard.bin").read_bytes()) == ("second", b"new")
 
 
@@ -213,10 +215,10 @@ async def test_a_saved_checkpoint_is_durable_with_all_its_names(checkpoints, tmp
 
 async def test_a_truncated_file_is_named(checkpoints):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     (folder / "inner" / "shard.bin").write_bytes(b"weig")
     with pytest.raises(InvalidRequest, match=r"shard\.bin has 4 bytes instead of 7"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 def test_a_manifest_that_is_no_text_is_none(tmp_path):
@@ -229,40 +231,40 @@ async def test_a_state_that_was_written_in_parts_only_is_refused(checkpoints):
     partial = await checkpoints.begin(PATH, SaveOptions())
     (partial / "ocdbt.process_0").mkdir(parents=True)
     (partial / "ocdbt.process_0" / "manifest.ocdbt").write_bytes(b"part")
-    await checkpoints.complete(PATH, partial, ADAPTER, SaveOptions())
+    await checkpoints.complete(PATH, partial, ADAPTER, SaveOptions(), BASE)
     with pytest.raises(InvalidRequest, match=r"is damaged: .*/manifest\.ocdbt was not written"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_a_flipped_bit_is_found(checkpoints):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     (folder / "inner" / "shard.bin").write_bytes(b"weightz")
     with pytest.raises(InvalidRequest, match=r"is damaged: .*shard\.bin has another content"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_a_checkpoint_of_the_first_version_had_no_digests_and_can_be_read(checkpoints):
     await save(checkpoints)
-    folder, manifest = await checkpoints.open(PATH)
+    folder, manifest = await checkpoints.open(PATH, BASE)
     old = msgspec.to_builtins(manifest)
     del old["digests"]
     (folder / files.MANIFEST).write_bytes(msgspec.json.encode(old))
-    assert (await checkpoints.open(PATH)).manifest.files == manifest.files
+    assert (await checkpoints.open(PATH, BASE)).manifest.files == manifest.files
 
 
 async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoints):
     await save(checkpoints)
-    folder, manifest = await checkpoints.open(PATH)
+    folder, manifest = await checkpoints.open(PATH, BASE)
     newer = msgspec.structs.replace(manifest, format=files.FORMAT + 1)
     (folder / files.MANIFEST).write_bytes(msgspec.json.encode(newer))
     with pytest.raises(InvalidRequest, match="has format 2, of a newer version of the server"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     storage = DiskGuard(tmp_path, "100%")
-    checkpoints = await open_checkpoints(database, LocalStore(tmp_path / "checkpoints"), "m", storage)
+    checkpoints = await open_checkpoints(database, LocalStore(tmp_path / "checkpoints"), storage)
     storage.measure()
     storage._is_full = True
     with pytest.raises(OSError, match="too little space") as full:
@@ -275,24 +277,28 @@ async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
 
 async def test_a_missing_file_is_named(checkpoints):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     (folder / "inner" / "shard.bin").unlink()
     with pytest.raises(InvalidRequest, match=r"shard\.bin is missing"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
-async def test_a_checkpoint_of_another_base_model_names_both(checkpoints, database, tmp_path):
+async def test_a_checkpoint_of_another_base_model_names_both(checkpoints):
     await save(checkpoints)
-    other = await open_checkpoints(
-        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-4B", DiskGuard(tmp_path / "checkpoints")
-    )
-    with pytest.raises(InvalidRequest, match=r"Qwen/Qwen3-0\.6B.*Qwen/Qwen3-4B"):
-        await other.open(PATH)
+    with pytest.raises(InvalidRequest, match=r"was trained on 'Qwen/Qwen3-0\.6B'.*one of 'Qwen/Qwen3-4B'"):
+        await checkpoints.open(PATH, CheckpointBase(("Qwen/Qwen3-4B",)))
+
+
+async def test_a_checkpoint_keeps_the_base_of_its_model_and_opens_under_any_name_that_this_had(checkpoints):
+    await save(checkpoints)
+    renamed = CheckpointBase(("mine", "Qwen/Qwen3-0.6B"))
+    assert (await checkpoints.open(PATH, renamed)).manifest.base_model == BASE.name
+    assert (await checkpoints.find(PATH)).base_model == BASE.name
 
 
 async def test_a_deleted_checkpoint_is_gone_from_disk(checkpoints):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     await checkpoints.delete(PATH)
     assert not folder.exists()
     with pytest.raises(NotFound):
@@ -331,29 +337,28 @@ async def test_rows_follow_the_folders_after_a_crash(checkpoints, database, tmp_
     lost, kept = PATH._replace(name="lost"), PATH._replace(name="kept")
     await save(checkpoints, lost)
     await save(checkpoints, kept)
-    folder, _ = await checkpoints.open(lost)
+    folder, _ = await checkpoints.open(lost, BASE)
     moved = PATH._replace(name="moved")
     folder.rename(folder.with_name("moved"))
 
     restarted = await open_checkpoints(
-        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+        database, LocalStore(tmp_path / "checkpoints"), DiskGuard(tmp_path / "checkpoints")
     )
 
-    await restarted.open(kept)
-    await restarted.open(moved)
+    await restarted.open(kept, BASE)
+    await restarted.open(moved, BASE)
     with pytest.raises(NotFound):
         await restarted.find(lost)
 
 
 async def test_a_checkpoint_that_was_whole_when_the_server_died_is_kept(checkpoints, database, tmp_path):
     await save(checkpoints)
-    folder, _ = await checkpoints.open(PATH)
+    folder, _ = await checkpoints.open(PATH, BASE)
     for name in (".step-1.0123456789abcdef.staged", ".step-1.partial"):  # the latter by earlier versions
         folder.rename(folder.with_name(name))
         restarted = await open_checkpoints(
             database,
             LocalStore(tmp_path / "checkpoints"),
-            "Qwen/Qwen3-0.6B",
             DiskGuard(tmp_path / "checkpoints"),
         )
-        await restarted.open(PATH)
+        await restarted.open(PATH, BASE)

@@ -9,6 +9,7 @@ from sqlalchemy import delete
 
 from spmd_tx.coordinator.checkpoints import remote_store
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions, open_checkpoints
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.files import MANIFEST
 from spmd_tx.coordinator.checkpoints.remote_files import OWNER, RemoteFiles
 from spmd_tx.coordinator.checkpoints.remote_store import CheckpointCache, open_remote_store
@@ -21,6 +22,8 @@ from tests.coordinator.checkpoints.test_catalog import ADAPTER, PATH, save
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 OTHER = PATH._replace(name="step-2")
+
+BASE = CheckpointBase(("Qwen/Qwen3-0.6B",))
 
 
 @pytest.fixture
@@ -36,7 +39,7 @@ def opened(database, tmp_path, base):
         directory = tmp_path / "checkpoints"
         cache = CheckpointCache(directory, most_bytes)
         store = store or await asyncio.to_thread(open_remote_store, base.as_uri(), tmp_path, cache)
-        return await open_checkpoints(database, store, "Qwen/Qwen3-0.6B", DiskGuard(directory))
+        return await open_checkpoints(database, store, DiskGuard(directory))
 
     return opened
 
@@ -55,7 +58,7 @@ def cached(tmp_path, path=PATH):
 
 
 async def content(checkpoints, path=PATH):
-    folder, _ = await checkpoints.open(path)
+    folder, _ = await checkpoints.open(path, BASE)
     return (folder / "inner" / "shard.bin").read_bytes()
 
 
@@ -93,7 +96,7 @@ async def test_what_is_deleted_or_has_expired_is_gone_everywhere(checkpoints, ba
     assert stored(base) == [OWNER]
     assert not cached(tmp_path).exists()
     with pytest.raises(NotFound):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_a_deletion_takes_no_name_that_only_begins_like_its_own(opened, base, tmp_path, monkeypatch):
@@ -169,7 +172,7 @@ async def test_a_database_that_was_lost_is_made_again_from_the_store(checkpoints
 
 async def test_checkpoints_from_before_move_to_the_store(database, opened, base, tmp_path):
     local = await open_checkpoints(
-        database, LocalStore(tmp_path / "checkpoints"), "Qwen/Qwen3-0.6B", DiskGuard(tmp_path / "checkpoints")
+        database, LocalStore(tmp_path / "checkpoints"), DiskGuard(tmp_path / "checkpoints")
     )
     await save(local)
     moved = await opened()
@@ -185,10 +188,10 @@ async def test_a_damaged_copy_is_fetched_again_and_a_damaged_original_is_refused
     (original,) = base.rglob("shard.bin")
     original.write_bytes(b"weightz")
     with pytest.raises(InvalidRequest, match="has another content"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
     original.unlink()
     with pytest.raises(InvalidRequest, match=r"inner/shard\.bin is not in the store"):
-        await checkpoints.open(PATH)
+        await checkpoints.open(PATH, BASE)
 
 
 async def test_the_copies_that_were_unused_for_longest_make_room(opened, tmp_path):
@@ -198,7 +201,7 @@ async def test_the_copies_that_were_unused_for_longest_make_room(opened, tmp_pat
         await save(checkpoints, path, content=bytes(1000))
         at = time.time() - remote_store.IN_USE_SECONDS - 100 + age
         os.utime(cached(tmp_path, path) / MANIFEST, (at, at))
-    await checkpoints.open(paths[0])
+    await checkpoints.open(paths[0], BASE)
     await save(checkpoints, PATH._replace(name="new"), content=bytes(100))
     assert [cached(tmp_path, path).exists() for path in paths] == [True, False, False]
     for path in paths:
@@ -230,11 +233,11 @@ async def test_a_save_that_is_interrupted_anywhere_can_go_on(opened, base, tmp_p
     (staged / "inner" / "shard.bin").write_bytes(b"new")
     files.calls_left = calls
     try:
-        await checkpoints.complete(PATH, staged, ADAPTER, options)
+        await checkpoints.complete(PATH, staged, ADAPTER, options, BASE)
     except ConnectionError:  # an outage, after which the same is tried again
         files.calls_left = 1 << 30
         assert await content(checkpoints) in (b"old", b"new")
-        await checkpoints.complete(PATH, staged, ADAPTER, options)
+        await checkpoints.complete(PATH, staged, ADAPTER, options, BASE)
     files.calls_left = 1 << 30
     assert await content(checkpoints) == b"new"
     assert await content(await opened(store=store)) == b"new"
@@ -251,7 +254,7 @@ async def test_a_store_that_does_not_answer_stops_no_start_and_forgets_nothing(
     again = await opened(store=store)
     await again.find(PATH)
     with pytest.raises(ConnectionError):
-        await again.open(PATH)
+        await again.open(PATH, BASE)
     assert await again.expire(time.time() + 3601) == []
     files.calls_left = 1 << 30
     assert await content(again) == b"weights"

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -43,14 +44,16 @@ class Status:
 
 
 class FakeScheduler:
-    def __init__(self, queue: RequestQueue, catalog: Catalog, checkpoints: CheckpointCatalog) -> None:
+    def __init__(
+        self, queue: RequestQueue, catalog: Catalog, checkpoints: CheckpointCatalog, bases: Bases
+    ) -> None:
         self.arrived: list[Request] = []
         self.ended_sessions: list[str] = []
         self.cancelled: list[str] = []
         self.retired: list[str] = []
         self.consumed: list[tuple[str, int]] = []
         self.is_paused = False
-        self._queue, self._catalog, self._checkpoints = queue, catalog, checkpoints
+        self._queue, self._catalog, self._checkpoints, self._bases = queue, catalog, checkpoints, bases
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
 
     def arrive(self, request: Request) -> None:
@@ -89,7 +92,9 @@ class FakeScheduler:
                 return _json(training.CreateModelResult(request.line))
             case "load_weights":
                 load = msgspec.json.decode(payload, type=training.LoadWeightsRequest)
-                await self._checkpoints.open(checkpoint_paths.parse(load.path))
+                model = await self._catalog.model(request.line)
+                base = self._bases.of_row(model.base_model).checkpoints
+                await self._checkpoints.open(checkpoint_paths.parse(load.path), base)
                 return _json(training.LoadWeightsResult(load.path, request.line))
             case "forward_backward" | "forward":
                 return _losses(training_protobuf.decode_forward_backward(payload))
@@ -137,7 +142,8 @@ class FakeScheduler:
         model = await self._catalog.model(path.run_id)
         partial = await self._checkpoints.begin(path, options)
         _write_weights(partial)
-        await self._checkpoints.complete(path, partial, model.adapter, options)
+        base = self._bases.of_row(model.base_model).checkpoints
+        await self._checkpoints.complete(path, partial, model.adapter, options, base)
 
 
 def _write_weights(folder: Path) -> None:

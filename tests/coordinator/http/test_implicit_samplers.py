@@ -22,7 +22,8 @@ async def save(services):
     partial = await services.checkpoints.begin(PATH, options)
     partial.mkdir(parents=True)
     (partial / "adapter_model.safetensors").write_bytes(b"weights")
-    await services.checkpoints.complete(PATH, partial, AdapterSpec(rank=4), options)
+    base = services.bases.default.checkpoints
+    await services.checkpoints.complete(PATH, partial, AdapterSpec(rank=4), options, base)
 
 
 async def test_a_model_is_sampled_with_one_sampler_and_ever_new_numbers(services):

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.served_base import open_base
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
@@ -199,7 +200,6 @@ class Coordinator:
         checkpoints = await open_checkpoints(
             self.database,
             LocalStore(config.checkpoints_dir),
-            config.model_name,
             DiskGuard(config.checkpoints_dir),
         )
         self._snapshots = Snapshots(
@@ -211,7 +211,7 @@ class Coordinator:
         quarantine = Quarantine()
         builder = GenerationBuilder(
             mesh=MeshChoice(config, config.data_dir),
-            model=model,
+            base=open_base(config, model, AsyncExitStack()),
             catalog=self.catalog,
             checkpoints=checkpoints,
             snapshots=self._snapshots,

@@ -133,14 +133,15 @@ async def test_a_load_that_is_run_again_waits_for_a_store_that_does_not_answer(b
     bench.create(B, seed=8)
     await bench.result(bench.load(B, 1, path))
     shutil.rmtree(bench.directory / "snapshots")  # so that the load, too, is run again
-    outages, opened = [ConnectionError("the store does not answer")] * 3, bench.checkpoints.open
+    catalog = bench.checkpoints.catalog
+    outages, opened = [ConnectionError("the store does not answer")] * 3, catalog.open
 
-    async def open_when_it_answers(path):
+    async def open_when_it_answers(path, base):
         if outages:
             raise outages.pop()
-        return await opened(path)
+        return await opened(path, base)
 
-    monkeypatch.setattr(bench.checkpoints, "open", open_when_it_answers)
+    monkeypatch.setattr(catalog, "open", open_when_it_answers)
     await next_generation(bench)
     await bench.result(bench.train(B, 2, 4))
     assert (outages, bench.workers.weights) == ([], {0: 7, 1: 7})

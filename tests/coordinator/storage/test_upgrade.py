@@ -8,6 +8,7 @@ from sqlalchemy import create_engine, text
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished
@@ -75,7 +76,7 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
     )
     database = await open_database(None, first_version)
     checkpoints = await open_checkpoints(
-        database, LocalStore(first_version / "checkpoints"), "b", DiskGuard(first_version / "checkpoints")
+        database, LocalStore(first_version / "checkpoints"), DiskGuard(first_version / "checkpoints")
     )
-    assert (await checkpoints.open(path)).folder == folder
+    assert (await checkpoints.open(path, CheckpointBase(("b",)))).folder == folder
     await database.close()

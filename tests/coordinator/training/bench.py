@@ -12,6 +12,8 @@ import numpy as np
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
+from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.mesh.compilation import Compilation
@@ -122,7 +124,6 @@ class TrainingBench:
             slots=TrainingSlots(self.slots),
             limits=LIMITS,
             shapes=self.shapes,
-            base_model=BASE_MODEL,
             snapshots=self.snapshots,
             stability=StabilityFiles(self.directory),
             custom_losses=self.custom_losses,
@@ -242,9 +243,9 @@ async def running(directory: Path, slots: int = 2, sampling=None, workers=None, 
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
-    checkpoints = await open_checkpoints(
-        database, LocalStore(directory / "checkpoints"), BASE_MODEL, DiskGuard(directory / "checkpoints")
-    )
+    store, disk = LocalStore(directory / "checkpoints"), DiskGuard(directory / "checkpoints")
+    catalog_of_all = await open_checkpoints(database, store, disk)
+    checkpoints = BaseCheckpoints(catalog_of_all, CheckpointBase((BASE_MODEL,)))
     bench = TrainingBench(
         directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, shapes
     )

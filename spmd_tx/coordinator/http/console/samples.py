@@ -59,7 +59,7 @@ class SamplesController(Controller):
         end = None if before is None else min(max(before, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
-            return await _Reader(services, access).page(model, end, most, search)
+            return await _Reader(services, access, model).page(model, end, most, search)
 
         key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search
         return await services.shared_answers.get_costly(key, answer)
@@ -70,7 +70,7 @@ class SamplesController(Controller):
     ) -> SampleGroup:
         """Return the samples of a request, and of others with the same prompt, token by token."""
         model = await access.model(run_id)
-        return await _Reader(services, access).group(model, request_id)
+        return await _Reader(services, access, model).group(model, request_id)
 
 
 class _SampleOfRequest(NamedTuple):
@@ -84,8 +84,9 @@ class _SampleOfRequest(NamedTuple):
 class _Reader:
     """Reads samples for one answer."""
 
-    def __init__(self, services: Services, access: Access) -> None:
-        self._services = services
+    def __init__(self, services: Services, access: Access, model: ModelRow) -> None:
+        base = services.bases.of_row(model.base_model)
+        self._services, self._texts, self._samples = services, base.prompt_texts, services.samples[base.name]
         self._caller = access.caller
         self._steps: dict[str, int | None] = {}  # by sampler
 
@@ -96,9 +97,9 @@ class _Reader:
         places, looked_at = range(len(requests[:most])), len(requests[:most])
         if search and requests:
             stored = [*map(sample_log.stored, requests[:to_look_at])]
-            places, looked_at = await self._services.samples.search(stored, search, most, WHOLE)
+            places, looked_at = await self._samples.search(stored, search, most, WHOLE)
         shown = [requests[place] for place in places]
-        bodies = await self._services.samples.read([*map(sample_log.stored, shown)], EXCERPT)
+        bodies = await self._samples.read([*map(sample_log.stored, shown)], EXCERPT)
         if len(bodies) < len(shown):  # reading the others would take too long
             shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
         next_before = None if looked_at == len(requests) else requests[looked_at - 1].row.number
@@ -113,7 +114,7 @@ class _Reader:
             beside = await sample_log.neighbours(db, logged)
         # The request itself comes first, then what is near: time may end before all are read.
         nearest = sorted(beside, key=lambda each: abs(each.row.number - logged.row.number))
-        bodies = await self._services.samples.read_alike([*map(sample_log.stored, nearest)], WHOLE)
+        bodies = await self._samples.read_alike([*map(sample_log.stored, nearest)], WHOLE)
         body = bodies[0]
         if body is None:
             raise not_kept(request_id)
@@ -125,7 +126,7 @@ class _Reader:
             samples += [_SampleOfRequest(each, place, answer) for place, answer in enumerate(other.answers)]
             left_out += other.num_answers - len(other.answers)
         parts = [body.prompt, *(answer.content for _, _, answer in samples)]
-        texts = await self._services.prompt_texts.pieces([part.tokens for part in parts])
+        texts = await self._texts.pieces([part.tokens for part in parts])
         prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
         return SampleGroup(
             weights=weights(logged.sampler),
@@ -148,7 +149,7 @@ class _Reader:
         for body in bodies:
             if body is not None:
                 tokens += [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
-        texts = iter(await self._services.prompt_texts.decode(tokens))
+        texts = iter(await self._texts.decode(tokens))
         return [await self._shown(*each, texts) for each in zip(shown, bodies, strict=True)]
 
     async def _shown(self, logged: Logged, body: SampleBody | None, texts: Iterator[str]) -> SampledRequest:

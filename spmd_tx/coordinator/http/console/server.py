@@ -47,7 +47,7 @@ async def _page(services: Services) -> ServerPage:
     by_owner = await work.tenants()
     return ServerPage(
         version=version("spmd_tx"),
-        model=services.config.model_name,
+        model=", ".join(base.name for base in services.bases.all),
         started_at=record.started_at,
         now=now,
         phase=health.phase,

@@ -17,6 +17,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.http.openai import answers, errors, messages, requests, writing
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
@@ -65,8 +66,8 @@ class OpenAIController(Controller):
 
     @get("/models")
     async def models(self, services: Service, access: Accessible) -> ModelList:
-        """List the base model, and the newest checkpoints that can be sampled."""
-        base = [ModelCard(name, 0) for name in services.names.names]
+        """List the base models, and the newest checkpoints that can be sampled."""
+        base = [ModelCard(name, 0) for each in services.bases.all for name in each.names.names]
         checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
         return ModelList([*base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
@@ -76,8 +77,8 @@ class OpenAIController(Controller):
     ) -> ModelCard:
         """Return the base model, or a checkpoint that can be sampled."""
         name = _name_in(request) or str(model)
-        _, saved_at = await services.implicit_samplers.find(name, access)
-        return ModelCard(name, int(saved_at))
+        weights = await services.implicit_samplers.find(name, access)
+        return ModelCard(name, int(weights.saved_at))
 
     @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def completions(
@@ -85,10 +86,13 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Complete texts."""
         requests.check(data, await request.body())
-        inputs = requests.completion_prompts(data, services.limits)
-        tokens = iter(await services.prompt_texts.tokens([each for each in inputs if isinstance(each, str)]))
+        sampler = await services.implicit_samplers.of(data.model, access)
+        inputs = requests.completion_prompts(data, sampler.base.limits)
+        tokens = iter(
+            await sampler.base.prompt_texts.tokens([each for each in inputs if isinstance(each, str)])
+        )
         prompts = [each if isinstance(each, list) else next(tokens) for each in inputs]
-        return await _answer(await _begin(data, prompts, services, access), request)
+        return await _answer(await _begin(data, prompts, sampler, services, access), request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def chat_completions(
@@ -99,8 +103,9 @@ class OpenAIController(Controller):
         requests.check(data, body)
         conversation = await compute(len(body), messages.conversation, data.messages)
         options = requests.template_options(data)
-        prompt = await services.prompt_texts.of_conversation(conversation, options)
-        return await _answer(await _begin(data, [prompt], services, access), request)
+        sampler = await services.implicit_samplers.of(data.model, access)
+        prompt = await sampler.base.prompt_texts.of_conversation(conversation, options)
+        return await _answer(await _begin(data, [prompt], sampler, services, access), request)
 
 
 def _name_in(request: Request) -> str:
@@ -109,12 +114,16 @@ def _name_in(request: Request) -> str:
 
 
 async def _begin(
-    request: CompletionRequest | ChatRequest, prompts: list[list[int]], services: Services, access: Access
+    request: CompletionRequest | ChatRequest,
+    prompts: list[list[int]],
+    sampler: ImplicitSampler,
+    services: Services,
+    access: Access,
 ) -> CompletionCall:
-    sampler = await services.implicit_samplers.of(request.model, access)
-    text = await services.model.text.get()
-    samples = requests.sample_requests(request, prompts, text.eos_token_ids, services.limits)
-    tokens = sum(most_tokens(each, services.model.max_context) for each in samples)
+    base = sampler.base
+    text = await base.model.text.get()
+    samples = requests.sample_requests(request, prompts, text.eos_token_ids, base.limits)
+    tokens = sum(most_tokens(each, base.model.max_context) for each in samples)
     echoes = prompts if _echoes(request) else None
     async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
         stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)

@@ -198,7 +198,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, request: SampleR
         number,
         row.session_id,
         msgspec.json.encode(sample),
-        tokens=most_tokens(sample, services.model.max_context),
+        tokens=most_tokens(sample, sampler.base.model.max_context),
     )
 
 

@@ -5,6 +5,8 @@ The owner of a session owns its models, samplers, requests and checkpoints. The 
 
 from dataclasses import dataclass, replace
 
+from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog, unknown
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.files import Manifest
@@ -79,10 +81,14 @@ class Access:
         return await self.checkpoints.describe(path, self._may_read)
 
     async def open_checkpoint(
-        self, path: CheckpointPath, *, may_be_encrypted: bool = False
-    ) -> OpenCheckpoint:
+        self, path: CheckpointPath, bases: Bases, *, may_be_encrypted: bool = False
+    ) -> tuple[ServedBase, OpenCheckpoint]:
         """Open a checkpoint that the caller may load or sample from: their own, or a published one."""
-        return await self.checkpoints.open(path, self._may_read, may_be_encrypted=may_be_encrypted)
+        base = bases.of_checkpoint(path, await self.describe_checkpoint(path))
+        opened = await self.checkpoints.open(
+            path, base.checkpoints, self._may_read, may_be_encrypted=may_be_encrypted
+        )
+        return base, opened
 
     async def problem_loading(self, path: str, token: str | None, keyring: Keyring) -> str | None:
         """Say why the caller may not load a path; None: they may. Their own save may still be running."""

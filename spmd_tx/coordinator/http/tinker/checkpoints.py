@@ -8,6 +8,7 @@ from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.bases.bases import check_same_base
 from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
@@ -234,10 +235,13 @@ async def _create_from_checkpoint(
     path = checkpoint_paths.parse_to_train(request.path, optimizer=request.optimizer)
     validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
-    adapter = (await reader.open_checkpoint(path)).manifest.adapter
-    check_rank(path, adapter, services.limits.max_rank)
+    wanted = None if request.base_model is None else services.bases.need(request.base_model)
+    base, opened = await reader.open_checkpoint(path, services.bases)
+    check_same_base(path, base, wanted)
+    named, adapter = wanted or services.bases.need_to_train(base.name), opened.manifest.adapter
+    check_rank(path, adapter, base.limits.max_rank)
     assert request.session_id is not None
     assert request.model_seq_id is not None
     model_id = catalog.model_id(request.session_id, request.model_seq_id)
     filled = msgspec.structs.replace(request, model_id=model_id, seq_id=0)
-    return await queue_model(services, access, "load_weights", filled, adapter)
+    return await queue_model(services, access, named.name, filled, adapter)

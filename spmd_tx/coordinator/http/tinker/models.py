@@ -10,7 +10,6 @@ from sqlalchemy import insert
 
 from spmd_tx.coordinator.catalog import catalog, listings
 from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, SessionFilter
-from spmd_tx.coordinator.catalog.served_names import tokenizer_id
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
@@ -40,8 +39,9 @@ class ModelsController(Controller):
         self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible
     ) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
-        adapter = validation.check_lora(data.lora_config, data.optimizer_config, services.limits)
-        return await queue_model(services, access, "create_model", data, adapter)
+        named = services.bases.need_to_train(data.base_model or services.bases.default.name)
+        adapter = validation.check_lora(data.lora_config, data.optimizer_config, named.base.limits)
+        return await queue_model(services, access, named.name, data, adapter)
 
     @post("/get_info", status_code=HTTP_200_OK, opt=READS)
     async def get_info(
@@ -49,12 +49,13 @@ class ModelsController(Controller):
     ) -> GetInfoResponse:
         """Describe a model. The client takes its tokenizer from here, and caches the answer."""
         model = await access.model(data.model_id)
+        base = services.bases.of_row(model.base_model)
         return GetInfoResponse(
             model_id=model.id,
             model_data=ModelData(
-                services.model.config.architecture,
+                base.model.config.architecture,
                 model.base_model,
-                tokenizer_id(services.config.base_model, services.model.directory),
+                base.tokenizer_id,
             ),
             model_name=model.base_model,
             is_lora=model.rank > 0,
@@ -85,12 +86,11 @@ class ModelsController(Controller):
 async def queue_model(
     services: Services,
     access: Access,
-    kind: RequestKind,
+    base_model: str,
     request: CreateModelRequest | LoadWeightsRequest,
     adapter: AdapterSpec,
 ) -> FutureResponse:
-    """Store a new model together with the request that fills it."""
-    base_model = services.names.need(request.base_model or services.config.model_name)
+    """Store a new model together with the request that fills it. ``base_model`` is its name in answers."""
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
@@ -113,5 +113,6 @@ async def queue_model(
     )
     payload = msgspec.json.encode(request)
     async with services.quotas.room_for_adapter(access.caller, model_id):
+        kind: RequestKind = "create_model" if isinstance(request, CreateModelRequest) else "load_weights"
         request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
     return FutureResponse(request_id, model_id=model_id)

@@ -5,6 +5,7 @@ from litestar import Controller, Request, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
+from spmd_tx.coordinator.bases.bases import check_same_base
 from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
@@ -38,16 +39,17 @@ class SamplingController(Controller):
         number, bounds = data.sampling_session_seq_id, services.config.bounds
         limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
         await access.open_session(data.session_id)
-        weights, base_model = SamplerWeights(), services.config.model_name
+        named = None if data.base_model is None else services.bases.need(data.base_model)
         if data.model_path is not None:
             path = checkpoint_paths.parse_to_sample(data.model_path)
-            await access.open_checkpoint(path)
-            weights = SamplerWeights(str(path))
-        elif data.base_model is not None:
-            base_model = services.names.need(data.base_model)
+            base, _ = await access.open_checkpoint(path, services.bases)
+            check_same_base(path, base, named)
+            name, weights = base.name, SamplerWeights(str(path))
+        elif named is not None:
+            name, weights = named.name, SamplerWeights()
         else:
             raise InvalidRequest("neither model_path nor base_model is given; send one of them")
-        sampler = await services.catalog.add_sampler(data.session_id, number, base_model, weights)
+        sampler = await services.catalog.add_sampler(data.session_id, number, name, weights)
         return CreateSamplingSessionResponse(sampler.id)
 
     @get("/samplers/{sampler_id:str}")
@@ -76,15 +78,16 @@ class SamplingController(Controller):
                 "which creates a sampling session first"
             )
         size = len(await request.body())
-        await compute(size, validation.check_sample, data, services.limits)
         sampler = await access.sampler(data.sampling_session_id)
+        base = services.bases.of_row(sampler.base_model)
+        await compute(size, validation.check_sample, data, base.limits)
         await _check_open(sampler, services)
         is_base = sampler.model_path is None and sampler.model_id is None
         sample = msgspec.structs.replace(
             data, model_path=sampler.model_path, base_model=sampler.base_model if is_base else None
         )
         payload = await compute(size, msgspec.json.encode, sample)
-        tokens = most_tokens(sample, services.model.max_context)
+        tokens = most_tokens(sample, base.model.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
                 "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens

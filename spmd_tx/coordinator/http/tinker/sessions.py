@@ -83,9 +83,14 @@ class SessionsController(Controller):
 
     @get("/get_server_capabilities")
     async def capabilities(self, services: Service) -> ServerCapabilitiesResponse:
-        """List the names of the served model, with the longest context."""
-        names = services.names
-        return ServerCapabilitiesResponse([SupportedModel(name, names.max_context) for name in names.names])
+        """List the names of the base models, with the longest context of each."""
+        return ServerCapabilitiesResponse(
+            [
+                SupportedModel(name, base.names.max_context, base.is_trainable)
+                for base in services.bases.all
+                for name in base.names.names
+            ]
+        )
 
     @post("/telemetry", status_code=HTTP_200_OK, opt=DROPS)
     async def telemetry(self, request: Request) -> StatusResponse:

@@ -40,13 +40,13 @@ class UploadsController(Controller):
         access: Accessible,
     ) -> ExternalWeightsUploadStartResponse:
         """Begin an upload. Its files are those that save_weights_external writes."""
-        services.names.need(data.base_model)
-        if not services.limits.max_rank:
+        limits = services.bases.need(data.base_model).base.limits
+        if not limits.max_rank:
             raise InvalidRequest(
                 "uploads are LoRA adapters and this server trains all weights (--full-parameters); upload to "
                 "one that trains adapters, or merge the adapter with spmd-tx export and serve the result"
             )
-        adapter = validation.check_lora(data.lora_config, None, services.limits)
+        adapter = validation.check_lora(data.lora_config, None, limits)
         await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
         owner = access.caller.owner
         upload = await services.uploads.begin(owner, data.base_model, adapter, data.destination_project_id)

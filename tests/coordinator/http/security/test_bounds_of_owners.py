@@ -101,14 +101,15 @@ async def test_the_bytes_of_an_owners_checkpoints_are_bounded_when_a_save_begins
     api, services, tmp_path, session_id
 ):
     store = LocalStore(tmp_path / "checkpoints")
-    checkpoints = await open_checkpoints(services.database, store, BASE_MODEL, services.storage, 2000)
+    checkpoints = await open_checkpoints(services.database, store, services.storage, 2000)
 
     async def save(name, size=1000, **options):
         path = CheckpointPath(f"{session_id}:train:0", "weights", name)
         staged = await checkpoints.begin(path, SaveOptions(**options))
         staged.mkdir(parents=True)
         (staged / "file").write_bytes(bytes(size))
-        await checkpoints.complete(path, staged, ADAPTER, SaveOptions(**options))
+        base = services.bases.default.checkpoints
+        await checkpoints.complete(path, staged, ADAPTER, SaveOptions(**options), base)
         return path
 
     first = await save("a")

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.checkpoints import uploads as stored
 from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE
 from spmd_tx.protocol.commands import AdapterSpec
@@ -321,7 +322,9 @@ async def test_a_file_stops_where_the_disk_is_too_full_and_goes_on_later(api, up
 
 
 async def test_a_server_that_trains_all_weights_takes_none(api, services, monkeypatch):
-    monkeypatch.setattr(type(services), "limits", replace(services.limits, max_rank=0))
+    base = services.bases.default
+    bases = Bases([replace(base, limits=replace(base.limits, max_rank=0))])
+    monkeypatch.setitem(vars(services), "bases", bases)
     for rank in (0, 8):
         answer = await start(api, lora_config={"rank": rank})
         assert answer.status_code == 400

@@ -1,0 +1,1 @@
+"""Base models as clients see them: their names, limits and texts."""

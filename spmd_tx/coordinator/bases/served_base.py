@@ -1,0 +1,49 @@
+"""What lives for one base model as clients see it."""
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cached_property
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.catalog.served_names import ServedNames, tokenizer_id
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
+from spmd_tx.coordinator.text.prompt_texts import PromptTexts
+from spmd_tx.coordinator.text.served_model import ServedModel
+from spmd_tx.coordinator.wire.limits import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedBase:
+    """Holds a base model's names, limits and texts."""
+
+    names: ServedNames
+    model: ServedModel
+    limits: Limits
+    tokenizer_id: str  # where clients find its tokenizer
+    prompt_texts: PromptTexts
+    is_trainable: bool = True  # whether models can be created; all bases can be sampled from
+
+    @property
+    def name(self) -> str:
+        """The name in answers."""
+        return self.names.names[0]
+
+    @cached_property
+    def checkpoints(self) -> CheckpointBase:
+        return CheckpointBase((self.name,), self.model.config)
+
+
+def open_base(
+    config: ServerConfig, model: ServedModel, stack: AsyncExitStack, *, is_trainable: bool = True
+) -> ServedBase:
+    """Make what lives for the base model of a configuration; the stack closes it."""
+    prompt_texts = PromptTexts(model.directory, model.text, model.max_context, config.bounds)
+    stack.push_async_callback(prompt_texts.close)
+    return ServedBase(
+        names=ServedNames(config.model_names, model.max_context),
+        model=model,
+        limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
+        tokenizer_id=tokenizer_id(config.base_model, model.directory),
+        prompt_texts=prompt_texts,
+        is_trainable=is_trainable,
+    )
