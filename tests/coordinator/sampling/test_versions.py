@@ -53,7 +53,7 @@ async def test_samplers_of_one_checkpoint_share_its_place(bench):
 
 async def test_a_deleted_checkpoint_stays_with_its_open_samplers(bench):
     version = await bench.version_of(await sampler(bench))
-    await bench.checkpoints.delete(parse(PATH))
+    await bench.checkpoints.catalog.delete(parse(PATH))
     assert weights(folder_of(bench, version)) == 7.0
     with pytest.raises(NotFound):
         await bench.version_of(await sampler(bench, 1))
@@ -121,7 +121,7 @@ async def test_a_training_checkpoint_cannot_be_sampled(bench):
     "change, message",
     [
         ({"rank": 64}, "has rank 64 and this server takes at most 8.*--max-lora-rank"),
-        ({"base_model": "other"}, "was trained on 'other', and this server serves 'tiny'"),
+        ({"base_model": "other"}, "was trained on 'other', and this model is one of 'tiny'"),
         ({"files": {"adapter_model.safetensors": 10**6}}, "is damaged: .* instead of 1000000"),
     ],
 )

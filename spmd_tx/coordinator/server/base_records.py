@@ -1,0 +1,72 @@
+"""The record of the base models that a data directory has had: their names, and what their adapters fit."""
+
+import msgspec
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.durable_files import make_folder, write_file
+from spmd_tx.errors import UNREADABLE, StartError
+
+FILE = "bases.json"  # in the data directory
+# Where there is none, these files of earlier versions describe the first base.
+MODEL_FILE, LAYOUT_FILE = "base_model.json", "expert_lora"
+
+
+class ModelRecord(msgspec.Struct):
+    """Identifies a base model, and what decides its numbers."""
+
+    base_model: str  # as --base-model had it at first
+    architecture: str
+    sizes: dict[str, int]
+    trains_all_weights: bool | None = None  # None: not recorded yet
+    base_dtype: str = "auto"
+    dtype: str = "auto"
+    files: dict[str, str] | None = None  # fingerprints by name; None: not recorded yet
+    revision: str | None = None  # as --revision had it at the last start
+
+
+class BaseRecord(msgspec.Struct):
+    """Holds what is known of one base model."""
+
+    key: str  # the first name that it was served under, which never changes
+    names: list[str]  # all that it has had; those of the last start come first
+    expert_lora: str | None = None  # the layout of factors for experts; None: not settled, or no experts
+    model: ModelRecord | None = None  # None: not recorded yet
+
+
+def read_record(config: ServerConfig) -> BaseRecord:
+    """Return the record of the base model of a configuration, with its present names. Blocks.
+
+    A base that is called otherwise now is still the directory's first one. Raises StartError for a damaged
+    file.
+    """
+    records = _read(config)
+    names = config.model_names
+    known = next((each for each in records if not {*names}.isdisjoint(each.names)), None)
+    record = known or next(iter(records), None) or BaseRecord(names[0], [])
+    record.names = list(dict.fromkeys([*names, *record.names]))
+    return record
+
+
+def write_record(config: ServerConfig, record: BaseRecord) -> None:
+    """Put a record in place of the earlier one of its base. Blocks."""
+    records = {each.key: each for each in _read(config)} | {record.key: record}
+    make_folder(config.data_dir)
+    content = msgspec.json.format(msgspec.json.encode(list(records.values())))
+    write_file(config.data_dir / FILE, content)
+
+
+def _read(config: ServerConfig) -> list[BaseRecord]:
+    """Return the records in the order in which the directory got its bases."""
+    file, model_file, layout_file = (config.data_dir / name for name in (FILE, MODEL_FILE, LAYOUT_FILE))
+    try:
+        if file.exists():
+            return msgspec.json.decode(file.read_bytes(), type=list[BaseRecord])
+        first = BaseRecord(config.model_name, [])
+        if layout_file.exists():
+            first.expert_lora = layout_file.read_text().strip()
+        if model_file.exists():
+            file = model_file
+            first.model = msgspec.json.decode(model_file.read_bytes(), type=ModelRecord)
+    except UNREADABLE as error:
+        raise StartError(f"{file} is damaged: {error}; restore it from a backup") from None
+    return [first] if layout_file.exists() or model_file.exists() else []
