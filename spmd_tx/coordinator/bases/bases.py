@@ -30,6 +30,8 @@ class Bases:
                     raise StartError(f"two bases are called {name} ({both}); change served_model_name of one")
                 self._of_name[name] = base
         self.all = tuple(bases)
+        earlier = {name: base for base in reversed(bases) for name in base.history.names}
+        self._of_any_name = earlier | self._of_name
 
     @property
     def default(self) -> ServedBase:
@@ -66,14 +68,14 @@ class Bases:
     def of_row(self, name: str) -> ServedBase:
         """Return the base of a model or sampler, whose row has a name as clients saw it at that time.
 
-        A name that none has any more is one that the first base had.
+        A name that none is known to have had is one of the first base's, from before names were recorded.
         """
         variant = VARIANT.fullmatch(name)
-        return self._of_name.get(name if variant is None else variant["model"], self.default)
+        return self._of_any_name.get(name if variant is None else variant["model"], self.default)
 
     def of_checkpoint(self, path: CheckpointPath, manifest: Manifest) -> ServedBase:
         """Return the base of a checkpoint. Raises InvalidRequest if the server does not have it."""
-        base = self._of_name.get(manifest.base_model)
+        base = self._of_any_name.get(manifest.base_model)
         if base is None:
             served = " and ".join(repr(base.name) for base in self.all)
             raise InvalidRequest(

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
 from spmd_tx.coordinator.checkpoints.files import Manifest
@@ -47,8 +48,8 @@ class CheckpointCopies:
             with suppress(NotFound):
                 if (await self._checkpoints.describe(target)).copied_from == str(source):
                     return target
-            _, opened = await reader.open_checkpoint(source, self._bases, may_be_encrypted=True)
-            await self._make_run(run_id, source, opened.manifest, request, writer)
+            base, opened = await reader.open_checkpoint(source, self._bases, may_be_encrypted=True)
+            await self._make_run(run_id, source, (base, opened.manifest), request, writer)
             await self._checkpoints.copy(source, target, SaveOptions(ttl_seconds=request.ttl_seconds))
         return target
 
@@ -56,7 +57,7 @@ class CheckpointCopies:
         self,
         run_id: str,
         source: CheckpointPath,
-        manifest: Manifest,
+        trained: tuple[ServedBase, Manifest],
         request: CopyWeightsRequest,
         writer: Access,
     ) -> None:
@@ -69,12 +70,15 @@ class CheckpointCopies:
                     f"model_seq_id {number} of session {session_id!r} is already in use; send the next one"
                 )
             return
+        base, manifest = trained
         rows = [new_model(run_id, str(source), manifest.base_model, manifest.adapter)]
         if request.session_id is None:
             rows.insert(0, new_session(session_id, request.destination_project_id, writer.caller.owner))
         payload = msgspec.json.encode(msgspec.structs.replace(request, weights_access_token=None))
         refused = Failed(cannot_be_trained(run_id, str(source)), "user")
-        await self._queue.submit("copy_weights", run_id, 0, session_id, payload, also=rows, refused=refused)
+        await self._queue.submit(
+            "copy_weights", run_id, 0, session_id, payload, base=base.key, also=rows, refused=refused
+        )
 
 
 async def _place(request: CopyWeightsRequest, key: str | None, writer: Access) -> tuple[str, int]:

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
 from spmd_tx.coordinator.checkpoints import foreign_adapter
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
@@ -181,15 +182,17 @@ class CheckpointUploads:
             if isinstance(problem, RequestError):
                 await asyncio.to_thread(self._uploads.note_refusal, upload)
             raise
-        await self._make_run(upload, target.run_id, base.name, adapter)
+        await self._make_run(upload, target.run_id, base, adapter)
         await self._checkpoints.complete(target, staged, adapter, options, base.checkpoints)
 
-    async def _make_run(self, upload: Upload, run_id: str, base_model: str, adapter: AdapterSpec) -> None:
+    async def _make_run(self, upload: Upload, run_id: str, base: ServedBase, adapter: AdapterSpec) -> None:
         """Create the run. Its request takes number 0 of the line, so it is created only once."""
         rows = [
             new_session(upload.id, upload.project_id, upload.owner),
-            new_model(run_id, SOURCE, base_model, adapter),
+            new_model(run_id, SOURCE, base.name, adapter),
         ]
         payload = msgspec.json.encode({"upload_id": upload.id})
         refused = Failed(cannot_be_trained(run_id, SOURCE), "user")
-        await self._queue.submit("upload_weights", run_id, 0, upload.id, payload, also=rows, refused=refused)
+        await self._queue.submit(
+            "upload_weights", run_id, 0, upload.id, payload, base=base.key, also=rows, refused=refused
+        )

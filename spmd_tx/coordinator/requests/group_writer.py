@@ -51,6 +51,7 @@ class Submission(NamedTuple):
     line: str
     seq_id: int
     session_id: str
+    base: str | None  # as in Request
     payload: bytes
     also: Sequence[Executable]  # statements that become true together with the request
     refused: Failed | None  # the outcome of a refused request, which is only recorded
@@ -161,8 +162,7 @@ class GroupWriter:
 
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
-        _, line, seq_id, session_id = submission[:4]
-        return Request(number, secrets.token_hex(16), submission.kind, line, seq_id, session_id)
+        return Request(number, secrets.token_hex(16), *submission[:5])
 
 
 def first_of_each_key(

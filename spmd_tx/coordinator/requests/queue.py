@@ -114,6 +114,7 @@ class RequestQueue:
         session_id: str,
         payload: bytes,
         *,
+        base: str | None = None,
         also: Sequence[Executable] = (),
         refused: Failed | None = None,
         tokens: int = 0,
@@ -122,12 +123,14 @@ class RequestQueue:
 
         The same (line, seq_id) again gives the same request_id and does nothing more. The statements ``also``
         run in the same transaction. A request that is ``refused`` is stored with that outcome, and not
-        announced. ``tokens`` is the number that a sample takes at most.
+        announced. ``base`` is the key of its base model, ``tokens`` what a sample takes at most.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now, trace, also = clock.now(), TRACEPARENT.get(), tuple(also)
         self._submissions.append(
-            Submission(kind, line, seq_id, session_id, payload, also, refused, tokens, now, trace, accepted)
+            Submission(
+                kind, line, seq_id, session_id, base, payload, also, refused, tokens, now, trace, accepted
+            )
         )
         self._wake()
         return await accepted

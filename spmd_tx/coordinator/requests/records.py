@@ -92,6 +92,7 @@ class Request:
     line: str  # the model's id; for samples the sampler's
     seq_id: int  # place in the line; 0 is the model's creation
     session_id: str
+    base: str | None = None  # key of the base model; None: the first one of the data directory
 
 
 @dataclass(frozen=True)

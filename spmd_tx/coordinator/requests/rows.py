@@ -229,7 +229,8 @@ def _body_values(name: str, body: BodyRef | None) -> dict[str, object]:
 
 
 def _request(row: RequestRow) -> Request:
-    return Request(row.number, row.id, cast(RequestKind, row.kind), row.line, row.seq_id, row.session_id)
+    kind = cast(RequestKind, row.kind)
+    return Request(row.number, row.id, kind, row.line, row.seq_id, row.session_id, row.base)
 
 
 def _table() -> Table:
@@ -246,6 +247,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "line": request.line,
         "seq_id": request.seq_id,
         "session_id": request.session_id,
+        "base": request.base,
         "created_at": row.accepted_at,
         **_body_values("payload", row.payload),
         "finished_at": None if refused is None else clock.now(),

@@ -59,7 +59,7 @@ async def open_parts(
     if telemetry is not None:
         stack.push_async_callback(asyncio.to_thread, telemetry.close)
     stores = await open_stores(config, stack, telemetry)
-    base = open_base(config, model, stack)
+    base = open_base(config, model, stack, history=model.history)
     database = stores.database
     snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
     quarantine = await open_quarantine(database, config.data_dir)

@@ -3,13 +3,12 @@
 from dataclasses import replace
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.durable_files import make_folder, write_file
+from spmd_tx.coordinator.server.base_records import read_record, write_record
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import layout_named
 from spmd_tx.models.declared.model import Model
 from spmd_tx.options import AUTO
 
-RECORD = "expert_lora"  # file in the data directory
 BEFORE_RECORDS = "snapshots"  # folder in data directories; there it is alone where no layout was recorded
 
 
@@ -20,11 +19,9 @@ def with_expert_lora(config: ServerConfig, model: Model) -> Model:
     """
     if not model.n_experts:
         return model
-    record = config.data_dir / RECORD
-    known = None
-    if record.exists():
-        known = record.read_text().strip()
-    elif (config.data_dir / BEFORE_RECORDS).exists():
+    record = read_record(config)
+    known = record.expert_lora
+    if known is None and (config.data_dir / BEFORE_RECORDS).exists():
         known = "per-expert"  # which was the only one
     wanted = config.expert_lora
     if known is not None and wanted not in (AUTO, known):
@@ -33,7 +30,7 @@ def with_expert_lora(config: ServerConfig, model: Model) -> Model:
             "leave it out, or set another --data-dir"
         )
     chosen = known or config.planned_expert_lora
-    if not record.exists():
-        make_folder(config.data_dir)
-        write_file(record, f"{chosen}\n".encode())
+    if record.expert_lora is None:
+        record.expert_lora = chosen
+        write_record(config, record)
     return replace(model, expert_lora=layout_named(chosen))

@@ -5,38 +5,28 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from spmd_tx.config import ServerConfig
-from spmd_tx.durable_files import make_folder, write_file
-from spmd_tx.errors import UNREADABLE, StartError
+from spmd_tx.coordinator.server.base_records import (
+    FILE,
+    BaseRecord,
+    ModelRecord,
+    read_record,
+    write_record,
+)
+from spmd_tx.errors import StartError
 from spmd_tx.models.declared.model import Model
 
 logger = logging.getLogger(__name__)
 
-RECORD = "base_model.json"  # file in the data directory
 SIZES = ("n_layers", "d_model", "d_ff", "n_heads", "n_kv_heads", "head_dim", "n_experts", "vocab_size")
-
-
-class Record(msgspec.Struct):
-    """Identifies the base model of a data directory."""
-
-    base_model: str  # as --base-model had it at first
-    architecture: str
-    sizes: dict[str, int]
-    trains_all_weights: bool | None = None  # None: not recorded yet
-    base_dtype: str = "auto"
-    dtype: str = "auto"
-    files: dict[str, str] | None = None  # fingerprints by name; None: not recorded yet
-    revision: str | None = None  # as --revision had it at the last start
 
 
 @dataclass(frozen=True)
 class NumericChanges:
     """Says what decides the numbers of a model and is not as it was at the last start."""
 
-    file: Path
-    record: Record  # what this start has
+    config: ServerConfig
+    record: BaseRecord  # what this start has
     changes: tuple[str, ...] = ()
     is_of_one_kind: bool = True  # whether it is known to be of adapters, or of whole models
 
@@ -47,17 +37,17 @@ class NumericChanges:
         are known to clients already.
         """
         if not self.is_of_one_kind and ranks:
-            _check_kind(self.file.parent, not any(ranks), bool(self.record.trains_all_weights))
+            _check_kind(self.config.data_dir, not any(ranks), self.config.full_parameters)
         if self.changes and steps:
             raise StartError(
                 f"{'; '.join(self.changes)}; but {steps} training requests since the last snapshots would be "
                 "run again, with other results than clients got. Start the server as before, and end it with "
-                "SIGTERM, which takes a snapshot of every model that has no gradient; or delete "
-                f"{self.file} to run them again anyway"
+                'SIGTERM, which takes a snapshot of every model that has no gradient; or remove "model" from '
+                f"{self.config.data_dir / FILE} to run them again anyway"
             )
         for change in self.changes:
             logger.warning("%s: models continue, but with other numbers, so their losses change", change)
-        write_file(self.file, msgspec.json.encode(self.record))
+        write_record(self.config, self.record)
 
 
 def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) -> NumericChanges:
@@ -66,8 +56,23 @@ def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) 
     It belongs to adapters or to whole models, too. ``files`` are fingerprints of the base model's. A new data
     directory is from now on this model's.
     """
-    file = config.data_dir / RECORD
-    record = Record(
+    record = read_record(config)
+    known, present = record.model, _present(config, model, files)
+    record.model = present
+    if known is None:
+        write_record(config, record)
+        return NumericChanges(config, record)
+    _check_shape(config, known, present)
+    if known.trains_all_weights is not None:
+        _check_kind(config.data_dir, known.trains_all_weights, config.full_parameters)
+    present.base_model = known.base_model
+    changes = tuple(_changes(config, known, present))
+    return NumericChanges(config, record, changes, known.trains_all_weights is not None)
+
+
+def _present(config: ServerConfig, model: Model, files: dict[str, str]) -> ModelRecord:
+    """Return what this start has."""
+    return ModelRecord(
         base_model=config.base_model,
         revision=config.revision,
         architecture=model.architecture,
@@ -77,23 +82,9 @@ def check_same_model(config: ServerConfig, model: Model, files: dict[str, str]) 
         dtype=config.dtype,
         files=files,
     )
-    if not file.exists():
-        make_folder(config.data_dir)
-        write_file(file, msgspec.json.encode(record))
-        return NumericChanges(file, record)
-    try:
-        known = msgspec.json.decode(file.read_bytes(), type=Record)
-    except UNREADABLE as error:
-        raise StartError(f"{file} is damaged: {error}; delete it if the base model has not changed") from None
-    _check_shape(config, known, record)
-    if known.trains_all_weights is not None:
-        _check_kind(config.data_dir, known.trains_all_weights, config.full_parameters)
-    record.base_model = known.base_model
-    changes = tuple(_changes(config, known, record))
-    return NumericChanges(file, record, changes, known.trains_all_weights is not None)
 
 
-def _check_shape(config: ServerConfig, known: Record, present: Record) -> None:
+def _check_shape(config: ServerConfig, known: ModelRecord, present: ModelRecord) -> None:
     differences = [
         f"{name} is {now} and was {before}"
         for name, now, before in (
@@ -119,14 +110,14 @@ def _check_kind(data_dir: Path, trained_all: bool, trains_all: bool) -> None:
         )
 
 
-def _revisions(known: Record, present: Record) -> str:
+def _revisions(known: ModelRecord, present: ModelRecord) -> str:
     if known.revision == present.revision:
         return ""
     before, now = ("left out" if each.revision is None else each.revision for each in (known, present))
     return f" (--revision was {before} and is {now} now)"
 
 
-def _changes(config: ServerConfig, known: Record, present: Record) -> list[str]:
+def _changes(config: ServerConfig, known: ModelRecord, present: ModelRecord) -> list[str]:
     changes = [
         f"{option} was {before} at the last start and is {now} now"
         for option, before, now in (

@@ -161,6 +161,7 @@ class RequestRow(Base):
     sent_at: Mapped[float | None]  # its first command was sent
     replied_at: Mapped[float | None]  # its last command was answered
     tokens: Mapped[int | None] = mapped_column(BigInteger)  # read and sampled
+    base: Mapped[str | None]  # key of the base model; null: the first one of the data directory
 
 
 class PastRequest(Base):
@@ -180,6 +181,7 @@ class PastRequest(Base):
     finished_at: Mapped[float] = mapped_column(index=True)
     tokens: Mapped[int | None] = mapped_column(BigInteger)
     category: Mapped[str | None]  # of a failed one
+    base: Mapped[str | None]  # as in RequestRow
 
 
 class RunMetrics(Base):

@@ -1,13 +1,19 @@
 """Two base models behind one address: each is found by its names, and nothing of one goes to the other."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
-from spmd_tx.coordinator.bases.served_base import open_base
+from spmd_tx.coordinator.bases.served_base import BaseHistory, open_base
+from spmd_tx.coordinator.catalog.served_names import ServedNames
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.http.security.access import Access
+from spmd_tx.coordinator.retention.rules import Ages, forget_requests
+from spmd_tx.coordinator.storage.tables import PastRequest, RequestRow
 from spmd_tx.coordinator.tenancy.callers import EVERYONE
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -180,6 +186,34 @@ async def test_openai_calls_go_by_the_name_of_the_base(api, services, session_id
     assert status == 400, answer
     status, answer = await post(api, "http://server/oai/api/v1/completions", model="other", prompt="x")
     assert (status, all(name in msgspec.json.encode(answer).decode() for name in (A, B))) == (404, True)
+
+
+async def test_the_log_keeps_the_base_of_each_request_also_when_its_body_is_gone(api, services, session_id):
+    a, b = [await create(api, session_id, number, name) for number, name in enumerate((A, "large:peft:40"))]
+    await post(api, "optim_step", model_id=b, seq_id=1, adam_params={})
+    of_a = await saved(services, a)
+    await post(api, "load_weights", session_id=session_id, model_seq_id=2, path=of_a)
+    _, created = await sampler(api, session_id, 0, base_model=SAMPLED)
+    await asample(api, created["sampling_session_id"], 4)
+    await post(api, "http://server/oai/api/v1/completions", model="large", prompt="x", max_tokens=1)
+    expected = [A, B, B, A, SAMPLED, B]
+    async with services.database.transaction() as db:
+        rows = (await db.scalars(select(RequestRow).order_by(RequestRow.number))).all()
+        assert [row.base for row in rows] == expected
+        base_of = {row.number: row.base for row in rows}
+        await forget_requests(db, Ages(now=1e12, results=1e12, open_results=1e12, versions=1e12))
+        kept = (await db.scalars(select(PastRequest))).all()
+        assert {row.base for row in kept} >= {SAMPLED, B}
+        assert all(row.base == base_of[row.number] for row in kept)
+
+
+async def test_a_base_is_found_by_names_that_it_had(services):
+    base = services.bases.all[1]
+    renamed = replace(base, names=ServedNames(("new",), 64), history=BaseHistory(B, ("new", B, "large")))
+    bases = Bases([services.bases.default, renamed])
+    assert bases.of_row("large:peft:40") is bases.of_row(B) is bases.need("new").base is renamed
+    assert (renamed.key, bases.find(B), bases.of_row("unknown")) == (B, None, services.bases.default)
+    assert renamed.checkpoints.names == ("new", B, "large")
 
 
 async def test_two_bases_with_one_name_do_not_start(services):

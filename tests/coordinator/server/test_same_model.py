@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.same_model import RECORD, SIZES, check_same_model
+from spmd_tx.coordinator.server.base_records import FILE, LAYOUT_FILE, MODEL_FILE, read_record
+from spmd_tx.coordinator.server.same_model import SIZES, check_same_model
 from spmd_tx.errors import StartError
 from spmd_tx.models.families.registry import declare
 from tests.support.known_models import CONFIGS
@@ -42,15 +43,16 @@ def test_the_sizes_are_those_that_data_directories_hold(name, tmp_path):
     model = declare(CONFIGS[name])
     check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), model, {})
     names = "n_layers d_model d_ff n_heads n_kv_heads head_dim n_experts vocab_size".split()
-    record = json.loads((tmp_path / RECORD).read_bytes())
+    record = json.loads((tmp_path / FILE).read_bytes())[0]["model"]
     assert record["sizes"] == dict(zip(names, RECORDED[name], strict=True))
     assert record["architecture"] == model.architecture
 
 
 def test_a_damaged_record_is_named(tmp_path):
-    (tmp_path / RECORD).write_text("{")
-    with pytest.raises(StartError, match=r"base_model\.json is damaged: .* delete it"):
-        check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_4B, {})
+    for name in (MODEL_FILE, FILE):
+        (tmp_path / name).write_text("{")
+        with pytest.raises(StartError, match=f"{name} is damaged: .* restore it"):
+            check_same_model(ServerConfig(base_model="m", data_dir=tmp_path), QWEN3_4B, {})
 
 
 def test_adapters_and_whole_models_do_not_share_a_data_directory(tmp_path):
@@ -112,11 +114,13 @@ def test_steps_are_not_run_again_with_other_numbers(tmp_path):
         changed = check_same_model(replace(config, dtype="float32"), QWEN3_4B, FILES)
         with pytest.raises(
             StartError,
-            match=r"--dtype was auto .* float32 now; but 3 training .* or delete .*base_model\.json",
+            match=r"--dtype was auto .* float32 now; but 3 training .* or remove .model. from .*bases\.json",
         ):
             changed.settle(3, [8])
     check_same_model(config, QWEN3_4B, FILES).settle(3, [8])
-    (tmp_path / RECORD).unlink()
+    records = json.loads((tmp_path / FILE).read_bytes())
+    del records[0]["model"]
+    (tmp_path / FILE).write_text(json.dumps(records))
     check_same_model(replace(config, dtype="float32"), QWEN3_4B, FILES).settle(3, [8])
 
 
@@ -125,7 +129,7 @@ def test_steps_are_not_run_again_with_other_numbers(tmp_path):
 def test_a_directory_without_a_mark_is_of_the_kind_of_its_models(ranks, trained_all, trains_all, tmp_path):
     sizes = {name: getattr(QWEN3_4B, name) for name in SIZES}
     record = {"base_model": "m", "architecture": QWEN3_4B.architecture, "sizes": sizes}
-    (tmp_path / RECORD).write_bytes(msgspec.json.encode(record))
+    (tmp_path / MODEL_FILE).write_bytes(msgspec.json.encode(record))
     config = ServerConfig(base_model="m", data_dir=tmp_path, full_parameters=trains_all)
     found = check_same_model(config, QWEN3_4B, FILES)
     if trained_all not in (None, trains_all):
@@ -136,3 +140,38 @@ def test_a_directory_without_a_mark_is_of_the_kind_of_its_models(ranks, trained_
     check_same_model(config, QWEN3_4B, FILES)
     with pytest.raises(StartError, match="--full-parameters; start it as before"):
         check_same_model(replace(config, full_parameters=not trains_all), QWEN3_4B, FILES)
+
+
+# What the version before bases.json has left for a mixture.
+EARLIER = {
+    MODEL_FILE: '{"base_model":"/models/q","architecture":"Qwen3ForCausalLM","sizes":{"n_layers":36,'
+    '"d_model":2560,"d_ff":9728,"n_heads":32,"n_kv_heads":8,"head_dim":128,"n_experts":0,'
+    '"vocab_size":151936},"trains_all_weights":false,"base_dtype":"auto","dtype":"auto",'
+    '"files":{"config.json":"0","a.safetensors":"1 of 9 bytes","b.safetensors":"2 of 9 bytes"},'
+    '"revision":null}',
+    LAYOUT_FILE: "shared-outer\n",
+}
+
+
+def test_the_files_of_earlier_versions_are_the_first_base(tmp_path):
+    for name, content in EARLIER.items():
+        (tmp_path / name).write_text(content)
+    config = ServerConfig(base_model="/models/q", served_model_name="mine,q", data_dir=tmp_path)
+    with pytest.raises(StartError, match="d_model is 4096 and was 2560"):
+        check_same_model(config, QWEN3_8B, FILES)
+    found = check_same_model(config, QWEN3_4B, FILES)
+    assert not found.changes
+    found.settle(0, [8])
+    for name in EARLIER:
+        (tmp_path / name).unlink()
+    record = read_record(config)
+    assert (record.key, record.names, record.expert_lora) == ("mine", ["mine", "q"], "shared-outer")
+    assert not check_same_model(config, QWEN3_4B, FILES).changes
+
+
+def test_a_base_that_is_called_otherwise_keeps_its_key_and_the_names_that_it_had(tmp_path):
+    for names in ("first,also", "second", "third,also"):
+        config = ServerConfig(base_model="m", served_model_name=names, data_dir=tmp_path)
+        check_same_model(config, QWEN3_4B, FILES).settle(0, [8])
+    record = read_record(config)
+    assert (record.key, record.names) == ("first", ["third", "also", "second", "first"])

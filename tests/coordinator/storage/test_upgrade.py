@@ -80,3 +80,33 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
     )
     assert (await checkpoints.open(path, CheckpointBase(("b",)))).folder == folder
     await database.close()
+
+
+TO_0015 = """
+    ALTER TABLE requests DROP COLUMN base;
+    ALTER TABLE past_requests DROP COLUMN base;
+    UPDATE alembic_version SET version_num = '0015';
+    INSERT INTO requests (number, id, kind, line, seq_id, session_id, created_at, payload_body,
+        payload_length, executed, losses, losses_by_command, coordinator_losses)
+        VALUES (7, 'open', 'optim_step', 's:train:0', 1, 's', 1.0, {body}, 1, FALSE, 0, 0, 0);
+    INSERT INTO past_requests (number, kind, line, seq_id, session_id, created_at, finished_at)
+        VALUES (6, 'sample', 's:sample:0', 1, 's', 1.0, 2.0)
+"""
+
+
+async def test_requests_of_the_version_without_bases_go_on_and_are_of_the_first_one(database_url, tmp_path):
+    earlier = await open_database(database_url, tmp_path)
+    async with earlier.transaction() as db:
+        body = "'\\x31'" if database_url else "x'31'"
+        for statement in TO_0015.format(body=body).split(";"):
+            await db.execute(text(statement))
+    await earlier.close()
+    database = await open_database(database_url, tmp_path)
+    queue = await open_queue(database, tmp_path)
+    (unfinished,) = queue.unfinished()
+    assert (unfinished.id, unfinished.base) == ("open", None)
+    assert await queue.payload(unfinished) == b"1"
+    async with database.reading() as db:
+        assert (await db.execute(text("SELECT number, base FROM past_requests"))).one() == (6, None)
+    queue.close()
+    await database.close()

@@ -198,6 +198,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, request: SampleR
         number,
         row.session_id,
         msgspec.json.encode(sample),
+        base=sampler.base.key,
         tokens=most_tokens(sample, sampler.base.model.max_context),
     )
 

@@ -114,5 +114,7 @@ async def queue_model(
     payload = msgspec.json.encode(request)
     async with services.quotas.room_for_adapter(access.caller, model_id):
         kind: RequestKind = "create_model" if isinstance(request, CreateModelRequest) else "load_weights"
-        request_id = await services.queue.submit(kind, model_id, 0, session_id, payload, also=[row])
+        request_id = await services.queue.submit(
+            kind, model_id, 0, session_id, payload, base=services.bases.of_row(base_model).key, also=[row]
+        )
     return FutureResponse(request_id, model_id=model_id)

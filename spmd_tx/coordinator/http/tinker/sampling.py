@@ -90,7 +90,7 @@ class SamplingController(Controller):
         tokens = most_tokens(sample, base.model.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
-                "sample", sampler.id, data.seq_id, sampler.session_id, payload, tokens=tokens
+                "sample", sampler.id, data.seq_id, sampler.session_id, payload, base=base.key, tokens=tokens
             )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)

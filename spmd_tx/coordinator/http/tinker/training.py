@@ -120,8 +120,9 @@ async def queue_training(
     misnumbered = await services.line_numbers.problem(model.id, seq_id)
     problem = misnumbered or await services.catalog.problem(model) or problem
     refused = None if problem is None else Failed(problem, "user")
+    base = services.bases.of_row(model.base_model)
     request_id = await services.queue.submit(
-        kind, model.id, seq_id, model.session_id, payload, refused=refused
+        kind, model.id, seq_id, model.session_id, payload, base=base.key, refused=refused
     )
     if refused is not None and misnumbered is None:
         services.scheduler.consume(model.id, seq_id)
