@@ -56,6 +56,16 @@ class ChatTemplate:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
 
+    @property
+    def source(self) -> str:
+        """The template's text, of several that for tools; "" if there is none."""
+        if not self._tokenizer.chat_template:
+            return ""
+        try:
+            return self._tokenizer.get_chat_template(tools=[{}])
+        except ValueError:  # there are several, and none for this
+            return ""
+
     def render(
         self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
     ) -> str:

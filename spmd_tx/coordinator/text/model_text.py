@@ -26,6 +26,7 @@ from spmd_tx.coordinator.text.rank_vocabularies import (
     read_tekken,
     read_tiktoken,
 )
+from spmd_tx.coordinator.text.reply_formats import ReplyFormat, find_format
 from spmd_tx.errors import StartError
 
 RANK_FILES = {TEKKEN: read_tekken, TIKTOKEN: read_tiktoken}
@@ -44,6 +45,12 @@ class ModelText:
     def longest_token(self) -> int:
         """The most bytes of text that one token stands for."""
         return max(len(text.encode()) for text in self.tokenizer.get_vocab(with_added_tokens=True))
+
+    @functools.cached_property
+    def reply_format(self) -> ReplyFormat | None:
+        """How the model writes reasoning and tool calls; None if it is not known."""
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        return find_format(self.template.source, [token.content for token in added])
 
 
 class LazyModelText:
