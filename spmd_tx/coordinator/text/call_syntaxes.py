@@ -33,10 +33,12 @@ class CallSyntax:
 _ABSENT = msgspec.Raw(b"null")
 
 
-class _JsonCall(msgspec.Struct):
+class _JsonCall(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     arguments: msgspec.Raw = _ABSENT
     parameters: msgspec.Raw = _ABSENT
+    id: msgspec.Raw = _ABSENT
+    type: msgspec.Raw = _ABSENT
 
 
 def call_name(text: str) -> str:
@@ -60,10 +62,12 @@ def json_arguments(text: str | bytes) -> str:
     return compact if isinstance(compact, str) else compact.decode()
 
 
-def json_call(text: str | bytes) -> Call:
+def json_call(text: str | bytes, *, needs_arguments: bool = False) -> Call:
     """Read ``{"name", "arguments"}``, or ``parameters`` in its place. Raises ValueError."""
     read = msgspec.json.decode(text, type=_JsonCall)
     arguments = read.arguments if read.arguments is not _ABSENT else read.parameters
+    if needs_arguments and arguments is _ABSENT:
+        raise ValueError("a call without arguments")
     return Call(call_name(read.name), json_arguments(bytes(arguments)))
 
 
@@ -148,7 +152,7 @@ def _read_deepseek(inside: str, schemas: Schemas) -> Sequence[Call]:
     if not separator:
         raise ValueError("a call without its separator")
     name, fence, fenced = rest.partition(FENCE + "json")
-    if fence and not name.lstrip(BLANKS).startswith("{"):
+    if fence and head.strip(BLANKS) == "function":
         head, rest = name, fenced.rstrip(BLANKS).removesuffix(FENCE)
     return [Call(call_name(head), json_arguments(rest))]
 

@@ -16,8 +16,11 @@ ENDS = """
 """.split()
 
 
+_UNMISTAKABLE = (call_syntaxes.KIMI, call_syntaxes.DEEPSEEK, call_syntaxes.MISTRAL)  # by the opener alone
+
+
 @dataclass(frozen=True)
-class BareJson:
+class BareCalls:
     """Calls are JSON objects at the beginning of an answer, with ``;`` between them."""
 
     opener: str = "<|python_tag|>"  # which may stand before them, or behind text
@@ -32,7 +35,7 @@ class Channels:
 class ReplyFormat:
     """Says how a model writes reasoning and tool calls."""
 
-    calls: CallSyntax | BareJson | Channels | None  # None: its template knows no calls
+    calls: CallSyntax | BareCalls | Channels | None  # None: its template knows no calls
     reasoning: tuple[str, str] | None  # the markers before and behind it
     ends: tuple[str, ...] = ()  # special tokens that end a turn, and are no part of its text
 
@@ -43,24 +46,26 @@ def find_format(template_source: str, special_tokens: Collection[str]) -> ReplyF
     def has(text: str) -> bool:
         return text in template_source or text in special_tokens
 
-    calls = _find_calls(template_source, special_tokens)
+    calls = _find_calls(template_source)
+    if calls is None:
+        calls = next((each for each in _UNMISTAKABLE if each.opener in special_tokens), None)
     reasoning = next((each for each in (BRACKET_THINK, THINK) if has(each[1])), None)
     if calls is None and reasoning is None:
         return None
     return ReplyFormat(calls, reasoning, tuple(end for end in ENDS if has(end)))
 
 
-def _find_calls(source: str, special_tokens: Collection[str]) -> CallSyntax | BareJson | Channels | None:
+def _find_calls(source: str) -> CallSyntax | BareCalls | Channels | None:
     if "<|channel|>" in source and "<|message|>" in source:
         return Channels()
-    for syntax in (call_syntaxes.KIMI, call_syntaxes.DEEPSEEK, call_syntaxes.MISTRAL):
+    for syntax in _UNMISTAKABLE:
         if syntax.opener in source:
             return syntax
     if call_syntaxes.HERMES.opener in source:
         if "<function=" in source:
             return call_syntaxes.QWEN_XML
         return call_syntaxes.GLM if "<arg_key>" in source else call_syntaxes.HERMES
-    bare = BareJson()
+    bare = BareCalls()
     if bare.opener in source or ('"parameters": ' in source and "ipython" in source):
         return bare
     return None
