@@ -26,7 +26,7 @@ _HERMES_CALLS = r"""
   {{- call.function.arguments | tojson + '}\n</tool_call>' }}
 {%- endfor %}
 """
-_THOUGHT = "{{ '<think>\\n' + m.reasoning_content + '\\n</think>\\n\\n' }}"
+_THOUGHT = "{{ '<think>\\n' + (m.reasoning_content or '') + '\\n</think>\\n\\n' }}"
 _CONTENT = "{{ m.content }}"
 
 QWEN2_5 = _chatml(_CONTENT + _HERMES_CALLS)
@@ -118,12 +118,13 @@ _GLM_CALLS = r"""
 {%- endfor %}"""
 GLM_4_5 = _GLM.replace(
     "TURN",
-    r"{{ '\n<think>' + m.reasoning_content + '</think>' + ('\n' + m.content if m.content else '') }}"
+    r"{{ '\n<think>' + (m.reasoning_content or '') + '</think>' + ('\n' + m.content if m.content else '') }}"
     + _GLM_CALLS.replace("NEWLINE", r"\n"),
 ).replace("PROMPT", "")
 GLM_4_7 = _GLM.replace(
     "TURN",
-    r"{{ '<think>' + m.reasoning_content + '</think>' + m.content }}" + _GLM_CALLS.replace("NEWLINE", ""),
+    r"{{ '<think>' + (m.reasoning_content or '') + '</think>' + m.content }}"
+    + _GLM_CALLS.replace("NEWLINE", ""),
 ).replace("PROMPT", "{{ '<think>' }}")
 
 _DEEPSEEK = r"""
@@ -139,7 +140,7 @@ _DEEPSEEK = r"""
 """.strip()
 DEEPSEEK_R1 = _DEEPSEEK.replace("OPEN", r"<think>\n").replace(
     "TURN",
-    r"""{{ m.reasoning_content + '\n</think>\n\n' + m.content }}
+    r"""{{ (m.reasoning_content or '') + '\n</think>\n\n' + m.content }}
 {%- for call in m.tool_calls or [] %}
   {{- '<｜tool▁calls▁begin｜>' if loop.first else '\n' }}
   {{- '<｜tool▁call▁begin｜>function<｜tool▁sep｜>' + call.function.name + '\n```json\n' }}
@@ -161,7 +162,7 @@ KIMI_K2 = r"""
 {%- if tools %}{{ '<|im_system|>tool_declare<|im_middle|>' + tools | tojson + '<|im_end|>' }}{% endif %}
 {%- for m in messages %}
   {{- '<|im_' + m.role + '|>' + m.role + '<|im_middle|>' }}
-  {%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}
+  {%- if m.reasoning_content %}{{ '<think>' + (m.reasoning_content or '') + '</think>' }}{% endif %}
   {{- m.content }}
   {%- if m.tool_calls %}{{ '<|tool_calls_section_begin|>' }}
     {%- for call in m.tool_calls %}

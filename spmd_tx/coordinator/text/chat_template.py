@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 TEMPLATE = "chat_template.jinja"
 OPTIONS, GENERATION_PROMPT = "chat_template_kwargs", "add_generation_prompt"
 
+ATTEMPT_CHARACTERS, ATTEMPT_SECONDS = 1 << 16, 2.0
+
 # What a template can do wrong with a conversation that it was not written for.
 TEMPLATE_ERRORS = (
     *(TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
@@ -66,6 +68,26 @@ class ChatTemplate:
         except ValueError:  # there are several, and none for this
             return ""
 
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that the template reads; none if it cannot be read."""
+        try:
+            return _variables(*self._compile(self.source)) if self.source else frozenset()
+        except TEMPLATE_ERRORS:
+            return frozenset()
+
+    def attempt(self, messages: Sequence[Message], **options: Any) -> str | None:
+        """Render a short conversation as it is; None if the template refuses it."""
+        limits = _Limits(ATTEMPT_CHARACTERS, ATTEMPT_SECONDS, time.monotonic() + ATTEMPT_SECONDS)
+        limited = _limits.set(limits)
+        try:
+            self._prepare(options)
+            return self._apply(messages, options)
+        except (InvalidRequest, *TEMPLATE_ERRORS):
+            return None
+        finally:
+            _limits.reset(limited)
+
     def render(
         self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
     ) -> str:
@@ -88,22 +110,23 @@ class ChatTemplate:
             _limits.reset(limited)
 
     def _prepare(self, options: Mapping[str, Any]) -> str:
-        """Check the options, and return the template's text.
-
-        This puts the limits into the environment that transformers keeps for the template.
-        """
-        from transformers.utils import chat_template_utils
-
+        """Check the options, and return the template's text."""
         _check_names(options)
         source = self._tokenizer.get_chat_template(tools=options.get("tools"))
-        environment: Any = chat_template_utils._compile_jinja_template(source).environment
-        environment.concat = _concat
-        unknown = sorted(options.keys() - _variables(environment, source) - {GENERATION_PROMPT})
+        unknown = sorted(options.keys() - _variables(*self._compile(source)) - {GENERATION_PROMPT})
         if unknown:
             raise WrongField(
                 f"the model's chat template has no variable {', '.join(unknown)}; leave that out", OPTIONS
             )
         return source
+
+    def _compile(self, source: str) -> tuple[Any, str]:
+        """Return the environment that transformers keeps for the template, with the limits in it."""
+        from transformers.utils import chat_template_utils
+
+        environment: Any = chat_template_utils._compile_jinja_template(source).environment
+        environment.concat = _concat
+        return environment, source
 
     def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
