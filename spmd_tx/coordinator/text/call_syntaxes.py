@@ -169,8 +169,10 @@ def _read_kimi(inside: str, schemas: Schemas) -> Sequence[Call]:
 
 def _read_mistral(inside: str, schemas: Schemas) -> Sequence[Call]:
     """Read a JSON list of calls (to v7), or ``N[ARGS]{…}`` (from v11 on), perhaps with an id before it."""
-    head, separator, arguments = inside.partition("[ARGS]")
-    if separator:
+    if not inside.lstrip(BLANKS).startswith(("[", "{")):
+        head, separator, arguments = inside.partition("[ARGS]")
+        if not separator:
+            raise ValueError("a call without its separator")
         return [Call(call_name(head.partition("[CALL_ID]")[0]), json_arguments(arguments))]
     calls = msgspec.json.decode(inside, type=list[msgspec.Raw] | _JsonCall)
     if isinstance(calls, _JsonCall):

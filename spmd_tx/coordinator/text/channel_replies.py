@@ -20,7 +20,7 @@ BETWEEN = "\n\n"  # stands between two messages of the same kind
 
 _HEADER_PARTS = re.compile(
     r"<\|channel\|>(?P<channel>analysis|commentary|final)\b|\bto=(?P<recipient>[^\s<]+)"
-    r"|<\|start\|>assistant\b|<\|constrain\|>|\b(?:json|code)\b"
+    r"|<\|start\|>(?:assistant\b)?|<\|constrain\|>|\b(?:json|code)\b"
 )
 
 
@@ -129,10 +129,10 @@ class ChannelReader:
         match self._region:
             case _Region.CALL:
                 self._end_call(raw, failure)
-            case _Region.HEADER if raw.strip(BLANKS):
+            case _Region.HEADER if "to=" in raw or _HEADER_PARTS.sub("", raw).strip(BLANKS):
                 self._begin_text(Content)
                 self._writer.write(Content, raw)
-                self._writer.note(failure)
+                self._writer.note(failure if "to=" in raw else ReplyStatus.BROKEN)
             case _:
                 pass
         self._writer.end_text()

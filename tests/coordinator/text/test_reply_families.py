@@ -213,13 +213,13 @@ def test_no_answer_raises_and_no_word_is_lost(family, data):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize("size", [10, 1000])
 def test_a_hundred_thousand_blanks_are_no_work(family, render, size):
     """Work that grows with the square would take hours."""
     prompt, sampled = render(family, turn(family, 1))
     found = find_format(FAMILIES[family], SPECIAL)
     assert found is not None
-    for place in range(0, len(sampled), 1 + len(sampled) // (4 if size == 1 else 20)):
+    for place in range(0, len(sampled), 1 + len(sampled) // (4 if size == 10 else 20)):
         pieces = [sampled[:place], *[" " * size] * (100_000 // size), sampled[place:]]
         events, _ = read(found, pieces, prompt)
         assert events
