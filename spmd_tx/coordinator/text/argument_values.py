@@ -14,10 +14,10 @@ def json_value(text: str, schema: object, root: Mapping[str, Any]) -> str:
 
     ``root`` is the schema that has the definitions to which ``schema`` refers.
     """
-    types = frozenset(_types(schema, root, set()))
-    wanted = types & {"null"} if "string" in types else types
     written = SPELLINGS.get(text.strip(), text)
     try:
+        types = frozenset(_types(schema, root, set()))
+        wanted = types & {"null"} if "string" in types else types
         if wanted and _is_of(msgspec.json.decode(written), wanted):
             return msgspec.json.format(written, indent=-1)
     except (ValueError, RecursionError):
@@ -63,7 +63,8 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[
     if schema.get("nullable") is True:
         yield "null"
     for union in UNIONS:
-        for choice in schema.get(union) or ():
+        choices = schema.get(union)
+        for choice in choices if isinstance(choices, list) else ():
             yield from _types(choice, root, seen)
     if isinstance(reference := schema.get("$ref"), str):
         yield from _types(_definition(reference, root), root, seen)

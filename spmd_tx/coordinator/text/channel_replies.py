@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import Schemas, call_name, json_arguments
-from spmd_tx.coordinator.text.markers import MarkerScanner, markers
+from spmd_tx.coordinator.text.markers import MarkerScanner, markers, tail
 from spmd_tx.coordinator.text.reply_events import BLANKS, Call, Content, Reasoning, ReplyStatus, ReplyWriter
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
 
@@ -60,7 +60,7 @@ class ChannelReader:
         self._written = set[type[Reasoning | Content]]()
         self._recipient = ""
         self._held = list[str]()
-        has_begun = prompt[-256:].rstrip(BLANKS).endswith(f"{START}assistant")
+        has_begun = tail(prompt, BLANKS).endswith(f"{START}assistant")
         self._region = _Region.HEADER if has_begun else _Region.OUTSIDE
 
     def feed(self, text: str) -> None:

@@ -3,11 +3,9 @@
 from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import CallSyntax, Schemas
-from spmd_tx.coordinator.text.markers import Markers, MarkerScanner, markers
+from spmd_tx.coordinator.text.markers import Markers, MarkerScanner, markers, tail
 from spmd_tx.coordinator.text.reply_events import BLANKS, Content, Reasoning, ReplyStatus, ReplyWriter
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
-
-PROMPT_TAIL = 256  # characters of the prompt that may say that reasoning has begun
 
 
 class _Region(Enum):
@@ -28,10 +26,11 @@ class MarkedReader:
         self._scanner = MarkerScanner()
         self._held = list[str]()  # the raw text of a call
         self._region = _Region.CONTENT
-        tail = prompt[-PROMPT_TAIL:].rstrip(BLANKS)
-        if format.reasoning and tail.endswith(format.reasoning):
+        self._has_reasoned = False
+        begun = tail(prompt, BLANKS)
+        if format.reasoning and begun.endswith(format.reasoning):
             writer.end_region()
-            self._region = _Region.REASONING if tail.endswith(self._opens) else _Region.CONTENT
+            self._region = _Region.REASONING if begun.endswith(self._opens) else _Region.CONTENT
         self._wanted = {region: self._markers_of(region) for region in _Region}
 
     def _markers_of(self, region: _Region) -> Markers:
@@ -79,10 +78,9 @@ class MarkedReader:
                 self._held.append(text)
 
     def _marker(self, marker: str) -> None:
-        assert self._syntax is not None or marker in (self._opens, self._closes)
         match self._region:
             case _Region.CONTENT if marker == self._opens:
-                if self._writer.has_text:
+                if self._has_reasoned or self._writer.has_text:
                     self._writer.write(Content, marker)  # only what comes first is reasoning
                 else:
                     self._writer.end_region()
@@ -103,7 +101,7 @@ class MarkedReader:
 
     def _end_reasoning(self) -> None:
         self._writer.end_region()
-        self._writer.has_text = True
+        self._has_reasoned = True
         self._region = _Region.CONTENT
 
     def _reread(self, marker: str) -> None:
@@ -128,7 +126,7 @@ class MarkedReader:
         elif self._region is _Region.REASONING:
             self._writer.note(ReplyStatus.OPEN_REASONING)
         self._writer.end_text()
-        self._writer.has_text = True
+        self._has_reasoned = True
         self._region = _Region.CONTENT
 
     def _end_call(self, marker: str) -> None:

@@ -3,6 +3,13 @@
 import functools
 import re
 
+PROMPT_TAIL = 256  # characters; no marker is longer
+
+
+def tail(prompt: str, blanks: str) -> str:
+    """Return the end of a prompt, without blanks; it may say what the answer begins in."""
+    return prompt[-PROMPT_TAIL:].rstrip(blanks)
+
 
 class Markers:
     """Holds texts to look for. None is the beginning of another, nor part of it."""

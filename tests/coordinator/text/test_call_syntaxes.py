@@ -1,9 +1,14 @@
 """The traps of each family: values without types, calls without markers, headers that say nothing."""
 
+import json
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from spmd_tx.coordinator.text import call_syntaxes
-from spmd_tx.coordinator.text.argument_values import json_value
+from spmd_tx.coordinator.text.argument_values import SPELLINGS, json_value
 from spmd_tx.coordinator.text.reply_formats import THINK, BareCalls, Channels, ReplyFormat
 from tests.support.replies import cut, read, said, thought
 
@@ -114,6 +119,30 @@ def test_broken_xml_is_content(raw):
 def test_a_value_has_the_type_that_the_schema_wants(text, schema, value):
     circle = {"anyOf": [{"$ref": "#/$defs/Circle"}, {"type": "integer"}]}
     assert json_value(text, schema, {"$defs": {"Edit": {"type": "object"}, "Circle": circle}}) == value
+
+
+SCHEMA_KEYS = ["type", "enum", "const", "anyOf", "oneOf", "$ref", "$defs", "nullable", "a", "properties"]
+SCHEMAS = st.recursive(
+    st.sampled_from(["integer", "string", "#/$defs/a", "#", True, None, 3]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SCHEMA_KEYS), inner, max_size=4)
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(schema=SCHEMAS, root=st.dictionaries(st.sampled_from(SCHEMA_KEYS), SCHEMAS), text=st.text(max_size=4))
+def test_whatever_the_schema_says_a_value_is_json_of_the_text(schema, root, text):
+    read = json.loads(json_value(text, schema, root))
+    written: str = SPELLINGS.get(text.strip(), text)
+    assert read == text or json.loads(written) == read
+
+
+def test_a_schema_too_deep_to_read_leaves_text():
+    deep: Any = {"type": "integer"}
+    for _ in range(5000):
+        deep = {"anyOf": [deep]}
+    assert json_value("5", deep, {}) == '"5"'
 
 
 @pytest.mark.parametrize(
