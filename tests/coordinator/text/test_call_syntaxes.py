@@ -134,8 +134,7 @@ SCHEMAS = st.recursive(
 @given(schema=SCHEMAS, root=st.dictionaries(st.sampled_from(SCHEMA_KEYS), SCHEMAS), text=st.text(max_size=4))
 def test_whatever_the_schema_says_a_value_is_json_of_the_text(schema, root, text):
     read = json.loads(json_value(text, schema, root))
-    written: str = SPELLINGS.get(text.strip(), text)
-    assert read == text or json.loads(written) == read
+    assert read == text or json.loads(str(SPELLINGS.get(text.strip(), text))) == read
 
 
 def test_a_schema_too_deep_to_read_leaves_text():
