@@ -39,6 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 LOST_OUTPUT = (errno.ENOSPC, errno.EIO)  # on a full disk, or a terminal that is gone
@@ -239,6 +240,24 @@ def version() -> None:
     """Print the versions of spmd-tx, Python and JAX."""
     python = ".".join(map(str, sys.version_info[:3]))
     typer.echo(f"spmd-tx {metadata.version('spmd_tx')}, Python {python}, JAX {metadata.version('jax')}")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def before_commands(
+    _: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def main() -> None:

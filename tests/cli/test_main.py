@@ -260,9 +260,15 @@ def test_backup_copies_a_data_directory(run, tmp_path):
     assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 2
 
 
-def test_version_names_what_a_bug_report_needs(run):
-    out = run("version").out
+@pytest.mark.parametrize("word", ["version", "--version"])
+def test_version_names_what_a_bug_report_needs(run, word):
+    out = run(word).out
     assert all(word in out for word in ("spmd-tx 0.", "Python 3.", "JAX 0."))
+
+
+@pytest.mark.parametrize("command", ["", "serve ", "keys create "])
+def test_h_asks_for_help(run, command):
+    assert run(*f"{command}-h".split()).out == run(*f"{command}--help".split()).out
 
 
 def test_help_and_serve_start_without_the_heavy_packages():
