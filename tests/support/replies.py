@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.text.replies import ReplyReader
-from spmd_tx.coordinator.text.reply_events import Call, Content, Reasoning
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent
 
 SCHEMA = {
     "type": "object",
@@ -30,7 +30,7 @@ def joined(events):
     """Neighbouring pieces of the same kind as one; (kind, text) or (name, arguments) each."""
     found = []
     for event in events:
-        if isinstance(event, Call):
+        if isinstance(event, ReplyCall):
             found.append((event.name, event.arguments))
             continue
         kind = type(event)
@@ -60,4 +60,4 @@ def thought(text):
 
 
 def said(text):
-    return (Content, text)
+    return (ReplyContent, text)

@@ -8,7 +8,7 @@ from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import json_call
 from spmd_tx.coordinator.text.markers import MarkerScanner, markers
-from spmd_tx.coordinator.text.reply_events import BLANKS, Content, ReplyStatus, ReplyWriter
+from spmd_tx.coordinator.text.reply_events import BLANKS, ReplyContent, ReplyStatus, ReplyWriter
 from spmd_tx.coordinator.text.reply_formats import BareCalls, ReplyFormat
 
 SEPARATOR = ";"
@@ -56,7 +56,7 @@ class BareCallReader:
         while text:
             match self._region:
                 case _Region.TEXT:
-                    self._writer.write(Content, text)
+                    self._writer.write(ReplyContent, text)
                     return
                 case _Region.OBJECT:
                     end = self._extent.find_end(text)
@@ -103,7 +103,7 @@ class BareCallReader:
         """Write what is held as it is; text follows."""
         if self._held and self._held[0] == self._opener:
             self._writer.note(ReplyStatus.BROKEN)
-        self._writer.write(Content, "".join(self._held))
+        self._writer.write(ReplyContent, "".join(self._held))
         self._held, self._region = [], _Region.TEXT
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.text.argument_values import json_value
-from spmd_tx.coordinator.text.reply_events import BLANKS, Call
+from spmd_tx.coordinator.text.reply_events import BLANKS, ReplyCall
 
 Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments, by the names of tools
 
@@ -26,7 +26,7 @@ class CallSyntax:
 
     opener: str
     closer: str | None  # None: it ends where the next one begins, or with the answer
-    read: Callable[[str, Schemas], Sequence[Call]]
+    read: Callable[[str, Schemas], Sequence[ReplyCall]]
     around: tuple[str, ...] = ()  # markers before and behind all calls, which say nothing
 
 
@@ -62,16 +62,16 @@ def json_arguments(text: str | bytes) -> str:
     return compact if isinstance(compact, str) else compact.decode()
 
 
-def json_call(text: str | bytes, *, needs_arguments: bool = False) -> Call:
+def json_call(text: str | bytes, *, needs_arguments: bool = False) -> ReplyCall:
     """Read ``{"name", "arguments"}``, or ``parameters`` in its place. Raises ValueError."""
     read = msgspec.json.decode(text, type=_JsonCall)
     arguments = read.arguments if read.arguments is not _ABSENT else read.parameters
     if needs_arguments and arguments is _ABSENT:
         raise ValueError("a call without arguments")
-    return Call(call_name(read.name), json_arguments(bytes(arguments)))
+    return ReplyCall(call_name(read.name), json_arguments(bytes(arguments)))
 
 
-def _read_json(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_json(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     return [json_call(inside)]
 
 
@@ -79,7 +79,7 @@ _PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?")
 _PARAMETER_END = re.compile(r"\n?</parameter>[ \t\r\n]{0,4}(?=<parameter=|</function>)")
 
 
-def _read_parameters(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_parameters(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     r"""Read ``<function=N>\n<parameter=K>\nV\n</parameter>\n</function>``.
 
     A value loses one newline on each side, and keeps its own. It may quote the markers.
@@ -101,13 +101,13 @@ def _read_parameters(inside: str, schemas: Schemas) -> Sequence[Call]:
         at = end.end()
     if text[at:] != "</function>":
         raise ValueError("a function without its end")
-    return [Call(name, _written_arguments(values, schemas.get(name, {})))]
+    return [ReplyCall(name, _written_arguments(values, schemas.get(name, {})))]
 
 
 _VALUE_END = re.compile(r"</arg_value>[ \t\r\n]{0,4}(?=<arg_key>|\Z)")
 
 
-def _read_keys(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_keys(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     """Read ``N<arg_key>K</arg_key><arg_value>V</arg_value>``. A value is all that its markers enclose."""
     text = inside.strip(BLANKS)
     head, opener, _ = text.partition("<arg_key>")
@@ -123,7 +123,7 @@ def _read_keys(inside: str, schemas: Schemas) -> Sequence[Call]:
             raise ValueError("a value without its end")
         values[text[at + len(opener) : key_end].strip(BLANKS)] = text[begin : end.start()]
         at = end.end()
-    return [Call(name, _written_arguments(values, schemas.get(name, {})))]
+    return [ReplyCall(name, _written_arguments(values, schemas.get(name, {})))]
 
 
 def _written_arguments(values: Mapping[str, str], schema: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
 FENCE = "```"
 
 
-def _read_deepseek(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_deepseek(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     r"""Read ``N<｜tool▁sep｜>{…}``, and the older ``function<｜tool▁sep｜>N\n```json\n{…}\n`````."""
     head, separator, rest = inside.partition(DEEPSEEK_SEPARATOR)
     if not separator:
@@ -154,26 +154,26 @@ def _read_deepseek(inside: str, schemas: Schemas) -> Sequence[Call]:
     name, fence, fenced = rest.partition(FENCE + "json")
     if fence and head.strip(BLANKS) == "function":
         head, rest = name, fenced.rstrip(BLANKS).removesuffix(FENCE)
-    return [Call(call_name(head), json_arguments(rest))]
+    return [ReplyCall(call_name(head), json_arguments(rest))]
 
 
-def _read_kimi(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_kimi(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     """Read ``functions.N:I<|tool_call_argument_begin|>{…}``; N alone is a name, too."""
     head, separator, arguments = inside.partition("<|tool_call_argument_begin|>")
     if not separator:
         raise ValueError("a call without its separator")
     head, colon, number = head.strip(BLANKS).removeprefix("functions.").rpartition(":")
     name = head if colon and number.isdecimal() else head + colon + number
-    return [Call(call_name(name), json_arguments(arguments))]
+    return [ReplyCall(call_name(name), json_arguments(arguments))]
 
 
-def _read_mistral(inside: str, schemas: Schemas) -> Sequence[Call]:
+def _read_mistral(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     """Read a JSON list of calls (to v7), or ``N[ARGS]{…}`` (from v11 on), perhaps with an id before it."""
     if not inside.lstrip(BLANKS).startswith(("[", "{")):
         head, separator, arguments = inside.partition("[ARGS]")
         if not separator:
             raise ValueError("a call without its separator")
-        return [Call(call_name(head.partition("[CALL_ID]")[0]), json_arguments(arguments))]
+        return [ReplyCall(call_name(head.partition("[CALL_ID]")[0]), json_arguments(arguments))]
     calls = msgspec.json.decode(inside, type=list[msgspec.Raw] | _JsonCall)
     if isinstance(calls, _JsonCall):
         return [json_call(inside)]

@@ -11,7 +11,14 @@ from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import Schemas, call_name, json_arguments
 from spmd_tx.coordinator.text.markers import MarkerScanner, markers, tail
-from spmd_tx.coordinator.text.reply_events import BLANKS, Call, Content, Reasoning, ReplyStatus, ReplyWriter
+from spmd_tx.coordinator.text.reply_events import (
+    BLANKS,
+    Reasoning,
+    ReplyCall,
+    ReplyContent,
+    ReplyStatus,
+    ReplyWriter,
+)
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -56,8 +63,8 @@ class ChannelReader:
         self._takes_calls, self._writer = bool(schemas), writer
         self._wanted = markers(START, CHANNEL, MESSAGE, END, *format.ends)
         self._scanner = MarkerScanner()
-        self._kind: type[Reasoning | Content] = Content
-        self._written = set[type[Reasoning | Content]]()
+        self._kind: type[Reasoning | ReplyContent] = ReplyContent
+        self._written = set[type[Reasoning | ReplyContent]]()
         self._recipient = ""
         self._held = list[str]()
         has_begun = tail(prompt, BLANKS).endswith(f"{START}assistant")
@@ -112,14 +119,14 @@ class ChannelReader:
             self._recipient, self._region = header.recipient.removeprefix(FUNCTIONS), _Region.CALL
             return
         self._region = _Region.TEXT
-        self._begin_text(Reasoning if header.channel == "analysis" else Content)
+        self._begin_text(Reasoning if header.channel == "analysis" else ReplyContent)
         if header.recipient or not header.channel:
             self._writer.write(self._kind, "".join(self._held))
         if not header.recipient and not header.channel:
             self._writer.note(ReplyStatus.BROKEN)
         self._held = []
 
-    def _begin_text(self, kind: type[Reasoning | Content]) -> None:
+    def _begin_text(self, kind: type[Reasoning | ReplyContent]) -> None:
         self._writer.end_region(BETWEEN if kind in self._written else "")
         self._written.add(kind)
         self._kind = kind
@@ -130,8 +137,8 @@ class ChannelReader:
             case _Region.CALL:
                 self._end_call(raw, failure)
             case _Region.HEADER if "to=" in raw or _HEADER_PARTS.sub("", raw).strip(BLANKS):
-                self._begin_text(Content)
-                self._writer.write(Content, raw)
+                self._begin_text(ReplyContent)
+                self._writer.write(ReplyContent, raw)
                 self._writer.note(failure if "to=" in raw else ReplyStatus.BROKEN)
             case _:
                 pass
@@ -140,10 +147,10 @@ class ChannelReader:
 
     def _end_call(self, raw: str, failure: ReplyStatus) -> None:
         try:
-            call = Call(call_name(self._recipient), json_arguments(raw.partition(MESSAGE)[2]))
+            call = ReplyCall(call_name(self._recipient), json_arguments(raw.partition(MESSAGE)[2]))
         except (ValueError, RecursionError):
-            self._begin_text(Content)
-            self._writer.write(Content, raw)
+            self._begin_text(ReplyContent)
+            self._writer.write(ReplyContent, raw)
             self._writer.note(failure)
         else:
             self._writer.add_calls([call])

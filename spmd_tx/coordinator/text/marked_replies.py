@@ -4,7 +4,7 @@ from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import CallSyntax, Schemas
 from spmd_tx.coordinator.text.markers import Markers, MarkerScanner, markers, tail
-from spmd_tx.coordinator.text.reply_events import BLANKS, Content, Reasoning, ReplyStatus, ReplyWriter
+from spmd_tx.coordinator.text.reply_events import BLANKS, Reasoning, ReplyContent, ReplyStatus, ReplyWriter
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
 
 
@@ -71,7 +71,7 @@ class MarkedReader:
     def _text(self, text: str) -> None:
         match self._region:
             case _Region.CONTENT:
-                self._writer.write(Content, text)
+                self._writer.write(ReplyContent, text)
             case _Region.REASONING:
                 self._writer.write(Reasoning, text)
             case _Region.CALL | _Region.CALL_IN_REASONING:
@@ -81,7 +81,7 @@ class MarkedReader:
         match self._region:
             case _Region.CONTENT if marker == self._opens:
                 if self._has_reasoned or self._writer.has_text:
-                    self._writer.write(Content, marker)  # only what comes first is reasoning
+                    self._writer.write(ReplyContent, marker)  # only what comes first is reasoning
                 else:
                     self._writer.end_region()
                     self._region = _Region.REASONING
@@ -150,5 +150,5 @@ class MarkedReader:
 
     def _give_up(self, closer: str, failure: ReplyStatus) -> None:
         """Write the call as it is."""
-        self._writer.write(Content, "".join(self._held) + closer)
+        self._writer.write(ReplyContent, "".join(self._held) + closer)
         self._writer.note(failure)

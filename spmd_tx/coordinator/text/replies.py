@@ -13,16 +13,16 @@ from spmd_tx.coordinator.text.bare_calls import BareCallReader
 from spmd_tx.coordinator.text.channel_replies import ChannelReader
 from spmd_tx.coordinator.text.marked_replies import MarkedReader
 from spmd_tx.coordinator.text.reply_events import (
-    Call,
-    Content,
     Reasoning,
+    ReplyCall,
+    ReplyContent,
     ReplyEvent,
     ReplyStatus,
     ReplyWriter,
 )
 from spmd_tx.coordinator.text.reply_formats import BareCalls, Channels, ReplyFormat
 
-__all__ = ["Call", "Content", "Reasoning", "ReplyEvent", "ReplyReader", "ReplyStatus"]
+__all__ = ["Reasoning", "ReplyCall", "ReplyContent", "ReplyEvent", "ReplyReader", "ReplyStatus"]
 
 
 class ReplyReader:

@@ -15,21 +15,21 @@ class Reasoning:
 
 
 @dataclass(frozen=True)
-class Content:
+class ReplyContent:
     """A piece of the text that the model says."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplyCall:
     """A whole tool call."""
 
     name: str
     arguments: str  # a JSON object without blanks
 
 
-ReplyEvent = Reasoning | Content | Call
+ReplyEvent = Reasoning | ReplyContent | ReplyCall
 
 
 class ReplyStatus(StrEnum):
@@ -54,7 +54,7 @@ class ReplyWriter:
         self._tool_names = frozenset(tool_names)
         self._events: list[ReplyEvent] = []
         self._blanks: list[str] = []  # which are written when text follows
-        self._kind: type[Reasoning | Content] = Content  # of those blanks
+        self._kind: type[Reasoning | ReplyContent] = ReplyContent  # of those blanks
         self._is_beside_marker = False
 
     def take(self) -> list[ReplyEvent]:
@@ -66,7 +66,7 @@ class ReplyWriter:
         """Remember what is wrong."""
         self.status = max(self.status, status, key=_SEVERITY.index)
 
-    def write(self, kind: type[Reasoning | Content], text: str) -> None:
+    def write(self, kind: type[Reasoning | ReplyContent], text: str) -> None:
         """Write a piece of text."""
         self._kind = kind
         if self._is_beside_marker:
@@ -84,7 +84,7 @@ class ReplyWriter:
         self._blanks = [between] if between else []
         self._is_beside_marker = True
 
-    def add_calls(self, calls: Sequence[Call]) -> None:
+    def add_calls(self, calls: Sequence[ReplyCall]) -> None:
         """Write calls."""
         self.end_region()
         self._events.extend(calls)
