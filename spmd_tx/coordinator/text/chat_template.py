@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
-from spmd_tx.coordinator.text.conversation import Marks, Message, ValuePlace
+from spmd_tx.coordinator.text.conversation import Marks, TemplateMessage, ValuePlace
 from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ChatTemplate:
         except TEMPLATE_ERRORS:
             return frozenset()
 
-    def attempt(self, messages: Sequence[Message], **options: Any) -> str | None:
+    def attempt(self, messages: Sequence[TemplateMessage], **options: Any) -> str | None:
         """Render a short conversation as it is; None if the template refuses it."""
         limits = _Limits(ATTEMPT_CHARACTERS, ATTEMPT_SECONDS, time.monotonic() + ATTEMPT_SECONDS)
         limited = _limits.set(limits)
@@ -89,7 +89,11 @@ class ChatTemplate:
             _limits.reset(limited)
 
     def render(
-        self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
+        self,
+        messages: Sequence[TemplateMessage],
+        options: Mapping[str, Any],
+        most_characters: int,
+        seconds: float,
     ) -> str:
         """Render the prompt for the assistant's next message. Raises InvalidRequest."""
         if not self._tokenizer.chat_template:
@@ -128,7 +132,7 @@ class ChatTemplate:
         environment.concat = _concat
         return environment, source
 
-    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
+    def _rendered(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
         errors, lost = list[Exception](), list[ValuePlace]()
         for spelled in conversation.spellings(messages, source):
@@ -151,13 +155,13 @@ class ChatTemplate:
             )
         raise errors[0]
 
-    def _apply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    def _apply(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]) -> str:
         text: Any = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages], **{**options, "tokenize": False}
         )
         return text
 
-    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> ValuePlace | None:
+    def _lost(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]) -> ValuePlace | None:
         """Return a place of the conversation whose text the template leaves out."""
         marks = Marks()
         marked = marks.marked(messages)
@@ -178,7 +182,7 @@ class ChatTemplate:
         return None
 
     def _shows_at_first(
-        self, number: int, marks: Marks, marked: Sequence[Message], options: Mapping[str, Any]
+        self, number: int, marks: Marks, marked: Sequence[TemplateMessage], options: Mapping[str, Any]
     ) -> bool:
         """Return whether a text is rendered while its message is the last one."""
         last = marks.places[number].message

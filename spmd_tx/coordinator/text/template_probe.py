@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from spmd_tx.coordinator.conversation.messages import REASONING
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
-from spmd_tx.coordinator.text.conversation import CALLS, REASONING, Message
+from spmd_tx.coordinator.text.conversation import CALLS, TemplateMessage
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
@@ -73,7 +74,7 @@ class _CallSpelling:
     ids: CallIds
     has_text_arguments: bool
 
-    def turn(self, count: int, **fields: Any) -> Message:
+    def turn(self, count: int, **fields: Any) -> TemplateMessage:
         """Return a message with calls."""
         arguments = {"path": _VALUE}
         function = {
@@ -86,7 +87,7 @@ class _CallSpelling:
         ]
         return {"role": "assistant", "content": "", **fields, CALLS: calls}
 
-    def conversation(self, turn: Message) -> list[Message]:
+    def conversation(self, turn: TemplateMessage) -> list[TemplateMessage]:
         """Return a conversation with the calls, and their results."""
         results = [
             {**_message("tool", _RESULT), "tool_call_id": call["id"], "name": _TOOL} for call in turn[CALLS]
@@ -126,7 +127,7 @@ def _has(text: str | None, *words: str) -> bool:
     return text is not None and all(word in text for word in words)
 
 
-def _keeps(template: ChatTemplate, messages: Sequence[Message]) -> bool:
+def _keeps(template: ChatTemplate, messages: Sequence[TemplateMessage]) -> bool:
     """Return whether the template writes all messages, in their order."""
     text = template.attempt(messages)
     if text is None:

@@ -1,6 +1,7 @@
 import pytest
 
-from spmd_tx.coordinator.http.openai.messages import conversation
+from spmd_tx.coordinator.conversation.chat_reader import read_conversation
+from spmd_tx.coordinator.conversation.messages import Message
 from spmd_tx.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
@@ -20,8 +21,12 @@ def result(id, content="ok"):
     return {"role": "tool", "content": content} | ({} if id is None else {"tool_call_id": id})
 
 
+def conversation(messages, tools=None):
+    return list(read_conversation(messages, tools, True).messages)
+
+
 def ids(messages):
-    return [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
+    return [each.call_id for each in messages if each.role == "tool"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ def test_parts_of_text_are_joined_and_marks_for_caches_are_dropped():
         {"type": "text", "text": "b", "annotations": []},
     ]
     sent = USER | {"content": parts, "cache_control": {"type": "ephemeral"}}
-    assert conversation([sent]) == [{"role": "user", "content": "a\nb"}]
+    assert conversation([sent]) == [Message("user", "a\nb")]
 
 
 def test_very_many_results_take_no_more_than_their_number():
