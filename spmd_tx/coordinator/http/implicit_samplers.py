@@ -19,6 +19,7 @@ from spmd_tx.errors import NotFound
 
 TAG = "openai"  # of the sessions, in listings
 SCHEME = "tinker://"
+BEHIND_BASE = ";"  # stands between a base and a checkpoint of it, in hosted Tinker's names
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class ImplicitSamplers:
         if model.startswith(SCHEME):
             path = checkpoint_paths.parse_to_sample(model)
             return path, (await access.open_checkpoint(path)).manifest.created_at
+        base, _, path = model.partition(BEHIND_BASE)
+        if path.startswith(SCHEME):
+            await self.find(base, access)
+            return await self.find(path, access)
         if self._names.find(model) is None:
             raise NotFound(
                 f"the model {model[: checkpoint_paths.MOST_SHOWN]!r} does not exist; this server has "

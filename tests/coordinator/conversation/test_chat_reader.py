@@ -1,7 +1,8 @@
 import pytest
 
 from spmd_tx.coordinator.conversation.chat_reader import read_conversation
-from spmd_tx.coordinator.conversation.messages import Message
+from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
@@ -91,3 +92,44 @@ def test_very_many_results_take_no_more_than_their_number():
     names = [str(number) for number in range(30_000)]
     sent = conversation([calls(*names), *map(result, reversed(names))])
     assert ids(sent) == names
+
+
+ASSISTANT = {"role": "assistant", "content": None}
+
+
+@pytest.mark.parametrize(
+    "sent, reasoning, others",
+    [
+        ({"reasoning_content": "a"}, "a", {}),
+        ({"reasoning": "a", "reasoning_content": "a", "thinking": None}, "a", {}),
+        ({"thinking": "a"}, "a", {}),
+        ({"reasoning": "b", "reasoning_content": "a"}, "a", {"reasoning": "b"}),
+        ({"reasoning": {"effort": "low"}}, "", {"reasoning": {"effort": "low"}}),
+        ({"refusal": None, "annotations": [], "name": "Bob"}, "", {"annotations": [], "name": "Bob"}),
+    ],
+)
+def test_reasoning_is_read_under_all_of_its_names(sent, reasoning, others):
+    (message,) = conversation([ASSISTANT | sent])
+    assert message == Message("assistant", reasoning=reasoning, others=others)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "no JSON", '{"a": 1e3}', {"a": 1}, ""])
+def test_arguments_stay_what_the_model_has_written(arguments):
+    call = {"id": "x", "type": "function", "index": 0, "function": {"name": "f", "arguments": arguments}}
+    (message,) = conversation([ASSISTANT | {"tool_calls": [call]}])
+    assert message.calls == (ToolCall("x", "f", arguments),)
+
+
+def test_tools_have_a_schema_in_any_case():
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+    sent = [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "Do.", "parameters": schema, "strict": True},
+        },
+        {"function": {"name": "g", "description": None, "parameters": None}},
+    ]
+    read = read_conversation([USER], sent, True)
+    nothing = {"type": "object", "properties": {}}
+    assert read.tools == (Tool("f", "Do.", schema), Tool("g", "", nothing))
+    assert list(read.tools[0].parameters["properties"]) == ["z", "a"]

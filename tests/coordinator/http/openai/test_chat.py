@@ -205,7 +205,7 @@ async def test_more_tokens_than_there_is_room_for_are_as_many_as_there_is_room_f
         assert sample["sampling_params"]["max_tokens"] == services.limits.max_context - tokens
 
 
-@pytest.mark.parametrize("length", [600, 60_000], ids=["short", "in a child process"])
+@pytest.mark.parametrize("length", [600, 60_000], ids=["by its tokens", "by its bytes"])
 async def test_a_conversation_without_room_for_an_answer_is_refused_in_the_words_of_both(oai, length):
     refused = await oai.post(
         "chat/completions", json=chat(messages=[{"role": "user", "content": "9" * length}])
