@@ -31,6 +31,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         int,
         Meta(ge=1 << 10, description="Bytes of text in the prompts, or messages, of a call to OpenAI's API."),
     ] = 4 << 20
+    tools_bytes: Annotated[int, Meta(ge=1 << 10, description="Bytes of the tools of a chat, as JSON.")] = (
+        1 << 20
+    )
     text_seconds: Annotated[
         float, Meta(gt=0, description="Seconds that rendering and tokenizing such a text may take.")
     ] = 30.0

@@ -5,6 +5,7 @@ SpmdTxError
 │   ├── InvalidRequest    400
 │   │   ├── LossGivenUp   a custom loss takes too long, and would take as long again
 │   │   ├── NotRendered   a chat template leaves out a part of a conversation
+│   │   ├── PromptTooLong a prompt leaves no room for an answer
 │   │   └── WrongField    a field of a call to OpenAI's API is unknown, or not offered
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
@@ -61,6 +62,18 @@ class LossGivenUp(InvalidRequest):
 
 class NotRendered(InvalidRequest):
     """A chat template leaves out a part of a conversation, so the model would not see it."""
+
+
+class PromptTooLong(InvalidRequest):
+    """A prompt leaves no room for an answer in the context."""
+
+    @classmethod
+    def by(cls, tokens: int, max_context: int) -> "PromptTooLong":
+        """Say it in the words, and with the numbers, by which agents know that they must shorten it."""
+        return cls(
+            f"prompt is too long: {tokens} tokens > {max_context - 1} maximum (context_length_exceeded): it "
+            f"has {tokens} tokens and the context holds {max_context}, one of them to be drawn; shorten it"
+        )
 
 
 class WrongField(InvalidRequest):

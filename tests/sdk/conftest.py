@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import tinker
 
+from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
 from tests.sdk import server as servers
 from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
 from tests.sdk.raw_api import RawApi
 from tests.sdk.server import BASE_MODEL, QUICKLY, Server, serving
+from tests.support.chat_templates import QWEN3
 from tests.support.otel_collector import Collector, collecting
 
 HERE = Path(__file__).parent
@@ -40,7 +42,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
+    """With a template for agents, as published models have it."""
+    directory = tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
+    (directory / TEMPLATE).write_text(QWEN3)
+    return directory
 
 
 @pytest.fixture(scope="session")

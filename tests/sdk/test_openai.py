@@ -64,6 +64,11 @@ def drawn(sampler, tokens, num_samples=1, **options):
     return sampler.sample(prompt(tokens), num_samples, params).result(SECONDS).sequences
 
 
+def counts(usage):
+    """Without the tokens that were cached: a second prompt has more of them."""
+    return usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.0}, {"temperature": 0.5, "top_p": 0.8, "seed": -3}]
 )
@@ -102,7 +107,7 @@ def test_a_streamed_completion_is_the_same(complete):
     options = {"n": 2, "max_tokens": 60, "logprobs": 0}
     whole = complete(["One", "Two"], **options)
     events = list(complete(["One", "Two"], stream=True, stream_options={"include_usage": True}, **options))
-    assert events[-1].usage == whole.usage
+    assert counts(events[-1].usage) == counts(whole.usage)
     pieces = [event.choices[0] for event in events[:-1]]
     assert len(pieces) > 4, "nothing came before the end"
     for choice in whole.choices:
@@ -121,7 +126,7 @@ def test_a_chat_goes_through_the_chat_template(chat, complete):
     assert answer.choices[0].token_ids == completion.choices[0].token_ids
     assert answer.choices[0].message.content == completion.choices[0].text
     assert answer.choices[0].message.role == "assistant"
-    assert answer.usage == completion.usage
+    assert counts(answer.usage) == counts(completion.usage)
     in_parts = [HELLO[0], {"role": "user", "content": [{"type": "text", "text": "Hello, 世界!"}]}]
     assert chat(messages=in_parts).choices[0].message.content == answer.choices[0].message.content
 
@@ -130,7 +135,7 @@ def test_a_streamed_chat_is_the_same(chat):
     options = {"n": 2, "max_completion_tokens": 60, "logprobs": True}
     whole = chat(**options)
     events = list(chat(stream=True, stream_options={"include_usage": True}, **options))
-    assert events[-1].usage == whole.usage
+    assert counts(events[-1].usage) == counts(whole.usage)
     for choice in whole.choices:
         mine = [e.choices[0] for e in events[:-1] if e.choices[0].index == choice.index]
         assert mine[0].delta.role == "assistant"
@@ -250,7 +255,7 @@ def test_an_echoed_prompt_stands_before_each_of_its_answers(complete):
         scores = whole.logprobs.token_logprobs[len(given) :]
         assert scores == pytest.approx(answer.logprobs.token_logprobs, abs=1e-5)
         assert whole.text.endswith(answer.text)
-    assert echoed.usage == plain.usage
+    assert counts(echoed.usage) == counts(plain.usage)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +292,7 @@ def test_what_cannot_be_completed_is_refused_in_openais_shape(complete, options,
         ({"messages": []}, "messages: "),
         ({"messages": [{"content": "hello"}]}, "message 0 has no role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "image_url"),
-        ({"tools": [{"type": "function"}]}, "tools is not offered"),
+        ({"tools": [{"type": "function"}]}, "has no function; send functions"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs is -1"),
         ({"top_logprobs": 2}, "only for logprobs"),

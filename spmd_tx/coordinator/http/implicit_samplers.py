@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.bases import AskedBase, Bases, check_same_base
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.http.security.access import Access
@@ -21,6 +21,7 @@ from spmd_tx.errors import NotFound
 
 TAG = "openai"  # of the sessions, in listings
 SCHEME = "tinker://"
+BEHIND_BASE = ";"  # stands between a base and a checkpoint of it, in hosted Tinker's names
 
 
 class NamedWeights(NamedTuple):
@@ -58,6 +59,12 @@ class ImplicitSamplers:
             path = checkpoint_paths.parse_to_sample(model)
             base, opened = await access.open_checkpoint(path, self._bases)
             return NamedWeights(base, path, opened.manifest.created_at)
+        name, _, behind = model.partition(BEHIND_BASE)
+        if behind.startswith(SCHEME):
+            wanted, found = await self.find(name, access), await self.find(behind, access)
+            assert found.path is not None
+            check_same_base(found.path, found.base, AskedBase(wanted.base, name))
+            return found
         named = self._bases.find(model)
         if named is None:
             served = " and ".join(repr(base.name) for base in self._bases.all)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError, meta
 
 from spmd_tx.coordinator.text import conversation
-from spmd_tx.coordinator.text.conversation import Marks, Message, ValuePlace
+from spmd_tx.coordinator.text.conversation import Marks, TemplateMessage, ValuePlace
 from spmd_tx.errors import InvalidRequest, NotRendered, WrongField
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 TEMPLATE = "chat_template.jinja"
 OPTIONS, GENERATION_PROMPT = "chat_template_kwargs", "add_generation_prompt"
+
+ATTEMPT_CHARACTERS, ATTEMPT_SECONDS = 1 << 16, 2.0
 
 # What a template can do wrong with a conversation that it was not written for.
 TEMPLATE_ERRORS = (
@@ -56,8 +58,42 @@ class ChatTemplate:
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
 
+    @property
+    def source(self) -> str:
+        """The template's text, of several that for tools; "" if there is none."""
+        if not self._tokenizer.chat_template:
+            return ""
+        try:
+            return self._tokenizer.get_chat_template(tools=[{}])
+        except ValueError:  # there are several, and none for this
+            return ""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """The names of the variables that the template reads; none if it cannot be read."""
+        try:
+            return _variables(*self._compile(self.source)) if self.source else frozenset()
+        except TEMPLATE_ERRORS:
+            return frozenset()
+
+    def attempt(self, messages: Sequence[TemplateMessage], **options: Any) -> str | None:
+        """Render a short conversation as it is; None if the template refuses it."""
+        limits = _Limits(ATTEMPT_CHARACTERS, ATTEMPT_SECONDS, time.monotonic() + ATTEMPT_SECONDS)
+        limited = _limits.set(limits)
+        try:
+            self._prepare(options)
+            return self._apply(messages, options)
+        except (InvalidRequest, *TEMPLATE_ERRORS):
+            return None
+        finally:
+            _limits.reset(limited)
+
     def render(
-        self, messages: Sequence[Message], options: Mapping[str, Any], most_characters: int, seconds: float
+        self,
+        messages: Sequence[TemplateMessage],
+        options: Mapping[str, Any],
+        most_characters: int,
+        seconds: float,
     ) -> str:
         """Render the prompt for the assistant's next message. Raises InvalidRequest."""
         if not self._tokenizer.chat_template:
@@ -78,24 +114,25 @@ class ChatTemplate:
             _limits.reset(limited)
 
     def _prepare(self, options: Mapping[str, Any]) -> str:
-        """Check the options, and return the template's text.
-
-        This puts the limits into the environment that transformers keeps for the template.
-        """
-        from transformers.utils import chat_template_utils
-
+        """Check the options, and return the template's text."""
         _check_names(options)
         source = self._tokenizer.get_chat_template(tools=options.get("tools"))
-        environment: Any = chat_template_utils._compile_jinja_template(source).environment
-        environment.concat = _concat
-        unknown = sorted(options.keys() - _variables(environment, source) - {GENERATION_PROMPT})
+        unknown = sorted(options.keys() - _variables(*self._compile(source)) - {GENERATION_PROMPT})
         if unknown:
             raise WrongField(
                 f"the model's chat template has no variable {', '.join(unknown)}; leave that out", OPTIONS
             )
         return source
 
-    def _rendered(self, messages: Sequence[Message], options: Mapping[str, Any], source: str) -> str:
+    def _compile(self, source: str) -> tuple[Any, str]:
+        """Return the environment that transformers keeps for the template, with the limits in it."""
+        from transformers.utils import chat_template_utils
+
+        environment: Any = chat_template_utils._compile_jinja_template(source).environment
+        environment.concat = _concat
+        return environment, source
+
+    def _rendered(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any], source: str) -> str:
         """Render the first spelling of the conversation that loses nothing."""
         errors, lost = list[Exception](), list[ValuePlace]()
         for spelled in conversation.spellings(messages, source):
@@ -118,13 +155,13 @@ class ChatTemplate:
             )
         raise errors[0]
 
-    def _apply(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+    def _apply(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]) -> str:
         text: Any = self._tokenizer.apply_chat_template(
             [dict(message) for message in messages], **{**options, "tokenize": False}
         )
         return text
 
-    def _lost(self, messages: Sequence[Message], options: Mapping[str, Any]) -> ValuePlace | None:
+    def _lost(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]) -> ValuePlace | None:
         """Return a place of the conversation whose text the template leaves out."""
         marks = Marks()
         marked = marks.marked(messages)
@@ -145,7 +182,7 @@ class ChatTemplate:
         return None
 
     def _shows_at_first(
-        self, number: int, marks: Marks, marked: Sequence[Message], options: Mapping[str, Any]
+        self, number: int, marks: Marks, marked: Sequence[TemplateMessage], options: Mapping[str, Any]
     ) -> bool:
         """Return whether a text is rendered while its message is the last one."""
         last = marks.places[number].message

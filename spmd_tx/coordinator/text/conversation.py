@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-Message = Mapping[str, Any]
+from spmd_tx.coordinator.conversation.messages import REASONING
+
+TemplateMessage = Mapping[str, Any]
 
 DEVELOPER, SYSTEM = "developer", "system"  # OpenAI's newer and older name of a role
-REASONING = ("reasoning_content", "reasoning", "thinking")  # names of the same thing
 # Templates turn them into an order, or into markup. The name of a result's function stands in its call, too.
 CONNECTING = frozenset({"role", "id", "tool_call_id"})
 CONNECTING_RESULTS = CONNECTING | {"name"}
@@ -44,7 +45,7 @@ class ValuePlace:
         return self.role, re.sub(r"\d+", "", self.path), self.has_calls
 
 
-def spellings(messages: Sequence[Message], source: str) -> Iterator[list[dict[str, Any]]]:
+def spellings(messages: Sequence[TemplateMessage], source: str) -> Iterator[list[dict[str, Any]]]:
     """Yield ways to write the conversation that mean the same, the most usual first.
 
     Most templates read the arguments of tool calls as a mapping, those that concatenate strings as JSON.
@@ -57,7 +58,7 @@ def spellings(messages: Sequence[Message], source: str) -> Iterator[list[dict[st
             yield [_spelled(message, instructing, arguments) for message in messages]
 
 
-def _spelled(message: Message, instructing: str, arguments: Callable[[Any], Any]) -> dict[str, Any]:
+def _spelled(message: TemplateMessage, instructing: str, arguments: Callable[[Any], Any]) -> dict[str, Any]:
     """Write a message. Null has the same meaning as a missing key, and so has an empty list of calls."""
     fields = {key: value for key, value in message.items() if value is not None}
     if fields["role"] == DEVELOPER:
@@ -92,7 +93,7 @@ def _mapping(arguments: Any) -> Any:
     return mapping if isinstance(mapping, dict) else arguments
 
 
-def broken_arguments(messages: Sequence[Message]) -> ValuePlace | None:
+def broken_arguments(messages: Sequence[TemplateMessage]) -> ValuePlace | None:
     """Return the place of arguments that are no JSON object, if there are any."""
     for number, message in enumerate(messages):
         for place, call in enumerate(message.get(CALLS) or ()):
@@ -108,7 +109,7 @@ def _text(value: Any) -> str:
     return value if value and value.strip() else NO_ARGUMENTS
 
 
-def numbers(messages: Sequence[Message]) -> list[ValuePlace]:
+def numbers(messages: Sequence[TemplateMessage]) -> list[ValuePlace]:
     """Return the places of numbers and truth values beside texts. They cannot be marked."""
     return [
         ValuePlace(number, message["role"], key, CALLS in message)
@@ -118,7 +119,7 @@ def numbers(messages: Sequence[Message]) -> list[ValuePlace]:
     ]
 
 
-def without_numbers(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def without_numbers(messages: Sequence[TemplateMessage]) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in message.items() if not isinstance(value, int | float)}
         for message in messages
@@ -131,7 +132,7 @@ class Marks:
     def __init__(self) -> None:
         self.places: list[ValuePlace] = []
 
-    def marked(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    def marked(self, messages: Sequence[TemplateMessage]) -> list[dict[str, Any]]:
         """Return the conversation with a mark in place of each text that a model should see."""
         return [self._message(number, message) for number, message in enumerate(messages)]
 
@@ -171,7 +172,7 @@ class Marks:
         }
         return {**tool, FUNCTION: fields}
 
-    def _message(self, number: int, message: Message) -> dict[str, Any]:
+    def _message(self, number: int, message: TemplateMessage) -> dict[str, Any]:
         def of(path: str) -> ValuePlace:
             return ValuePlace(number, message["role"], path, CALLS in message)
 

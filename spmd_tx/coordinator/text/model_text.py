@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +26,8 @@ from spmd_tx.coordinator.text.rank_vocabularies import (
     read_tekken,
     read_tiktoken,
 )
+from spmd_tx.coordinator.text.reply_formats import ReplyFormat, find_format
+from spmd_tx.coordinator.text.template_probe import TemplateTraits, probe
 from spmd_tx.errors import StartError
 
 RANK_FILES = {TEKKEN: read_tekken, TIKTOKEN: read_tiktoken}
@@ -44,6 +46,21 @@ class ModelText:
     def longest_token(self) -> int:
         """The most bytes of text that one token stands for."""
         return max(len(text.encode()) for text in self.tokenizer.get_vocab(with_added_tokens=True))
+
+    @functools.cached_property
+    def reply_format(self) -> ReplyFormat | None:
+        """How the model writes reasoning and tool calls; None if it is not known."""
+        added = {token: each.content for token, each in self.tokenizer.get_added_tokens_decoder().items()}
+        found = find_format(self.template.source, list(added.values()))
+        if found is None:
+            return None
+        ends = [added[token] for token in self.eos_token_ids if token in added]
+        return replace(found, ends=tuple(dict.fromkeys([*found.ends, *ends])))
+
+    @functools.cached_property
+    def template_traits(self) -> TemplateTraits:
+        """What the chat template takes. Blocks for some 100 ms at the first time."""
+        return probe(self.template)
 
 
 class LazyModelText:

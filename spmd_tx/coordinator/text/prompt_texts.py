@@ -17,9 +17,9 @@ from tokenizers import Tokenizer
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.text import token_texts
-from spmd_tx.coordinator.text.chat_template import Message
+from spmd_tx.coordinator.text.chat_template import TemplateMessage
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
-from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, PromptTooLong
 from spmd_tx.processes.child import Allowance, LastingChild
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
@@ -60,7 +60,9 @@ class PromptTexts:
             return await asyncio.to_thread(tokenize, model.tokenizer, texts, True)
         return await self._outside("tokenize_outside", texts=list(texts))
 
-    async def of_conversation(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[int]:
+    async def of_conversation(
+        self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
+    ) -> list[int]:
         """Tokenize what the chat template makes of a conversation; it writes all special tokens itself."""
         conversation = msgspec.json.encode((messages, options))
         self._check_total(len(conversation))
@@ -103,7 +105,7 @@ class PromptTexts:
         sizes = [_size(text, self._bounds.prompt_text_bytes) for text in texts]
         most = self._max_context * model.longest_token * (SHRINKS if model.tokenizer.normalizer else 1)
         if max(sizes) > most:
-            raise InvalidRequest(
+            raise PromptTooLong(
                 f"the prompt is too long: it has {max(sizes)} bytes, and the {self._max_context} tokens that "
                 f"the context holds are {most} bytes at most; shorten it"
             )
@@ -165,10 +167,7 @@ def tokenize_outside(
     for text in texts:
         (tokens,) = tokenize(tokenizer, [text], special_tokens)
         if len(tokens) > most_tokens:
-            raise InvalidRequest(
-                f"the prompt is too long: it has {len(tokens)} tokens and the context holds {most_tokens}; "
-                "shorten it"
-            )
+            raise PromptTooLong.by(len(tokens), most_tokens)
         packed.append(np.asarray(tokens, np.int32).tobytes())
     return packed
 

@@ -131,6 +131,11 @@ class SampledSequences(Sequence[SampledSequence]):
             _read_top(response.topk_prompt_logprobs) if has_top else None,
         )
 
+    @property
+    def cache_hits(self) -> int:
+        """The number of the prompt's tokens that were found in the prefix cache."""
+        return self._response.prompt_cache_hit_tokens
+
     def __len__(self) -> int:
         return len(self._sequences)
 

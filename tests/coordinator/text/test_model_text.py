@@ -4,9 +4,12 @@ import sys
 
 import pytest
 
+from spmd_tx.coordinator.text import call_syntaxes
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
+from spmd_tx.coordinator.text.reply_formats import THINK
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import InvalidRequest, StartError
+from tests.support import reply_templates
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -141,6 +144,17 @@ def test_the_processor_may_have_several_templates_or_none(directory):
         render(directory)
 
 
+def test_the_format_of_answers_is_that_of_the_template(directory):
+    assert load_model_text(directory).reply_format is None
+    change(directory, "generation_config.json", eos_token_id=[0, 511])
+    (directory / "chat_template.jinja").write_text(reply_templates.QWEN3)
+    text = load_model_text(directory)
+    assert text.reply_format is not None
+    assert (text.reply_format.calls, text.reply_format.reasoning) == (call_syntaxes.HERMES, THINK)
+    assert set(text.reply_format.ends) >= {text.tokenizer.id_to_token(511), "<|im_end|>"}
+    assert text.template_traits.reasoning_key == "reasoning_content"
+
+
 def test_a_tokenizer_is_enough(directory):
     for name in ("config.json", "generation_config.json", "tokenizer_config.json", "chat_template.jinja"):
         (directory / name).unlink()
@@ -189,6 +203,7 @@ import sys
 from pathlib import Path
 import spmd_tx.coordinator.server.serve
 early = [name for name in sys.modules if name.split(".")[0] == "transformers"]
+from spmd_tx.coordinator.text import call_syntaxes
 from spmd_tx.coordinator.text.model_text import load_model_text
 text = load_model_text(Path(sys.argv[1]))
 text.template.render([{"role": "user", "content": "Hello"}], {}, 1000, 10.0)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spmd_tx.coordinator.http.openai import schemas
+from spmd_tx.coordinator.http.openai import replies, schemas
 from spmd_tx.coordinator.http.openai.choices import TextDelta
 from spmd_tx.coordinator.sampling.request.stops import Decoder
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
@@ -27,7 +27,9 @@ class ResponseFormat(Protocol):
         """Return the event of a choice before its first delta, if there is one."""
         ...
 
-    def event(self, delta: TextDelta) -> msgspec.Struct: ...
+    def events(self, delta: TextDelta) -> Sequence[msgspec.Struct]:
+        """Return the events of a delta: none if it says nothing."""
+        ...
 
     def last(self, usage: schemas.CompletionUsage) -> msgspec.Struct:
         """Return the event with the usage."""
@@ -95,6 +97,11 @@ class Answering:
             id=self.id, object=kind, created=self.created, model=self.model, choices=choices, usage=usage
         )
 
+    def is_worth_sending(self, delta: TextDelta) -> bool:
+        """Return whether a delta without text says something: tokens that are wanted, or its end."""
+        has_tokens = self.has_logprobs or self.has_token_ids
+        return delta.finish_reason is not None or (has_tokens and bool(delta.tokens))
+
     def token_ids(self, delta: TextDelta) -> list[int] | UnsetType:
         return delta.tokens if self.has_token_ids else UNSET
 
@@ -115,10 +122,11 @@ class CompletionFormat:
     def opening(self, index: int) -> None:
         return None
 
-    def event(self, delta: TextDelta) -> schemas.CompletionResponse:
-        return self.answering.response(
-            "text_completion", [self._choice(delta, self._logprobs(delta, self.entries(delta) or None))]
-        )
+    def events(self, delta: TextDelta) -> list[schemas.CompletionResponse]:
+        if not (delta.text or self.answering.is_worth_sending(delta)):
+            return []
+        choice = self._choice(delta, self._logprobs(delta, self.entries(delta) or None))
+        return [self.answering.response("text_completion", [choice])]
 
     def last(self, usage: schemas.CompletionUsage) -> schemas.CompletionResponse:
         return self.answering.response("text_completion", [], usage)
@@ -151,6 +159,7 @@ class CompletionFormat:
     def _choice(
         self, delta: TextDelta, logprobs: schemas.CompletionLogprobs | UnsetType | None
     ) -> schemas.CompletionChoice:
+        assert delta.finish_reason != "tool_calls"
         ids = self.answering.token_ids(delta)
         return schemas.CompletionChoice(delta.index, delta.text, delta.finish_reason, logprobs, ids)
 
@@ -168,23 +177,39 @@ class ChatFormat:
     """Formats chat completions: an answer has whole messages, an event has what is new of them."""
 
     answering: Answering
+    prompt: list[int] | UnsetType = UNSET  # tokens, if they are asked for
 
     def opening(self, index: int) -> schemas.CompletionResponse:
         choice = schemas.ChatChunkChoice(index, schemas.ChatDelta(role="assistant", content=""))
-        return self.answering.response("chat.completion.chunk", [choice])
+        opening = self.answering.response("chat.completion.chunk", [choice])
+        return msgspec.structs.replace(opening, prompt_token_ids=self.prompt if index == 0 else UNSET)
 
-    def event(self, delta: TextDelta) -> schemas.CompletionResponse:
-        content = schemas.ChatDelta(content=delta.text or UNSET)
-        logprobs = schemas.ChatLogprobs(self.entries(delta)) if self.answering.has_logprobs else None
-        ids = self.answering.token_ids(delta)
-        choice = schemas.ChatChunkChoice(delta.index, content, delta.finish_reason, logprobs, ids)
+    def events(self, delta: TextDelta) -> list[schemas.CompletionResponse]:
+        says = replies.deltas(delta.reply)
+        if delta.finish_reason is not None or (not says and self.answering.is_worth_sending(delta)):
+            says.append(schemas.ChatDelta())
+        # All tokens stand beside the first of them: there is no telling which are whose.
+        others = replace(delta, tokens=[], logprobs=[])
+        last = len(says) - 1
+        return [
+            self._event(said, others if place else delta, delta.finish_reason if place == last else None)
+            for place, said in enumerate(says)
+        ]
+
+    def _event(
+        self, said: schemas.ChatDelta, tokens: TextDelta, finish: schemas.ChatFinish | None
+    ) -> schemas.CompletionResponse:
+        logprobs = schemas.ChatLogprobs(self.entries(tokens)) if self.answering.has_logprobs else None
+        ids = self.answering.token_ids(tokens)
+        choice = schemas.ChatChunkChoice(tokens.index, said, finish, logprobs, ids)
         return self.answering.response("chat.completion.chunk", [choice])
 
     def last(self, usage: schemas.CompletionUsage) -> schemas.CompletionResponse:
         return self.answering.response("chat.completion.chunk", [], usage)
 
     def whole(self) -> schemas.CompletionResponse:
-        return self.answering.response("chat.completion", [])
+        whole = self.answering.response("chat.completion", [])
+        return msgspec.structs.replace(whole, prompt_token_ids=self.prompt)
 
     @property
     def list_begins(self) -> bytes:
@@ -209,7 +234,7 @@ class ChatFormat:
         return b"]},"
 
     def choice(self, choice: TextDelta) -> schemas.ChatChoice:
-        message = schemas.ChatMessage("assistant", choice.text)
+        message = replies.message(choice.reply)
         logprobs = UNSET if self.answering.has_logprobs else None
         ids = self.answering.token_ids(choice)
         return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
@@ -254,18 +279,22 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
         tokens=[token for delta in deltas for token in delta.tokens],
         logprobs=[logprob for delta in deltas for logprob in delta.logprobs],
         offsets=[offset for delta in deltas for offset in delta.offsets],
+        reply=[part for delta in deltas for part in delta.reply],
     )
 
 
-def is_worth_sending(delta: TextDelta, answering: Answering) -> bool:
-    """Return whether an event has content: tokens without text are none unless tokens are asked for."""
-    has_tokens = answering.has_logprobs or answering.has_token_ids
-    return bool(delta.text) or delta.finish_reason is not None or (has_tokens and bool(delta.tokens))
-
-
-def usage(prompts: Sequence[Sequence[int]], drawn: int) -> schemas.CompletionUsage:
+def usage(
+    prompts: Sequence[Sequence[int]], cached: int, drawn: int, reasoning: int
+) -> schemas.CompletionUsage:
+    """Count tokens: of the prompts, those of them that were cached, drawn ones, and those of reasoning."""
     read = sum(map(len, prompts))
-    return schemas.CompletionUsage(read, drawn, read + drawn)
+    return schemas.CompletionUsage(
+        read,
+        drawn,
+        read + drawn,
+        schemas.PromptTokensDetails(cached),
+        schemas.CompletionTokensDetails(reasoning),
+    )
 
 
 def event(content: msgspec.Struct) -> bytes:

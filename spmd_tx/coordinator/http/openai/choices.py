@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from spmd_tx.coordinator.http.openai.detokenize import EchoedText
+from spmd_tx.coordinator.http.openai.detokenize import EchoedText, SampleText
+from spmd_tx.coordinator.http.openai.replies import ReplyPart, ReplyProgress
+from spmd_tx.coordinator.text.replies import ReplyContent
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, SampledSequence, TopLogprobs
 
 TOKEN_COST = 16  # of making a token into text, where writing one of the likeliest tokens costs 1
@@ -78,15 +81,20 @@ class TextDelta:
     tokens: list[int]
     logprobs: list[float]
     offsets: list[int]  # of each token's text in the choice's text, in characters; empty unless wanted
-    finish_reason: Literal["stop", "length"] | None  # None: more follows
+    finish_reason: Literal["stop", "length", "tool_calls"] | None  # None: more follows
     top: TopLogprobs | None = None  # in the place of each token, if wanted
+    reply: Sequence[ReplyPart] = ()  # what a chat makes of the text
 
 
 class ChoiceProgress:
     """Tracks one sample of a call, and how much of it was sent."""
 
-    def __init__(self, index: int, text: EchoedText, has_offsets: bool) -> None:
+    def __init__(
+        self, index: int, text: EchoedText | SampleText, has_offsets: bool, reply: ReplyProgress | None = None
+    ) -> None:
+        """``reply`` reads the text of a chat; None: all of it is content."""
         self.index = index
+        self.reply = reply
         self.sent = 0  # tokens
         self.is_over = False
         self._text = text
@@ -108,16 +116,21 @@ class ChoiceProgress:
 
     def delta(self, part: ChoiceTokens) -> TextDelta:
         """Make the text of a part. Parts must come in order."""
-        text, offsets = self._add(part)
-        if part.stop_reason is not None:
-            text += self._text.end()
-        return TextDelta(self.index, text, part.tokens, part.logprobs, offsets, part.stop_reason, part.top)
-
-    def _add(self, part: ChoiceTokens) -> tuple[str, list[int]]:
-        if not self._has_offsets:
-            return self._text.add(part.tokens), []
-        text, offsets = "", list[int]()
-        for token in part.tokens:
+        texts, offsets = list[str](), list[int]()
+        for tokens in self._at_once(part.tokens):
             offsets.append(self._text.length)
-            text += self._text.add([token])
-        return text, offsets
+            texts.append(self._text.add(tokens))
+        is_end, finish = part.stop_reason is not None, part.stop_reason
+        if is_end:
+            texts.append(self._text.end())
+        text = "".join(texts)
+        reply: Sequence[ReplyPart] = [ReplyContent(text)] if text else ()
+        if self.reply is not None:
+            reply = self.reply.read(texts, is_end=is_end)
+            finish = "tool_calls" if finish == "stop" and self.reply.calls else finish
+        offsets = offsets if self._has_offsets else []
+        return TextDelta(self.index, text, part.tokens, part.logprobs, offsets, finish, part.top, reply)
+
+    def _at_once(self, tokens: list[int]) -> list[list[int]]:
+        """Return the tokens in pieces of which the text of each must be known."""
+        return [[token] for token in tokens] if self._has_offsets or self.reply else [tokens]

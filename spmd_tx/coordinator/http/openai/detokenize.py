@@ -7,10 +7,11 @@ from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
 
 class Detokenizer:
-    """Decodes tokens, without special tokens. A character whose bytes are not all there is held back."""
+    """Decodes tokens. A character whose bytes are not all there is held back."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, *, shows_special_tokens: bool = False) -> None:
         self._decoder = decoder
+        self._skips = not shows_special_tokens
         self._tokens: list[int] = []  # the last ones with text, since some texts depend on what is before
         self._given_out = 0  # how many of these have their text given out
 
@@ -34,15 +35,15 @@ class Detokenizer:
         return self._text_up_to(len(self._tokens))
 
     def _has_text(self, token: int) -> bool:
-        """Return False for special tokens and unused numbers, which may stand within a character, too.
+        """Return False for tokens that are not shown and unused numbers, which may stand within a character.
 
         Some decoders drop the space that begins a text, so the token is decoded twice in a row.
         """
-        return self._decoder.decode([token, token], skip_special_tokens=True) != ""
+        return self._decoder.decode([token, token], skip_special_tokens=self._skips) != ""
 
     def _text_up_to(self, count: int) -> str:
-        before = self._decoder.decode(self._tokens[: self._given_out], skip_special_tokens=True)
-        return self._decoder.decode(self._tokens[:count], skip_special_tokens=True)[len(before) :]
+        before = self._decoder.decode(self._tokens[: self._given_out], skip_special_tokens=self._skips)
+        return self._decoder.decode(self._tokens[:count], skip_special_tokens=self._skips)[len(before) :]
 
 
 class TextUntilStop:
@@ -80,9 +81,9 @@ class TextUntilStop:
 class SampleText:
     """Decodes tokens and ends the text at a stop string."""
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str]) -> None:
+    def __init__(self, decoder: Decoder, stops: Sequence[str], *, shows_special_tokens: bool = False) -> None:
         self.length = 0  # characters, with those that are held back as they may begin a stop string
-        self._detokenizer = Detokenizer(decoder)
+        self._detokenizer = Detokenizer(decoder, shows_special_tokens=shows_special_tokens)
         self._until_stop = TextUntilStop(stops)
 
     def add(self, tokens: Sequence[int]) -> str:

@@ -18,9 +18,11 @@ from litestar.types import ExceptionHandler, ExceptionHandlersMap
 from spmd_tx.coordinator.http import errors
 from spmd_tx.coordinator.http.openai.fields import OTHER_VALUE
 from spmd_tx.coordinator.http.openai.schemas import ErrorBody, ErrorDetail
-from spmd_tx.errors import NotRendered, WrongField
+from spmd_tx.errors import NotRendered, PromptTooLong, WrongField
 
 PREFIX = "/oai"  # of the paths whose errors have this format, also where there is no route
+
+TOO_LONG = "context_length_exceeded"
 
 _TYPES = {
     HTTP_401_UNAUTHORIZED: "authentication_error",
@@ -45,6 +47,8 @@ def _body(message: str, status: int, error: Any) -> ErrorBody:
     match error:
         case WrongField():
             return ErrorBody(ErrorDetail(message, "invalid_request_error", error.code, error.param))
+        case PromptTooLong():
+            return ErrorBody(ErrorDetail(message, "invalid_request_error", TOO_LONG))
         case NotRendered():
             return ErrorBody(ErrorDetail(message, "invalid_request_error", OTHER_VALUE, "messages"))
         case NotFoundException() | MethodNotAllowedException():

@@ -77,8 +77,8 @@ SPECIAL_TOKENS = "add_special_tokens"
 
 # What to do instead.
 REMEDIES: Final = {
-    "tools": "send them as chat_template_kwargs.tools, and read the calls in the text of the answer",
-    "functions": "send them as chat_template_kwargs.tools, and read the calls in the text of the answer",
+    "tools": "send them to chat/completions",
+    "functions": "send them to chat/completions as tools",
     "documents": "send them as chat_template_kwargs.documents, if the chat template has that variable",
     "max_completion_tokens": "use max_tokens",
     "top_logprobs": "set logprobs to the number",

@@ -1,7 +1,6 @@
 """Converts OpenAI's requests to sample requests, and refuses invalid ones. Pure; raises InvalidRequest."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,7 +12,7 @@ from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_CELLS, MOST_
 from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import InvalidRequest, PromptTooLong, WrongField
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have none
 
@@ -48,9 +47,14 @@ def _check_chat(request: ChatRequest) -> None:
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequest("top_logprobs is only for logprobs; leave it out, or set logprobs")
     options = request.chat_template_kwargs or {}
-    if request.reasoning_effort is not None and "reasoning_effort" in options:
-        raise InvalidRequest(
-            "reasoning_effort is given twice, once in chat_template_kwargs; send one of them"
+    for name in ("reasoning_effort", "tools"):
+        if getattr(request, name) and name in options:
+            raise InvalidRequest(f"{name} is given twice, once in chat_template_kwargs; send one of them")
+    if request.tool_choice not in (None, "none", "auto"):
+        raise WrongField(
+            "tool_choice is not offered by this server but as none or auto; send auto, and say in a message "
+            "which tool the model must call",
+            "tool_choice",
         )
 
 
@@ -90,13 +94,6 @@ def _check_choices(request: Parameters, prompts: int) -> None:
         )
 
 
-def template_options(request: ChatRequest) -> dict[str, Any]:
-    """Return the variables of the chat template."""
-    effort = request.reasoning_effort
-    named = {} if effort is None else {"reasoning_effort": effort}
-    return named | (request.chat_template_kwargs or {})
-
-
 def stop_strings(request: Parameters) -> list[str]:
     return [request.stop] if isinstance(request.stop, str) else list(request.stop or ())
 
@@ -104,9 +101,12 @@ def stop_strings(request: Parameters) -> list[str]:
 def _max_tokens(
     request: CompletionRequest | ChatRequest, prompt: Sequence[int], limits: Limits
 ) -> int | None:
-    """Return the most tokens to draw; None: as many as fit in the context."""
+    """Return the most tokens to draw; None: as many as fit in the context, for which chats may ask too."""
     if isinstance(request, ChatRequest):
-        return request.max_completion_tokens or request.max_tokens
+        most, room = request.max_completion_tokens or request.max_tokens, limits.max_context - len(prompt)
+        if room < 1:
+            raise PromptTooLong.by(len(prompt), limits.max_context)
+        return None if most is None else min(most, room)
     if request.max_tokens is not None:
         return request.max_tokens
     least = 0 if request.echo else 1

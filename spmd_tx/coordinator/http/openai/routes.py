@@ -1,5 +1,6 @@
 """Routes of OpenAI's API: completions, chat completions and models."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from litestar import Controller, Request, Response, get, post
 from litestar.background_tasks import BackgroundTask
 from litestar.params import FromPath, JSONBody
 from litestar.response import Stream
-from litestar.status_codes import HTTP_200_OK
+from litestar.status_codes import HTTP_200_OK, HTTP_500_INTERNAL_SERVER_ERROR
+from msgspec import UNSET
 
 from spmd_tx.coordinator.catalog import listings
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.errors import status_of
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai import answers, errors, messages, requests, writing
+from spmd_tx.coordinator.http.openai import answers, chat, errors, requests, writing
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
     ChatFormat,
@@ -27,6 +29,7 @@ from spmd_tx.coordinator.http.openai.answers import (
     TokenTextCache,
     WholeAnswer,
 )
+from spmd_tx.coordinator.http.openai.chat import ChatPrompt
 from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
 from spmd_tx.coordinator.http.openai.detokenize import EchoedText
 from spmd_tx.coordinator.http.openai.schemas import (
@@ -36,11 +39,11 @@ from spmd_tx.coordinator.http.openai.schemas import (
     ModelCard,
     ModelList,
 )
-from spmd_tx.coordinator.http.openai.stream import SampleStream, submit_samples
+from spmd_tx.coordinator.http.openai.stream import KEEP_ALIVE_SECONDS, SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
 from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.runtime.threads import compute
+from spmd_tx.coordinator.runtime import containment
 from spmd_tx.errors import SpmdTxError
 
 
@@ -52,13 +55,13 @@ class CompletionCall:
     prompts: list[list[int]]
     stream: SampleStream
     choices: list[ChoiceProgress]
-    answering: Answering
     form: ResponseFormat
 
-    def usage(self) -> CompletionUsage:
+    async def usage(self) -> CompletionUsage:
         sent = sum(choice.sent for choice in self.choices)
         echoed = sum(map(len, self.prompts)) * (self.request.n or 1) if _echoes(self.request) else 0
-        return answers.usage(self.prompts, sent - echoed)
+        reasoning = sum(choice.reply.reasoning_tokens for choice in self.choices if choice.reply)
+        return answers.usage(self.prompts, await self.stream.cached_tokens(), sent - echoed, reasoning)
 
 
 class OpenAIController(Controller):
@@ -101,11 +104,10 @@ class OpenAIController(Controller):
         """Write the next message of a conversation."""
         body = await request.body()
         requests.check(data, body)
-        conversation = await compute(len(body), messages.conversation, data.messages)
-        options = requests.template_options(data)
         sampler = await services.implicit_samplers.of(data.model, access)
-        prompt = await sampler.base.prompt_texts.of_conversation(conversation, options)
-        return await _answer(await _begin(data, [prompt], sampler, services, access), request)
+        text, base = await sampler.base.model.text.get(), sampler.base
+        prompt = await chat.read(data, len(body), text, base.prompt_texts, base.limits.bounds)
+        return await _answer(await _begin(data, [prompt.tokens], sampler, services, access, prompt), request)
 
 
 def _name_in(request: Request) -> str:
@@ -119,6 +121,7 @@ async def _begin(
     sampler: ImplicitSampler,
     services: Services,
     access: Access,
+    of_chat: ChatPrompt | None = None,
 ) -> CompletionCall:
     base = sampler.base
     text = await base.model.text.get()
@@ -127,9 +130,8 @@ async def _begin(
     echoes = prompts if _echoes(request) else None
     async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
         stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)
-    is_completion = isinstance(request, CompletionRequest)
     answering = Answering(
-        id=f"{'cmpl' if is_completion else 'chatcmpl'}-{stream.request_ids[0]}",
+        id=f"{'chatcmpl' if of_chat else 'cmpl'}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
         texts=TokenTextCache(text.tokenizer),
@@ -137,13 +139,17 @@ async def _begin(
         has_token_ids=bool(request.return_token_ids),
         width=samples[0].topk_sample_logprobs or 0,
     )
-    stops = requests.stop_strings(request)
-    choices, has_offsets = list[ChoiceProgress](), is_completion and answering.has_logprobs
-    for index in range((request.n or 1) * len(prompts)):
+    indices = range((request.n or 1) * len(prompts))
+    if of_chat is not None:
+        choices = [of_chat.choice(index, stream.request_ids[0]) for index in indices]
+        form = ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
+        return CompletionCall(request, prompts, stream, choices, form)
+    stops, choices = requests.stop_strings(request), list[ChoiceProgress]()
+    for index in indices:
         prompt = echoes[index // (request.n or 1)] if echoes else []
-        choices.append(ChoiceProgress(index, EchoedText(text.tokenizer, stops, len(prompt)), has_offsets))
-    form = CompletionFormat(answering) if is_completion else ChatFormat(answering)
-    return CompletionCall(request, prompts, stream, choices, answering, form)
+        shown = EchoedText(text.tokenizer, stops, len(prompt))
+        choices.append(ChoiceProgress(index, shown, answering.has_logprobs))
+    return CompletionCall(request, prompts, stream, choices, CompletionFormat(answering))
 
 
 def _echoes(request: CompletionRequest | ChatRequest) -> bool:
@@ -169,27 +175,33 @@ async def _whole(call: CompletionCall) -> AsyncIterator[bytes]:
     yield answer.begin()
     async for piece in call.stream.pieces(call.choices):
         yield await writing.write(piece, partial(writing.of_whole, answer))
-    yield answer.end(call.usage())
+    yield answer.end(await call.usage())
 
 
 async def _events(call: CompletionCall) -> AsyncIterator[bytes]:
     """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
-    written = partial(writing.events, call.form, call.answering)
+    written = partial(writing.events, call.form)
+    clock = asyncio.get_running_loop().time
+    last = clock()
     try:
         openings = [call.form.opening(choice.index) for choice in call.choices]
         if text := b"".join(answers.event(each) for each in openings if each is not None):
             yield text
         async for piece in call.stream.news(call.choices):
-            if piece is None:
-                yield answers.KEEP_ALIVE
-            elif text := await writing.write(piece, written):
+            text = b"" if piece is None else await writing.write(piece, written)
+            if piece is None or (not text and clock() - last > KEEP_ALIVE_SECONDS):  # a long call is written
+                text = answers.KEEP_ALIVE
+            if text:
+                last = clock()
                 yield text
         options = call.request.stream_options
         if options is not None and options.include_usage:
-            yield answers.event(call.form.last(call.usage()))
+            yield answers.event(call.form.last(await call.usage()))
     except SpmdTxError as error:
-        body = errors.error_body(str(error), status_of(error))
-        yield answers.event(body)
+        yield answers.event(errors.error_body(str(error), status_of(error)))
+    except BaseException as error:
+        problem = containment.report(error, f"the stream of {', '.join(call.stream.request_ids[:1])}")
+        yield answers.event(errors.error_body(problem, HTTP_500_INTERNAL_SERVER_ERROR))
     finally:
         call.stream.close()
     yield answers.DONE

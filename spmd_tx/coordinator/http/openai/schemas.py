@@ -18,6 +18,7 @@ StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
 CompletionFinish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -50,14 +51,25 @@ class CompletionRequest(Parameters, frozen=True, kw_only=True):
 
 
 class ChatRequest(Parameters, frozen=True, kw_only=True):
-    """Asks for a chat completion. Messages go to the chat template with their parts of content joined."""
+    """Asks for a chat completion; conversation/chat_reader.py reads its messages and tools."""
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None  # a variable of the chat template
     chat_template_kwargs: dict[str, Any] | None = None
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int  # found in the prefix cache
+
+
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int  # up to the last one with reasoning
 
 
 class CompletionUsage(msgspec.Struct, frozen=True):
@@ -66,6 +78,8 @@ class CompletionUsage(msgspec.Struct, frozen=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 # --- completions ------------------------------------------------------------------------------------
@@ -106,29 +120,60 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     content: list[TokenLogprob]
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str  # JSON
+
+
+class ChatToolCall(msgspec.Struct, frozen=True):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # None: there is none beside calls
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
-    finish_reason: CompletionFinish | None
+    finish_reason: ChatFinish | None
     logprobs: ChatLogprobs | UnsetType | None = None
     token_ids: list[int] | UnsetType = UNSET
+
+
+class ToolCallBegin(msgspec.Struct, frozen=True):
+    index: int
+    id: str
+    function: FunctionCall  # without arguments yet
+    type: Literal["function"] = "function"
+
+
+class ArgumentsDelta(msgspec.Struct, frozen=True):
+    arguments: str
+
+
+class ToolCallArguments(msgspec.Struct, frozen=True):
+    index: int
+    function: ArgumentsDelta
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
     role: Literal["assistant"] | UnsetType = UNSET  # in the first event of a choice
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallBegin | ToolCallArguments] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
-    finish_reason: CompletionFinish | None = None
+    finish_reason: ChatFinish | None = None
     logprobs: ChatLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -145,6 +190,7 @@ class CompletionResponse(msgspec.Struct, frozen=True, kw_only=True):
     object: ResponseKind
     created: int  # seconds since the epoch
     model: str
+    prompt_token_ids: list[int] | UnsetType = UNSET
     choices: Sequence[CompletionChoice | ChatChoice | ChatChunkChoice]
     usage: CompletionUsage | UnsetType = UNSET
 

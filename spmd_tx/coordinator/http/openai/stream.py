@@ -54,6 +54,7 @@ class SampleStream:
         self._owner = owner
         self._place: BodyShare | None = None
         self._read: tuple[int, SampledSequences] | None = None  # the result at work, and its number
+        self._cached: dict[int, int] = {}  # tokens of prompts that were cached, by the number of the result
         self._stack = ExitStack()
         self._watch = self._stack.enter_context(services.progress.watching(request_ids))
         for each in (self._closing, *self._outcomes):
@@ -121,6 +122,13 @@ class SampleStream:
         if piece:
             yield piece
 
+    async def cached_tokens(self) -> int:
+        """Return how many tokens of all prompts were cached. All samples must be drawn."""
+        for request in range(len(self.request_ids)):
+            if request not in self._cached:
+                await self._result(request)
+        return sum(self._cached.values())
+
     async def _current_sample(self, request: int, index: int) -> PartialSample | None:
         request_id = self.request_ids[request]
         if not self._outcomes[request].done():
@@ -139,9 +147,11 @@ class SampleStream:
         if size > SMALL_BYTES:
             await self._take_room(size)
         body = (await _outcome(self._services, self.request_ids[request])).body
-        return (
+        result = (
             await asyncio.to_thread(SampledSequences, body) if size > SMALL_BYTES else SampledSequences(body)
         )
+        self._cached[request] = result.cache_hits
+        return result
 
     async def _take_room(self, size: int) -> None:
         """Wait for room for a result of this size in place of the one before."""

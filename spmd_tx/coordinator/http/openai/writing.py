@@ -14,7 +14,7 @@ from litestar.background_tasks import BackgroundTask
 from litestar.response import Stream
 
 from spmd_tx.coordinator.http.openai import answers
-from spmd_tx.coordinator.http.openai.answers import Answering, ResponseFormat, WholeAnswer
+from spmd_tx.coordinator.http.openai.answers import ResponseFormat, WholeAnswer
 from spmd_tx.coordinator.http.openai.choices import ChoiceTokens
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 
@@ -32,12 +32,9 @@ async def write(piece: Sequence[ChoiceTokens], written: Callable[[Sequence[Choic
     return await asyncio.get_running_loop().run_in_executor(_wide if is_wide else None, written, piece)
 
 
-def events(form: ResponseFormat, answering: Answering, piece: Sequence[ChoiceTokens]) -> bytes:
+def events(form: ResponseFormat, piece: Sequence[ChoiceTokens]) -> bytes:
     """Return the events of a piece of a stream."""
-    deltas = [part.choice.delta(part) for part in piece]
-    return b"".join(
-        answers.event(form.event(delta)) for delta in deltas if answers.is_worth_sending(delta, answering)
-    )
+    return b"".join(answers.event(event) for part in piece for event in form.events(part.choice.delta(part)))
 
 
 def of_whole(answer: WholeAnswer, piece: Sequence[ChoiceTokens]) -> bytes:

@@ -6,7 +6,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.wire.limits import Limits, vocabulary
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, SamplingParams
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import InvalidRequest, PromptTooLong
 
 MAX_SAMPLES = 1024  # of one request
 HOTTEST = 3e38  # a temperature that is finite in float32
@@ -113,7 +113,7 @@ def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits, is
     longest = limits.max_context if is_scored else limits.max_context - 1
     if prompt_length > longest:
         drawn = "" if is_scored else ", one of them to be drawn"
-        raise InvalidRequest(
+        raise PromptTooLong(
             f"the prompt is too long: it has {prompt_length} tokens and the context holds "
             f"{limits.max_context}{drawn}; shorten it to {longest} or less"
         )

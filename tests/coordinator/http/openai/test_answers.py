@@ -55,7 +55,7 @@ def form_of(kind, tokenizer, has_logprobs, has_token_ids, width):
     answering = Answering(
         "id", 5, '"choices":[]}', TokenTextCache(tokenizer), has_logprobs, has_token_ids, width
     )
-    return kind(answering), answering
+    return kind(answering)
 
 
 @pytest.mark.parametrize("kind", [CompletionFormat, ChatFormat])
@@ -65,7 +65,7 @@ def test_a_whole_answer_is_the_same_in_any_pieces(
     tokenizer, sequences, kind, has_logprobs, width, has_token_ids
 ):
     def written(most):
-        form, _ = form_of(kind, tokenizer, has_logprobs, has_token_ids, width)
+        form = form_of(kind, tokenizer, has_logprobs, has_token_ids, width)
         answer = WholeAnswer(form)
         parts = parts_of(sequences, tokenizer, most, width > 0, kind is CompletionFormat)
         pieces = [writing.of_whole(answer, [part]) for part in parts]
@@ -94,11 +94,11 @@ def logprobs_of(choice):
 
 @pytest.mark.parametrize("kind", [CompletionFormat, ChatFormat])
 def test_the_events_of_a_stream_add_up_to_the_whole_answer(tokenizer, sequences, kind):
-    form, answering = form_of(kind, tokenizer, True, True, 5)
+    form = form_of(kind, tokenizer, True, True, 5)
     parts = list(parts_of(sequences, tokenizer, 2, True, kind is CompletionFormat))
-    text = writing.events(form, answering, parts).decode()
+    text = writing.events(form, parts).decode()
     events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
-    answer = WholeAnswer(form_of(kind, tokenizer, True, True, 5)[0])
+    answer = WholeAnswer(form_of(kind, tokenizer, True, True, 5))
     again = list(parts_of(sequences, tokenizer, 1000, True, kind is CompletionFormat))
     whole = json.loads(answer.begin() + writing.of_whole(answer, again) + answer.end(USAGE))
     for choice in whole["choices"]:

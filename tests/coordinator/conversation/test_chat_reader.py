@@ -1,6 +1,8 @@
 import pytest
 
-from spmd_tx.coordinator.http.openai.messages import conversation
+from spmd_tx.coordinator.conversation.chat_reader import read_conversation
+from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}
@@ -20,8 +22,12 @@ def result(id, content="ok"):
     return {"role": "tool", "content": content} | ({} if id is None else {"tool_call_id": id})
 
 
+def conversation(messages, tools=None):
+    return list(read_conversation(messages, tools, True).messages)
+
+
 def ids(messages):
-    return [each.get("tool_call_id") for each in messages if each["role"] == "tool"]
+    return [each.call_id for each in messages if each.role == "tool"]
 
 
 @pytest.mark.parametrize(
@@ -79,10 +85,51 @@ def test_parts_of_text_are_joined_and_marks_for_caches_are_dropped():
         {"type": "text", "text": "b", "annotations": []},
     ]
     sent = USER | {"content": parts, "cache_control": {"type": "ephemeral"}}
-    assert conversation([sent]) == [{"role": "user", "content": "a\nb"}]
+    assert conversation([sent]) == [Message("user", "a\nb")]
 
 
 def test_very_many_results_take_no_more_than_their_number():
     names = [str(number) for number in range(30_000)]
     sent = conversation([calls(*names), *map(result, reversed(names))])
     assert ids(sent) == names
+
+
+ASSISTANT = {"role": "assistant", "content": None}
+
+
+@pytest.mark.parametrize(
+    "sent, reasoning, others",
+    [
+        ({"reasoning_content": "a"}, "a", {}),
+        ({"reasoning": "a", "reasoning_content": "a", "thinking": None}, "a", {}),
+        ({"thinking": "a"}, "a", {}),
+        ({"reasoning": "b", "reasoning_content": "a"}, "a", {"reasoning": "b"}),
+        ({"reasoning": {"effort": "low"}}, "", {"reasoning": {"effort": "low"}}),
+        ({"refusal": None, "annotations": [], "name": "Bob"}, "", {"annotations": [], "name": "Bob"}),
+    ],
+)
+def test_reasoning_is_read_under_all_of_its_names(sent, reasoning, others):
+    (message,) = conversation([ASSISTANT | sent])
+    assert message == Message("assistant", reasoning=reasoning, others=others)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": ', "no JSON", '{"a": 1e3}', {"a": 1}, ""])
+def test_arguments_stay_what_the_model_has_written(arguments):
+    call = {"id": "x", "type": "function", "index": 0, "function": {"name": "f", "arguments": arguments}}
+    (message,) = conversation([ASSISTANT | {"tool_calls": [call]}])
+    assert message.calls == (ToolCall("x", "f", arguments),)
+
+
+def test_tools_have_a_schema_in_any_case():
+    schema = {"type": "object", "properties": {"z": {}, "a": {}}}
+    sent = [
+        {
+            "type": "function",
+            "function": {"name": "f", "description": "Do.", "parameters": schema, "strict": True},
+        },
+        {"function": {"name": "g", "description": None, "parameters": None}},
+    ]
+    read = read_conversation([USER], sent, True)
+    nothing = {"type": "object", "properties": {}}
+    assert read.tools == (Tool("f", "Do.", schema), Tool("g", "", nothing))
+    assert list(read.tools[0].parameters["properties"]) == ["z", "a"]

@@ -1,0 +1,1 @@
+"""Conversations as the coordinator means them, in whatever dialect they came."""
