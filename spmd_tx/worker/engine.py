@@ -72,7 +72,7 @@ class Engine:
         self._plan, self.declared = plan, declared
         self._report_aside = report_aside
         self._calls = Calls(plan, mesh, declared)
-        self._menu = Menu(self._plan, mesh, declared, self._calls)
+        self._menu = Menu(self._calls)
         trained = self._calls.trained
         if isinstance(trained, AdapterPrograms):
             self.store = AdapterStore(trained, state, self._run, self._written)
