@@ -14,13 +14,13 @@ def joined(host: str, port: int | str) -> str:
 
 def split(address: str) -> tuple[str, int]:
     """Read HOST:PORT; the host is without brackets. Raises ValueError, which says what is wrong."""
-    found = SHAPE.fullmatch(address)
-    if found is None or (found["address"] and not _is_ipv6(found["address"])):
+    parts = SHAPE.fullmatch(address)
+    if parts is None or (parts["address"] and not _is_ipv6(parts["address"])):
         raise ValueError("it must be HOST:PORT")
-    port = int(found["port"])
+    port = int(parts["port"])
     if not 0 < port <= HIGHEST_PORT:
         raise ValueError(f"its port must be from 1 to {HIGHEST_PORT}")
-    return found["address"] or found["name"], port
+    return parts["address"] or parts["name"], port
 
 
 def is_loopback(host: str) -> bool:

@@ -79,11 +79,11 @@ def _block(sizes: tuple[int, ...]) -> str:
 
 def _by_level(remat: dict[str, str]) -> str:
     """Summarize the levels by row length, shortest first: "light up to rows of 2048"."""
-    found: list[tuple[str, int]] = []
+    longest: list[tuple[str, int]] = []
     for shape, level in remat.items():
         length = int(shape.split(" x ")[1])
-        if found and found[-1][0] == level:
-            found[-1] = (level, length)
+        if longest and longest[-1][0] == level:
+            longest[-1] = (level, length)
         else:
-            found.append((level, length))
-    return ", ".join(f"{level} up to rows of {length}" for level, length in found)
+            longest.append((level, length))
+    return ", ".join(f"{level} up to rows of {length}" for level, length in longest)

@@ -18,17 +18,17 @@ REMEDY = "make one with: openssl rand -hex 32 > FILE"
 def read_secret(file: Path | None) -> str | None:
     """Read the secret from the file or else the environment; None if neither is there. Raises StartError."""
     if file is None:
-        where, secret = VARIABLE, os.environ.get(VARIABLE)
+        source, secret = VARIABLE, os.environ.get(VARIABLE)
     else:
-        where = f"--secret-file {file}"
+        source = f"--secret-file {file}"
         try:
             secret = file.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise StartError(f"cannot read {where}: {error}; {REMEDY}") from None
+            raise StartError(f"cannot read {source}: {error}; {REMEDY}") from None
     if secret is None:
         return None
     if len(secret.strip()) < SHORTEST:
-        raise StartError(f"{where} has {len(secret.strip())} characters, fewer than {SHORTEST}; {REMEDY}")
+        raise StartError(f"{source} has {len(secret.strip())} characters, fewer than {SHORTEST}; {REMEDY}")
     return secret.strip()
 
 

@@ -106,13 +106,13 @@ class CommandSpans:
 
         amounts = {"spmd_tx.commands": span.commands, "spmd_tx.busy_seconds": span.busy / 1e9}
         try:
-            told = self._tracer.start_span(
+            exported = self._tracer.start_span(
                 span.name,
                 context=propagate.extract({"traceparent": context}, Context()),
                 attributes=self._attributes | amounts,
                 start_time=span.begin,
             )
-            told.end(span.end)
+            exported.end(span.end)
         except Exception:  # whatever it is, commands go on
             logger.warning("a span of %s was not reported", span.name, exc_info=True)
 

@@ -16,7 +16,7 @@ from spmd_tx.worker.xla_flags import MEMORY_FRACTION
 FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 
-def found() -> dict[str, str | int | None]:
+def device_fields() -> dict[str, str | int | None]:
     """Return the fields of DevicesFound that JAX knows."""
     os.environ.setdefault(FRACTION, MEMORY_FRACTION)
     devices = jax.local_devices()
@@ -31,4 +31,4 @@ def found() -> dict[str, str | int | None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(found()))
+    print(json.dumps(device_fields()))

@@ -72,7 +72,7 @@ class Engine:
         self._plan, self.declared = plan, declared
         self._report_aside = report_aside
         self._calls = Calls(plan, mesh, declared)
-        self._menu = Menu(self._plan, mesh, declared, self._calls)
+        self._menu = Menu(self._calls)
         trained = self._calls.trained
         if isinstance(trained, AdapterPrograms):
             self.store = AdapterStore(trained, state, self._run, self._written)
@@ -101,8 +101,8 @@ class Engine:
         setup = msgspec.structs.replace(setup, kernels=agreed(setup.kernels, platform(mesh)))
         if platform(mesh) == "gpu" and setup.kernel_choices:
             # Each process tries some of the kernels, and XLA gives the results to all.
-            mine = identity_of_choices(Path(setup.kernel_choices))
-            programs.kernels = "+".join(dict.fromkeys(everybodys("kernels", mine)))
+            identity = identity_of_choices(Path(setup.kernel_choices))
+            programs.kernels = "+".join(dict.fromkeys(everybodys("kernels", identity)))
         agreement, measures = None, measure
         if must_agree(mesh):
             agreement = Agreement()
@@ -121,9 +121,9 @@ class Engine:
     def device(self) -> str:
         """The mesh's devices, and what attends on them if it is not the reference, as text."""
         kernels = self.setup.kernels
-        names = [("attention", kernels.rows), ("paged attention", kernels.pages)]
-        told = [f", {what} {name}" for what, name in names if name not in ("reference", "row_by_row")]
-        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{''.join(told)}"
+        tasks = [("attention", kernels.rows), ("paged attention", kernels.pages)]
+        names = [f", {task} {name}" for task, name in tasks if name not in ("reference", "row_by_row")]
+        return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{''.join(names)}"
 
     def execute(self, command: AnyCommand) -> Result:
         """Carry out one command; Shutdown is the caller's to act on."""

@@ -83,11 +83,11 @@ def machine() -> list[str]:
     driver = Path("/proc/driver/nvidia")
     files = [driver / "version", *sorted(driver.glob("gpus/*/information"))]
     lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
-    told = [line for line in lines if line.startswith(("NVRM", "Model"))]
-    told.append(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
+    facts = [line for line in lines if line.startswith(("NVRM", "Model"))]
+    facts.append(os.environ.get("TPU_ACCELERATOR_TYPE", ""))
     names = ("jax", "nvidia", "libtpu")
-    libraries = [found for found in metadata.distributions() if found.name.startswith(names)]
-    return [*told, *sorted(f"{found.name} {found.version}" for found in libraries)]
+    libraries = [library for library in metadata.distributions() if library.name.startswith(names)]
+    return [*facts, *sorted(f"{library.name} {library.version}" for library in libraries)]
 
 
 def agreed(kernels: Kernels, platform: Platform) -> Kernels:
@@ -99,8 +99,8 @@ def agreed(kernels: Kernels, platform: Platform) -> Kernels:
         kernels = references(platform)
     if jax.process_count() == 1:
         return kernels
-    mine = [names.index(getattr(kernels, task)) for task, names in ORDER.items()]
-    slowest = multihost_utils.process_allgather(np.array(mine, np.int32)).max(axis=0)
+    positions = [names.index(getattr(kernels, task)) for task, names in ORDER.items()]
+    slowest = multihost_utils.process_allgather(np.array(positions, np.int32)).max(axis=0)
     names = {task: names[number] for (task, names), number in zip(ORDER.items(), slowest, strict=True)}
     return msgspec.structs.replace(kernels, **names)
 
@@ -117,14 +117,14 @@ def try_out(flags: Sequence[str], sizes: AnySizes, run: RunSelfTest) -> tuple[li
             log.warning("XLA does not know %s", " ".join(unknown))
             flags = [flag for flag in flags if flag not in unknown]
             continue
-        found = {verdict.implementation: verdict for verdict in ended.verdicts}
+        tried = {verdict.implementation: verdict for verdict in ended.verdicts}
         for name in list(waiting):
-            verdict = found.get(name) or Verdict(name, ended.why)
+            verdict = tried.get(name) or Verdict(name, ended.why)
             verdicts.append(verdict)
             waiting.remove(name)
             if verdict.problem is None:
                 return flags, verdicts
-            if name not in found:
+            if name not in tried:
                 break  # it ended the process, so the others have not been tried
     if flags:
         log.warning("no %s is right with the XLA flags %s, so they are not set", sizes.what, " ".join(flags))

@@ -36,16 +36,16 @@ def bind_address(service: str) -> str:
     host, port = addresses.split(service)
     try:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-        own = str(address[0])
+        ip = str(address[0])
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((own, 0))
+            probe.bind((ip, 0))
     except OSError as error:
         logger.warning("JAX listens on all addresses of this host: %s is none of them (%s)", host, error)
         return f"[::]:{port}"
-    if ip_address(own).is_loopback and not is_local(service):
+    if ip_address(ip).is_loopback and not is_local(service):
         logger.warning("JAX listens on all addresses of this host: %s is a loopback one to itself", host)
         return f"[::]:{port}"
-    return addresses.joined(own, port)
+    return addresses.joined(ip, port)
 
 
 def is_local(service: str) -> bool:
@@ -62,12 +62,12 @@ def check_own_name(service: str) -> None:
         return
     name = socket.gethostname()
     try:
-        own = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+        ip = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        own, problem = "", f"stands for no address ({error.strerror or error})"
+        ip, problem = "", f"stands for no address ({error.strerror or error})"
     else:
-        problem = f"stands for {own}, where other hosts cannot reach its worker"
-    if not own or ip_address(own).is_loopback:
+        problem = f"stands for {ip}, where other hosts cannot reach its worker"
+    if not ip or ip_address(ip).is_loopback:
         raise StartError(
             f"the name of this host, {name}, {problem}; let it stand for the host's address in the network, "
             "as by a line in /etc/hosts"
@@ -76,7 +76,7 @@ def check_own_name(service: str) -> None:
 
 def await_service(service: str) -> None:
     """Return when process 0 listens. Raises MeshError, which says why it cannot be reached."""
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     while True:
         try:
             socket.create_connection(addresses.split(service), CONNECT_SECONDS).close()
@@ -89,8 +89,8 @@ def await_service(service: str) -> None:
                 f"{socket.gethostname()} cannot reach worker 0 at {service} ({problem}) for {JOIN_SECONDS:g} "
                 "s; let a firewall pass connections between the hosts of workers (--jax-port fixes this port)"
             )
-        if now - told >= TELL_SECONDS:
-            told = now
+        if now - reported >= TELL_SECONDS:
+            reported = now
             logger.warning("cannot reach worker 0 at %s yet: %s", service, problem)
         time.sleep(RETRY_SECONDS)
 

@@ -6,7 +6,7 @@ import pytest
 
 from spmd_tx.worker import engine as engines
 from spmd_tx.worker.engine import Engine
-from spmd_tx.worker.memory.steps import BatchShape
+from spmd_tx.worker.memory.sizes import BatchShape
 from spmd_tx.worker.programs import agreement, measurements
 from spmd_tx.worker.programs.agreement import Agreement, must_agree
 from tests.support.tiny_engine import MODEL

@@ -116,10 +116,10 @@ class Completions:
 
     async def _from_log(self, target: SamplerClient, number: int, unread: _Unread) -> list[Completion]:
         span = CompletionRange(number, unread.log_end, MAX_AT_ONCE)
-        found = await self._read(target, span)
-        if len(found) == MAX_AT_ONCE or unread.log_end != span.last:
-            return found  # the next call returns the rest
-        return [*found, *unread.completions][:MAX_AT_ONCE]
+        stored = await self._read(target, span)
+        if len(stored) == MAX_AT_ONCE or unread.log_end != span.last:
+            return stored  # the next call returns the rest
+        return [*stored, *unread.completions][:MAX_AT_ONCE]
 
     def _held(self, target: SamplerClient) -> _Unread:
         """The unread completions of a client that asks; they are held from now on."""

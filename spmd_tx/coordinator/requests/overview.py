@@ -51,18 +51,20 @@ class RequestFilter:
 
 async def listed(db: AsyncSession, choice: RequestFilter) -> tuple[list[Overview], int]:
     """The oldest unfinished requests, or the newest of all; and how many there are without the bound."""
-    where: list[ColumnElement[bool]] = [RequestRow.finished_at.is_(None)] if not choice.with_finished else []
+    conditions: list[ColumnElement[bool]] = []
+    if not choice.with_finished:
+        conditions.append(RequestRow.finished_at.is_(None))
     if choice.owner is not None:
-        where.append(SessionRow.owner == choice.owner)
+        conditions.append(SessionRow.owner == choice.owner)
     if choice.kind is not None:
-        where.append(RequestRow.kind == choice.kind)
+        conditions.append(RequestRow.kind == choice.kind)
     order = RequestRow.number.desc() if choice.with_finished else RequestRow.number
-    rows = (await db.execute(_with_owner().where(*where).order_by(order).limit(choice.most))).all()
+    rows = (await db.execute(_with_owner().where(*conditions).order_by(order).limit(choice.most))).all()
     count = select(func.count(RequestRow.number)).select_from(RequestRow)
     if choice.owner is not None:
         count = count.outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
-    found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
-    return found, await db.scalar(count.where(*where)) or 0
+    overviews = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
+    return overviews, await db.scalar(count.where(*conditions)) or 0
 
 
 async def suspects(db: AsyncSession, most: int) -> list[Overview]:
@@ -70,29 +72,29 @@ async def suspects(db: AsyncSession, most: int) -> list[Overview]:
     is_open = RequestRow.finished_at.is_(None)
     is_suspected = and_(is_open, or_(RequestRow.losses > 0, RequestRow.coordinator_losses > 0))
     is_given_up = RequestRow.given_up.is_not(None)
-    found = list[Overview]()
+    overviews = list[Overview]()
     for condition in (is_suspected, is_given_up):
         query = _with_owner().where(condition).order_by(RequestRow.number.desc()).limit(most)
-        found += [Overview(row, owner or UNKNOWN_OWNER) for row, owner in await db.execute(query)]
-    unique = {each.row.number: each for each in found}
+        overviews += [Overview(row, owner or UNKNOWN_OWNER) for row, owner in await db.execute(query)]
+    unique = {each.row.number: each for each in overviews}
     return [unique[number] for number in sorted(unique, reverse=True)][:most]
 
 
 async def find(db: AsyncSession, beginning: str) -> Overview:
     """The request whose id has this beginning. Raises StartError when there is none, or more than one."""
-    found: list[Overview] = []
+    matches: list[Overview] = []
     if ID.fullmatch(beginning):
         begins_so = RequestRow.id >= beginning, RequestRow.id < beginning + BEHIND_ALL_IDS
         rows = await db.execute(_with_owner().where(*begins_so).limit(2))
-        found = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
-    if not found:
+        matches = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
+    if not matches:
         raise StartError(
             f"there is no request {beginning!r}; spmd-tx requests list --all shows the IDs, and what was "
             "finished long ago is not kept"
         )
-    if len(found) > 1:
+    if len(matches) > 1:
         raise StartError(f"more than one request begins with {beginning!r}; give more of the ID")
-    return found[0]
+    return matches[0]
 
 
 async def with_id(db: AsyncSession, request_id: str) -> Overview | None:

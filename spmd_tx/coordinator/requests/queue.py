@@ -148,8 +148,8 @@ class RequestQueue:
 
     def worked(self, request_ids: Iterable[str], seconds: float) -> None:
         """Note that devices have just worked so long for these requests; unknown ones are passed over."""
-        found = (self._waiting[id].request for id in request_ids if id in self._waiting)
-        self.recent.worked({(request.session_id, request.line) for request in found}, seconds)
+        requests = (self._waiting[id].request for id in request_ids if id in self._waiting)
+        self.recent.worked({(request.session_id, request.line) for request in requests}, seconds)
 
     def at_work(self) -> list[Timed]:
         """List the requests without an outcome with their times, in the order of acceptance."""
@@ -157,8 +157,8 @@ class RequestQueue:
 
     def unfinished_of(self, request_ids: Iterable[str]) -> list[Timed]:
         """List those of these requests that have no outcome, with their times."""
-        found = (self._waiting[id] for id in request_ids if id in self._waiting)
-        return [Timed(waiting.request, waiting.times) for waiting in found]
+        unfinished = (self._waiting[id] for id in request_ids if id in self._waiting)
+        return [Timed(waiting.request, waiting.times) for waiting in unfinished]
 
     async def history(self, line: str, after: int) -> ModelHistory:
         """Read what counts of a model's finished requests with a seq_id beyond ``after``; -1 for all."""

@@ -71,8 +71,8 @@ async def completions(db: AsyncSession, target: SamplerClient, span: CompletionR
 def known(db: orm.Session, keys: Iterable[RequestKey]) -> dict[RequestKey, Known]:
     """The requests in the log under these keys."""
     columns = ("line", "seq_id", "id", "kind")
-    found = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
-    return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in found}
+    stored = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
+    return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in stored}
 
 
 def append(db: orm.Session, rows: Sequence[NewRow]) -> None:
@@ -117,16 +117,16 @@ async def history(db: AsyncSession, line: str, after: int) -> ModelHistory:
     rows = (await db.scalars(query)).all()
     creation = await db.scalar(select(RequestRow).where(RequestRow.line == line, RequestRow.seq_id == 0))
     is_created = creation is None or creation.finished_at is not None
-    found = ModelHistory([], set(), _broken(line, rows), is_created)
+    history = ModelHistory([], set(), _broken(line, rows), is_created)
     for row in rows:
         if row.executed:
-            found.executed.append(Executed(_request(row), row.digest, row.layout))
+            history.executed.append(Executed(_request(row), row.digest, row.layout))
         else:
-            found.closed.add(row.seq_id)
+            history.closed.add(row.seq_id)
     if creation is None or (is_created and not creation.executed):
         error = creation and creation.error
-        return found._replace(refusal=error or f"{line} was made by an earlier version of this server")
-    return found
+        return history._replace(refusal=error or f"{line} was made by an earlier version of this server")
+    return history
 
 
 def _broken(line: str, rows: Sequence[RequestRow]) -> str | None:

@@ -85,7 +85,7 @@ def events(requests: Iterable[TracedRequest], now: float) -> Iterator[Event]:
 
 def _slices(request: TracedRequest, begin: int, ends: list[int], process: int, lane: int) -> Iterator[Event]:
     place = {"ph": "X", "pid": process, "tid": lane, "cat": request.kind}
-    told = {
+    details = {
         "seq_id": request.seq_id,
         "number": request.number,
         "tokens": request.tokens,
@@ -96,7 +96,7 @@ def _slices(request: TracedRequest, begin: int, ends: list[int], process: int, l
         "name": f"{request.kind} {request.seq_id}",
         "ts": begin,
         "dur": ends[-1] - begin,
-        "args": {name: value for name, value in told.items() if value is not None},
+        "args": {name: value for name, value in details.items() if value is not None},
     }
     if request.finished_at is None:
         return
@@ -121,8 +121,8 @@ def boundaries(request: TracedRequest, now: float) -> list[int]:
     return [*boundaries, last]
 
 
-def _meta(what: str, process: int, lane: int, **told: object) -> Event:
-    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": told}
+def _meta(what: str, process: int, lane: int, **details: object) -> Event:
+    return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": details}
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,15 @@ class TraceExports:
             self._errors[session.id] = report(error, f"the trace of session {session.id}")
 
     async def _requests(self, session_id: str) -> list[TracedRequest]:
-        found: list[TracedRequest] = []
+        requests: list[TracedRequest] = []
         async with self._database.reading() as db:
             for table in (RequestRow, PastRequest):
                 columns = [getattr(table, name) for name in TracedRequest._fields]
                 query = select(*columns).where(table.session_id == session_id)
                 rows = await db.stream(query.order_by(table.number.desc()).limit(MAX_REQUESTS))
                 async for part in rows.partitions(READ_AT_ONCE):
-                    found += [TracedRequest(*row) for row in part]
-        return await asyncio.to_thread(_newest, found)
+                    requests += [TracedRequest(*row) for row in part]
+        return await asyncio.to_thread(_newest, requests)
 
 
 def old_files(data_dir: Path, now: float) -> list[Path]:

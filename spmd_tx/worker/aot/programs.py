@@ -8,8 +8,7 @@ from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 from spmd_tx.protocol.places import MOVE_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
-from spmd_tx.worker.memory.sizes import USUAL_LENGTH
-from spmd_tx.worker.memory.steps import BatchShape
+from spmd_tx.worker.memory.sizes import BatchShape
 
 WantedKind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
 
@@ -37,9 +36,7 @@ def wanted(plan: Plan) -> Iterator[WantedProgram]:
 
 
 def _training(plan: Plan) -> Iterator[WantedProgram]:
-    block = plan.memory.block_tokens(plan.train_tokens)[-1]
-    length = min(block, USUAL_LENGTH, plan.sizes.longest_row)
-    usual = BatchShape(max(1, block // length), length)
+    usual = plan.usual_shape
     worst = [shape for step, (shape, _) in plan.worst().items() if step.startswith("train ")]
     shortest = plan.train_shapes[0]  # whose many rows may each have their own adapter
     for shape in dict.fromkeys((usual, shortest, *worst)):
@@ -62,8 +59,7 @@ def _training(plan: Plan) -> Iterator[WantedProgram]:
 
 
 def _prefills(plan: Plan) -> Iterator[WantedProgram]:
-    length = min(PREFILL_TOKENS, plan.sizes.longest_row)
-    usual, worst = BatchShape(max(1, PREFILL_TOKENS // length), length), plan.worst()["prefill"][0]
+    usual, worst = plan.sizes.usual_shape(PREFILL_TOKENS), plan.worst()["prefill"][0]
     for shape in dict.fromkeys((usual, worst)):
         yield WantedProgram(
             f"prefill {shape.rows}x{shape.length}",
@@ -74,9 +70,9 @@ def _prefills(plan: Plan) -> Iterator[WantedProgram]:
             is_usual=shape == usual,
         )
     width = plan.sizes.widest_table
-    last = BatchShape(1, length)
+    last = BatchShape(1, usual.length)
     yield WantedProgram(
-        f"continued prefill 1x{length} after {width}",
+        f"continued prefill 1x{last.length} after {width}",
         "prefill",
         _of_rows(plan, "prefill", last, table=width // plan.sizes.setup.page_size),
         planned=plan.steps.prefill(last, width),

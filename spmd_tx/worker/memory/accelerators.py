@@ -61,10 +61,6 @@ class Devices:
     topology: str = ""  # of a TPU slice, as 2x4; empty: not given
 
     @property
-    def is_cpu(self) -> bool:
-        return self.kind == CPU
-
-    @property
     def accelerator(self) -> Accelerator | None:
         return ACCELERATORS.get(self.kind)
 

@@ -1,9 +1,6 @@
 """Reads how much memory the devices have, and makes the plan for it. All processes decide the same."""
 
-import os
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +12,7 @@ from jax.typing import DTypeLike
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import platform
+from spmd_tx.worker.memory.host import host_bytes
 from spmd_tx.worker.memory.measure import Measure, measured_plan
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
@@ -29,14 +27,6 @@ CPU_CACHE_TOKENS = 32768  # per data shard
 CPU_SAVED_BYTES = 512 * 2**20  # per device; on a CPU, fresh pages cost more than recomputing a product
 
 MIB = 2**20
-MEMINFO = Path("/proc/meminfo")
-CGROUPS = (  # limit and use
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
 
 
 def compute_dtype(setup: Setup) -> DTypeLike:
@@ -67,7 +57,7 @@ def plan_memory(
     limits = [stats["bytes_limit"] for stats in _memory_stats(mesh)]
     if limits:
         usable = _least_of_all(int(USABLE_SHARE * min(limits)))
-        memory = UsableMemory(usable, tries_kernels=platform(mesh) == "gpu")
+        memory = UsableMemory(usable, platform(mesh))
         return measured_plan(sizes, memory, progress, _most_of_all, measure)
     share = 1 / (setup.num_processes * jax.local_device_count())
     return make_plan(sizes, of_host(share, _least_of_all))
@@ -75,37 +65,14 @@ def plan_memory(
 
 def of_host(share: float, agreed: Callable[[int], int] = int) -> UsableMemory:
     """Return what a device may use if it owns this share of the host's memory."""
-    total, free = _host_bytes()
+    total, free = host_bytes()
     return UsableMemory(
         bytes=agreed(int(HOST_SHARE * share * total)),
+        platform="cpu",
         most_cache_tokens=CPU_CACHE_TOKENS,
         most_resident=agreed(int(FREE_SHARE * share * free)),
         most_saved=CPU_SAVED_BYTES,
-        is_host=True,
     )
-
-
-def _host_bytes() -> tuple[int, int]:
-    """Return (total, free) bytes of this host or container."""
-    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if MEMINFO.exists():
-        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
-        free = 1024 * int(available[1]) if available else free
-    for limit_path, use_path in CGROUPS:
-        limit, use = _number(limit_path), _number(use_path)
-        if limit is not None:
-            total = min(total, limit)
-            free = min(free, max(0, limit - (use or 0)))
-    return total, free
-
-
-def _number(path: Path) -> int | None:
-    """Read a cgroup file; None if it does not exist, or there is no limit."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None
 
 
 def _memory_stats(mesh: Mesh) -> list[dict[str, int]]:

@@ -1,24 +1,45 @@
-"""How much host memory is available for idle adapters."""
+"""Reads how much memory this host or container has, and decides how much of it idle adapters may take."""
 
+import os
+import re
 from pathlib import Path
 
 IDLE_SHARE = 0.3  # of the memory free at the start, for idle adapters
 MOST_PINNED = 48 << 30  # bytes; XLA pins at most 64 GiB for one process
-
-_MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+MEMINFO = Path("/proc/meminfo")
+CGROUPS = (  # limit and use
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
 
 
 def idle_budget(processes: int) -> int:
     """Return bytes for idle adapters in one process, if all processes share this host."""
-    return min(MOST_PINNED, int(IDLE_SHARE * available_bytes()) // processes)
+    _, free = host_bytes()
+    return min(MOST_PINNED, int(IDLE_SHARE * free) // processes)
 
 
-def available_bytes() -> int:
-    """Return what is free on this host, or in this process's container."""
-    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    available = 1024 * int(fields["MemAvailable"].split()[0])
+def host_bytes() -> tuple[int, int]:
+    """Return (total, free) bytes of this host or container."""
+    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if MEMINFO.exists():
+        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
+        free = 1024 * int(available[1]) if available else free
+    for limit_path, use_path in CGROUPS:
+        limit, use = _number(limit_path), _number(use_path)
+        if limit is not None:
+            total = min(total, limit)
+            free = min(free, max(0, limit - (use or 0)))
+    return total, free
+
+
+def _number(path: Path) -> int | None:
+    """Read a cgroup file; None if it does not exist, or there is no limit."""
     try:
-        limit, used = ((_CGROUP / name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:  # no such limits here
-        return available
-    return available if limit == "max" else min(available, max(0, int(limit) - int(used)))
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

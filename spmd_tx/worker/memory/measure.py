@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
-from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import BatchShape, StepName
+from spmd_tx.worker.memory.sizes import BatchShape, Sizes
+from spmd_tx.worker.memory.steps import StepName
 
 # The bytes of a device that a step of a plan needs for a shape, besides its arguments. The shape is per data
 # shard; for decode its length is what a row's pages hold, in tokens.

@@ -47,8 +47,4 @@ def usable_memory(devices: Devices) -> UsableMemory:
         return of_host(1 / devices.count)
     # Only GPUs' memory is shared with libraries that take their own, so JAX's pool is smaller than it.
     fraction = float(MEMORY_FRACTION) if devices.platform != "tpu" else 1.0
-    return UsableMemory(
-        int(devices.bytes * fraction * USABLE_SHARE),
-        is_host=devices.is_cpu,
-        tries_kernels=devices.platform == "gpu",
-    )
+    return UsableMemory(int(devices.bytes * fraction * USABLE_SHARE), devices.platform)

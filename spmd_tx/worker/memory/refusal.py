@@ -13,7 +13,8 @@ from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import TP, abstract_mesh
-from spmd_tx.worker.memory.plan import Plan, Planner, UsableMemory, best_plan
+from spmd_tx.worker.memory.plan import Plan, UsableMemory
+from spmd_tx.worker.memory.planner import Planner, best_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.steps import LEVELS, StepName
 
@@ -39,19 +40,19 @@ def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
-    tokens, rows = sizes.train_tokens(on_cpu=memory.is_host, on_gpu=False)[-1], sizes.row_counts()[-1]
+    tokens, rows = sizes.train_tokens(memory.platform)[-1], sizes.row_counts()[-1]
     block = memory.block_tokens(tokens)[-1]
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
-    copies = sizes.setup.full_copies
+    copies, compiling = sizes.setup.full_copies, planner.steps.compiling
     parts = {
         f"{copies} copies of the weights" if copies else "base weights": planner.base,
         "weights, gradients and moments in fp32"
         if copies
-        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": planner.adapters,
-        **({} if copies else {f"{sizes.setup.bank_slots} sampler slots": planner.bank}),
+        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": sizes.adapters,
+        **({} if copies else {f"{sizes.setup.bank_slots} sampler slots": sizes.bank}),
         f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
-        **({"trying kernels": planner.compiling} if planner.compiling else {}),
+        **({"trying kernels": compiling} if compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
         **({"states of sequences": sizes.state_slots(rows) * sizes.state} if sizes.state else {}),
     }

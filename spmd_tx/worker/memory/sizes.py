@@ -6,7 +6,7 @@ No array is made and no device is needed: an AbstractMesh is enough.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,9 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.protocol.commands import PREFILL_TOKENS
+from spmd_tx.protocol.kernels import Platform
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
-from spmd_tx.worker.memory.steps import BatchShape
 from spmd_tx.worker.steps.full import full_state
 from spmd_tx.worker.steps.train_state import train_weights
 
@@ -34,6 +34,17 @@ SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
 KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
+
+
+class BatchShape(NamedTuple):
+    """Holds the shape of a batch: rows of one data shard, and tokens of a row."""
+
+    rows: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
 
 
 @dataclass(frozen=True)
@@ -81,14 +92,19 @@ class Sizes:
             counts.append(max(1, counts[-1] // FEWER_ROWS))
         return counts
 
-    def train_tokens(self, *, on_cpu: bool, on_gpu: bool) -> list[int]:
+    def train_tokens(self, platform: Platform) -> list[int]:
         """Return the maximum tokens of a micro-batch: the choices to try, the most first."""
         if self.setup.train_tokens:
             return [self.setup.train_tokens]
-        if on_cpu:
+        if platform == "cpu":
             return [CPU_TRAIN_TOKENS]
-        more = self.mesh.shape[TP] // TP_OF_MOST if on_gpu else 1
+        more = self.mesh.shape[TP] // TP_OF_MOST if platform == "gpu" else 1
         return [*([more * TRAIN_TOKENS[0]] if more > 1 else []), *TRAIN_TOKENS]
+
+    def usual_shape(self, tokens: int) -> BatchShape:
+        """Return the largest batch of usual rows with at most so many tokens."""
+        length = min(tokens, USUAL_LENGTH, self.longest_row)
+        return BatchShape(max(1, tokens // length), length)
 
     def shapes(self, tokens: int) -> list[BatchShape]:
         """Return the largest batch of each row length, with at most so many tokens, or one row.
@@ -104,14 +120,12 @@ class Sizes:
         """Return the same for prefills."""
         return [shape for shape in self.shapes(PREFILL_TOKENS) if shape.tokens <= PREFILL_TOKENS]
 
-    def continued_shapes(self, *, by_rows: bool) -> list[BatchShape]:
-        """Return the largest batch of each row length whose rows continue after what the widest tables hold.
-
-        With ``by_rows`` a program takes one row at a time.
-        """
+    def continued_shapes(self, platform: Platform) -> list[BatchShape]:
+        """Return the same for prefills whose rows continue after what the widest tables hold."""
+        one_by_one = platform == "cpu" or self.setup.batch_invariant  # a program takes one row
         longest = BatchShape(1, min(PREFILL_TOKENS, self.longest_row))
         shapes = self.prefill_shapes()
-        return [longest, *(BatchShape(1 if by_rows else rows, length) for rows, length in shapes)]
+        return [longest, *(BatchShape(1 if one_by_one else rows, length) for rows, length in shapes)]
 
     def base(self, splits: bool) -> int:
         """Return the base weights, with the other copies from which samplers draw."""

@@ -5,8 +5,7 @@ the proportion of two plans for the same devices means anything. Attention, prom
 devices send each other are left out: they hardly depend on the choices.
 """
 
-from typing import Protocol, runtime_checkable
-
+from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 
 FLOPS_PER_BYTE = 300  # that a device computes while it reads one byte: 295 on H100, 240 on TPU v5e
@@ -20,25 +19,7 @@ PASSES = 2  # of training: forward and backward, which has no gradients of base 
 SPLIT_TRAINING, SPLIT_DRAWING = 1.1, 1.75
 
 
-@runtime_checkable
-class PlanChoices(Protocol):
-    """Defines what the prediction needs of a plan."""
-
-    @property
-    def sizes(self) -> Sizes: ...
-    @property
-    def train_tokens(self) -> int: ...
-    @property
-    def decode_rows(self) -> int: ...
-    @property
-    def cache_tokens(self) -> int: ...
-    @property
-    def splits_base(self) -> bool: ...
-    @property
-    def usual_level(self) -> str: ...
-
-
-def cost_of_token(plan: PlanChoices) -> float:
+def cost_of_token(plan: Plan) -> float:
     """Return the time for one token of an answer, on each device of its data shard."""
     drawing, training = _drawing(plan), _training(plan)
     if plan.splits_base:
@@ -46,7 +27,7 @@ def cost_of_token(plan: PlanChoices) -> float:
     return drawing + training
 
 
-def _drawing(plan: PlanChoices) -> float:
+def _drawing(plan: Plan) -> float:
     """Read the weights once for all sequences that are drawn at once, and what is kept of each one.
 
     Keys and values are read, a state is also written.
@@ -59,7 +40,7 @@ def _drawing(plan: PlanChoices) -> float:
     return FLOPS_PER_BYTE * bytes_read + _forward(sizes)
 
 
-def _training(plan: PlanChoices) -> float:
+def _training(plan: Plan) -> float:
     """Compute the passes; in every micro-batch, start all operations and read the weights for each pass."""
     sizes, level = plan.sizes, plan.usual_level
     forward = _forward(sizes)

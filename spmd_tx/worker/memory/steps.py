@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+
+import jax.numpy as jnp
 
 from spmd_tx.models.adapters import lora
 from spmd_tx.models.attention.blockwise import QUERIES_AT_ONCE, blocks
@@ -26,7 +27,9 @@ from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
 from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
+from spmd_tx.protocol.kernels import Platform
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.worker.memory.sizes import BatchShape, Sizes
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
 FP32 = 4  # bytes
@@ -41,32 +44,31 @@ OF_SEQUENCES, OF_SEVERAL_TARGETS = " of sequences", " of several targets"
 LOSS_KINDS = ("", OF_SEQUENCES, OF_SEVERAL_TARGETS)
 
 
-class BatchShape(NamedTuple):
-    """Holds the shape of a batch: rows of one data shard, and tokens of a row."""
-
-    rows: int
-    length: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.length
-
-
 @dataclass(frozen=True)
 class StepMemory:
     """Estimates the steps of one model on one mesh."""
 
-    model: Model
-    mesh: AnyMesh
-    itemsize: int  # bytes of a number in the compute dtype
-    adapter_slots: int
-    max_rank: int
-    bank_bytes: int
-    gradient_bytes: int  # of all weights, if they are trained; else 0
+    sizes: Sizes
+    platform: Platform
     splits_base: bool  # so that weights are gathered over fsdp, layer by layer
-    attention: str  # of attention.IMPLEMENTATIONS; only the reference holds scores
-    decodes_layers: bool = False  # whether packed experts are decoded layer by layer
     corrections: Mapping[StepName, float] = field(default_factory=dict)  # measured bytes over estimated ones
+
+    @property
+    def model(self) -> Model:
+        return self.sizes.model
+
+    @property
+    def mesh(self) -> AnyMesh:
+        return self.sizes.mesh
+
+    @property
+    def max_rank(self) -> int:
+        return self.sizes.setup.max_rank
+
+    @cached_property
+    def itemsize(self) -> int:
+        """The bytes of a number in the compute dtype."""
+        return jnp.dtype(self.sizes.dtype).itemsize
 
     def train(self, level: str, shape: BatchShape) -> int:
         """Return the bytes of forward_backward, the largest of the training steps, with any loss."""
@@ -79,7 +81,7 @@ class StepMemory:
         layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
         layer += self._chunks(shape, copies=12) + 2 * self._decoded
         working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
-        if self.gradient_bytes:
+        if self.sizes.setup.full_copies:
             whole = self._all_trained
         else:
             whole = self._trained(shape.rows) + self._gathered_base + self._head_factors(shape.rows)
@@ -115,14 +117,16 @@ class StepMemory:
         working += self._experts(BatchShape(rows, 1), FP32 * 4) + self._decoded
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
-        return self._corrected("decode", self.bank_bytes + working)
+        return self._corrected("decode", self.sizes.bank + working)
 
     @property
-    def trying_kernels(self) -> int:
-        """The bytes that a GPU needs to try kernels for the largest product of a program, beside a step.
+    def compiling(self) -> int:
+        """The bytes that compiling takes beside a step: where GPUs try kernels for the largest product.
 
         XLA allocates both operands, the result, and a result to compare it with.
         """
+        if self.platform != "gpu":
+            return 0
         model, tokens = self.model, HEAD_TOKENS
         width = max(model.vocab_size / self._tp, self._width)
         operands = (tokens + width) * model.d_model * self.itemsize
@@ -189,14 +193,14 @@ class StepMemory:
 
     def _scores(self, shape: BatchShape, keys: int) -> Amount:
         """Return how many attention scores are held at once in training."""
-        if self.attention != "reference":
+        if self.sizes.setup.kernels.rows != "reference":  # kernels hold none
             return 0
         queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
         return shape.rows * self._heads * queries * keys
 
     def _scores_of_block(self, shape: BatchShape) -> Amount:
         """Return how many are held at once in prefill: those of one block of queries."""
-        if self.attention != "reference":
+        if self.sizes.setup.kernels.rows != "reference":  # kernels hold none
             return 0
         queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
         return shape.rows * self._heads * queries * shape.length
@@ -255,7 +259,7 @@ class StepMemory:
         They are gathered and rounded, and their gradients are summed in fp32.
         """
         layer = (self.itemsize + FP32) * self._largest_layer
-        return self.gradient_bytes + layer + 2 * (self.itemsize + 2 * FP32) * self._table
+        return self.sizes.gradient + layer + 2 * (self.itemsize + 2 * FP32) * self._table
 
     def _trained(self, rows: int) -> Amount:
         """Return the bytes of the adapters in a step: gradients, and what is gathered of them over fsdp.
@@ -264,8 +268,9 @@ class StepMemory:
         only get those of the rows, which _factors counts.
         """
         fsdp = self.mesh.shape[FSDP]
-        used = min(self.adapter_slots, rows * fsdp * self.mesh.shape[EP])
-        copies = 1 if used == self.adapter_slots else 2  # those in use are taken out of all
+        slots = self.sizes.setup.adapter_slots
+        used = min(slots, rows * fsdp * self.mesh.shape[EP])
+        copies = 1 if used == slots else 2  # those in use are taken out of all
         total = copies * sum(self._adapter_numbers.values()) / fsdp
         if fsdp > 1:
             total += 2 * self._adapter_numbers[HEAD]
@@ -330,7 +335,8 @@ class StepMemory:
         of_chunk = tiling.chunk * (4 * wide + 10 * inner if trains else 3 * wide + 5 * inner)
         factors = (4 if trains else 2) * tiling.chunk // tiling.block * self._expert_factors
         numbers = of_rows + tiling.positions * wide + of_chunk + factors
-        if self.decodes_layers and any(each.experts for each in model.packed):
+        # TPUs decode packed experts layer by layer, since their kernel cannot read them.
+        if self.platform == "tpu" and any(each.experts for each in model.packed):
             numbers += 3 * local * wide * inner
         gates = 4 * shape.tokens * model.n_experts * FP32
         return numbers * self.itemsize + 4 * tiling.positions * FP32 + gates

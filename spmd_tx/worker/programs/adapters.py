@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.adapters import lora
 from spmd_tx.protocol.commands import AdapterSpec, OptimStep
 from spmd_tx.protocol.places import PAIRS, BankSlot, Form, Fresh, MoveStep, Slot, TrainSlot
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call, int32
@@ -25,9 +24,9 @@ from spmd_tx.worker.steps.train import make_forward, make_forward_backward
 class AdapterPrograms:
     """Makes the calls of steps that train and move adapters. ``state`` is the worker's, or abstract."""
 
-    def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
-        model, kernels = plan.sizes.model, setup.kernels
-        self.plan, self.setup, self.mesh, self.declared, self.model = plan, setup, mesh, declared, model
+    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState) -> None:
+        self.setup, self.model, self.mesh, self.declared = plan.sizes.setup, plan.sizes.model, mesh, declared
+        model, kernels = self.model, self.setup.kernels
         training = (model, mesh, declared.base, declared.train)
         self.forward = make_forward(*training, kernels=kernels)
         self.forward_backward = {

@@ -177,10 +177,10 @@ class AsideCompiler:
             self._child = None
             self._pacer.drop()
             self._ends += 1
-        how = child.end()
+        ending = child.end()
         child.pipe.close()
         if not self._is_closed:
-            logger.warning("the process that compiles ahead %s", how)
+            logger.warning("the process that compiles ahead %s", ending)
 
 
 def ahead_of_need(plan: Plan, mesh: Mesh) -> tuple[ProgramStore | None, AsideCompiler | None]:

@@ -29,10 +29,11 @@ class Calls:
     def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState) -> None:
         model, setup = plan.sizes.model, plan.sizes.setup
         kernels = setup.kernels
-        self._plan, self.setup, self._model = plan, setup, model
+        self.plan, self.mesh, self.declared = plan, mesh, declared
+        self._setup, self._model = setup, model
         self._shards = plan.sizes.data_shards
         kind = ModelPrograms if setup.full_copies else AdapterPrograms
-        self.trained: AdapterPrograms | ModelPrograms = kind(plan, setup, mesh, declared)
+        self.trained: AdapterPrograms | ModelPrograms = kind(plan, mesh, declared)
         sampling = (model, mesh, declared.base, declared.bank, declared.cache)
         prefill = partial(make_prefill, *sampling, kernels=kernels)
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
@@ -45,7 +46,7 @@ class Calls:
     def forward_backward(self, state: WorkerState, command: commands.ForwardBackward) -> Iterator[Call]:
         """Yield the call of each block. It takes the gradient that the one before has left in ``state``."""
         name, shape = self._program(command)
-        step = self.trained.forward_backward[self._plan.level(shape[0] // self._shards, shape[1])]
+        step = self.trained.forward_backward[self.plan.level(shape[0] // self._shards, shape[1])]
         batch = self._batch(command.rows, command.loss)
         for block in blocks(batch, self._shards, command.block):
             yield Call(name, shape, step, self.trained.differentiated(state), block)
@@ -106,10 +107,10 @@ class Calls:
 
     def decode(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
-        active, slots = _active_slots(command, self.setup.bank_slots)
+        active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
-        top, shards = command.top, self._plan.sizes.data_shards
-        adapters = self.setup.bank_slots if active is None else active.size
+        top, shards = command.top, self._shards
+        adapters = self._setup.bank_slots if active is None else active.size
         shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
         step = self._decode(top)
         for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):

@@ -13,22 +13,21 @@ from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
-from spmd_tx.worker.state import WorkerState, declare
+from spmd_tx.worker.state import declare
 
 
 def menu_of(plan: Plan, mesh: Mesh) -> "Menu":
     """Return the menu of an engine with this plan."""
-    declared = declare(plan)
-    return Menu(plan, mesh, declared, Calls(plan, mesh, declared))
+    return Menu(Calls(plan, mesh, declare(plan)))
 
 
 class Menu:
-    """Makes calls with abstract arrays, from an engine's declarations."""
+    """Makes calls with abstract arrays."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState, calls: Calls) -> None:
-        self._setup, self._decode_rows, self._calls = plan.sizes.setup, plan.rows_of_decode, calls
-        self._has_states = isinstance(declared.cache, Keep)
-        self._state = abstract(mesh, declared)
+    def __init__(self, calls: Calls) -> None:
+        self._plan, self._calls = calls.plan, calls
+        self._has_states = isinstance(calls.declared.cache, Keep)
+        self._state = abstract(calls.mesh, calls.declared)
 
     def calls(self, shape: ProgramShape) -> Sequence[Call]:
         """Return the calls of a command of this shape."""
@@ -55,7 +54,7 @@ class Menu:
 
     def _prefill(self, shape: ProgramShape) -> commands.Prefill:
         tables = np.zeros((shape.rows, shape.table), np.int32) if shape.table else None
-        copies, by_row = np.zeros((self._decode_rows, 2), np.int32), np.zeros(shape.rows, np.int32)
+        copies, by_row = np.zeros((self._plan.rows_of_decode, 2), np.int32), np.zeros(shape.rows, np.int32)
         states = None
         if self._has_states:
             of_states = np.concatenate([copies] * STATE_COPIES)
@@ -77,15 +76,14 @@ class Menu:
         )
 
     def _decode(self, shape: ProgramShape) -> commands.Decode:
-        rows = shape.rows
-        slots = np.arange(rows, dtype=np.int32) % shape.active
+        rows, setup = shape.rows, self._plan.sizes.setup
         return commands.Decode(
             steps=1,
             source=np.full(rows, -1, np.int32),
             tokens=np.zeros(rows, np.int32),
             positions=np.zeros(rows, np.int32),
             remaining=np.ones(rows, np.int32),
-            slots=slots,
+            slots=np.arange(rows, dtype=np.int32) % shape.active,
             seeds=np.zeros((rows, 2), np.uint32),
             temperatures=np.ones(rows, np.float32),
             top_k=np.ones(rows, np.int32),
@@ -96,9 +94,7 @@ class Menu:
             page_places=np.zeros(rows, np.int32),
             top=shape.top,
             active=shape.active,
-            forced=np.full((rows, self._setup.decode_steps), -1, np.int32)
-            if self._setup.batch_invariant
-            else None,
+            forced=np.full((rows, setup.decode_steps), -1, np.int32) if setup.batch_invariant else None,
             states=np.zeros(rows, np.int32) if self._has_states else None,
         )
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from jax.sharding import Mesh
 
 from spmd_tx.worker.memory.plan import Plan
-from spmd_tx.worker.memory.steps import BatchShape, StepName
+from spmd_tx.worker.memory.sizes import BatchShape
+from spmd_tx.worker.memory.steps import StepName
 from spmd_tx.worker.programs.agreement import Agreement
 from spmd_tx.worker.programs.examples import menu_of
 from spmd_tx.worker.programs.surroundings import surroundings

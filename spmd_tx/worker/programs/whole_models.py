@@ -9,7 +9,6 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.protocol.commands import OptimStep
 from spmd_tx.protocol.places import MoveStep
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.state import WorkerState
@@ -25,9 +24,9 @@ from spmd_tx.worker.steps.optimizer import adamw_inputs
 class ModelPrograms:
     """Makes the calls of steps that train and move all weights. ``state`` is the worker's, or abstract."""
 
-    def __init__(self, plan: Plan, setup: Setup, mesh: Mesh, declared: WorkerState) -> None:
-        model, kernels = plan.sizes.model, setup.kernels
-        self.plan, self.setup, self.mesh, self.declared, self.model = plan, setup, mesh, declared, model
+    def __init__(self, plan: Plan, mesh: Mesh, declared: WorkerState) -> None:
+        self.setup, self.model, self.mesh, self.declared = plan.sizes.setup, plan.sizes.model, mesh, declared
+        model, kernels = self.model, self.setup.kernels
         training = (model, mesh, declared.base, declared.train)
         self.forward = make_full_forward(*training, kernels=kernels)
         self.forward_backward = {

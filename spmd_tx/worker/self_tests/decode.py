@@ -106,12 +106,12 @@ def decode(way: str, sizes: DecodeSizes) -> DecodeRun:
     bank = Bank(adapters, Weight((SLOTS, 2), jax.P(), jnp.float32))
     pages_of_row = CONTEXT // sizes.page_size
     cache = cache_weights(model, mesh, 1 + ROWS * pages_of_row, sizes.page_size, dtype)
-    where, products = platform(mesh), PALLAS.get(platform(mesh), "reference")
-    kernels = Kernels(where, pages=sizes.paged_attention, products=products, decode=way)
+    device, products = platform(mesh), PALLAS.get(platform(mesh), "reference")
+    kernels = Kernels(device, pages=sizes.paged_attention, products=products, decode=way)
     step = make_decode(model, mesh, base, bank, cache, STEPS, kernels=kernels)
     arrays = [_random(mesh, each) for each in (base, bank)]
-    own = 1 + np.arange(ROWS * pages_of_row, dtype=np.int32).reshape(ROWS, pages_of_row)
-    tables, rows, kept = np.tile(own, (shards, 1)), _rows(ROWS * shards), [_random(mesh, cache)]
+    table = 1 + np.arange(ROWS * pages_of_row, dtype=np.int32).reshape(ROWS, pages_of_row)
+    tables, rows, kept = np.tile(table, (shards, 1)), _rows(ROWS * shards), [_random(mesh, cache)]
     nothing = np.zeros(ROWS * shards, np.int32)
     previous = RowState(nothing, nothing, nothing)
 

@@ -71,21 +71,21 @@ class ExpertSizes(msgspec.Struct, frozen=True):
 
 def checks_of(kernels: Kernels, sizes: ExpertSizes) -> dict[str, Check]:
     """Return the checks of those kernels of an implementation that a model uses, by what they compute."""
-    name, found = kernels.products, dict[str, Check]()
-    found["sums of rows"] = partial(problem_of_row_sums, kernels, sizes)
+    name, checks = kernels.products, dict[str, Check]()
+    checks["sums of rows"] = partial(problem_of_row_sums, kernels, sizes)
     if sizes.is_mixture:
-        found["products of experts"] = partial(problem_of_product, kernels, sizes)
+        checks["products of experts"] = partial(problem_of_product, kernels, sizes)
     if sizes.is_mixture and name in ("mosaic", "triton"):
         of_factors = msgspec.structs.replace(sizes, width=RANK, encoding="")
         tile = BLOCK if name == "triton" else TILE
-        found["products with factors of experts"] = partial(problem_of_product, kernels, of_factors, tile)
+        checks["products with factors of experts"] = partial(problem_of_product, kernels, of_factors, tile)
     if sizes.is_mixture and name == "triton":
-        found["sums of factors of experts"] = partial(problem_of_sums, kernels, sizes)
-        found["sums of a token's experts"] = partial(problem_of_choices, kernels, sizes)
+        checks["sums of factors of experts"] = partial(problem_of_sums, kernels, sizes)
+        checks["sums of a token's experts"] = partial(problem_of_choices, kernels, sizes)
     if name == "triton":
-        found["products with stacked layers"] = partial(problem_of_stack, kernels, sizes)
-        found["memories of linear layers"] = partial(problem_of_memories, kernels, sizes)
-    return found
+        checks["products with stacked layers"] = partial(problem_of_stack, kernels, sizes)
+        checks["memories of linear layers"] = partial(problem_of_memories, kernels, sizes)
+    return checks
 
 
 def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -> str | None:
@@ -186,9 +186,10 @@ def problem_of_row_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
             return f"the sum of rows' gradients is off by {error:.2g}"
         if got.tobytes() != again.tobytes():
             return "the sum of rows' gradients differs between two runs"
-        own, moved = slots_B == slots_B[0], np.array(_random(random, sizes.dtype, *rows.shape))
-        places = np.arange(len(slots_B)) >= np.sum(~own)  # its rows in their order, behind those of others
-        moved[places] = rows[own]
+        is_first, moved = slots_B == slots_B[0], np.array(_random(random, sizes.dtype, *rows.shape))
+        # Its rows in their order, behind those of others.
+        places = np.arange(len(slots_B)) >= np.sum(~is_first)
+        moved[places] = rows[is_first]
         elsewhere = np.asarray(run(moved, np.where(places, slots - 1, 0).astype(np.int32)))
         if elsewhere[slots - 1].tobytes() != got[slots_B[0]].tobytes():
             return "the sum of rows' gradients depends on their places, or on other rows"
@@ -205,9 +206,9 @@ def problem_of_choices(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     for place_T in place_TC.T:
         wanted += np.where(place_T[:, None] >= 0, y_WO[place_T].astype(np.float32), 0)
     add = on_device(sizes.device, lambda y, place: triton_sum(y, place, len(y_WO), kernels.interpret))
-    found = np.asarray(add(y_WO, place_TC))
-    if found.tobytes() != wanted.astype(found.dtype).tobytes():
-        return f"the sum of a token's experts is off by {worst_error(found, wanted):.2g}"
+    summed = np.asarray(add(y_WO, place_TC))
+    if summed.tobytes() != wanted.astype(summed.dtype).tobytes():
+        return f"the sum of a token's experts is off by {worst_error(summed, wanted):.2g}"
     return None
 
 

@@ -61,14 +61,14 @@ def full_state(model: Model, mesh: AnyMesh) -> FullState:
 
 def groups_of(model: Model) -> Weights[AdapterGroup]:
     """Return the flag that each array follows: norms that of what they feed, the embedding the head's."""
-    found: dict[str, AdapterGroup] = {}
+    groups: dict[str, AdapterGroup] = {}
     for place in model.places:
         of_mixer = {"attention_norm", *(array.name for array in place.layer.mixer.arrays(0, ""))}
         for array in model.arrays(place):
             is_mixers = array.name in of_mixer or array.name.removesuffix("_bias") in of_mixer
-            found[place.name(array.name)] = "attn" if is_mixers else "mlp"
+            groups[place.name(array.name)] = "attn" if is_mixers else "mlp"
     head: AdapterGroup | None = None if model.is_tied else "unembed"
-    return Weights("unembed", Named(found), "unembed", head)
+    return Weights("unembed", Named(groups), "unembed", head)
 
 
 def make_publish(mesh: Mesh, base: Weights[Weight]) -> Callable[[Weights[Array]], Weights[Array]]:
@@ -225,10 +225,10 @@ def make_full_optim_step(model: Model, mesh: Mesh, state: FullState) -> Callable
         squares = jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), grad)
         rates = jax.tree.map(lambda flag: inputs.learning_rate * flag, flags)
         after = adamw(inputs, rates, squares, state.step, state.w, grad, state.mu, state.nu)
-        found: dict[str, list[Array]] = {}
+        by_group: dict[str, list[Array]] = {}
         for group, square in zip(jax.tree.leaves(groups), jax.tree.leaves(squares), strict=True):
-            found.setdefault(group, []).append(square)
-        norms = {f"grad_norm_{group}": jnp.sqrt(sum(found[group])) for group in sorted(found)}
+            by_group.setdefault(group, []).append(square)
+        norms = {f"grad_norm_{group}": jnp.sqrt(sum(by_group[group])) for group in sorted(by_group)}
         new = state.replace(
             w=after.w,
             grad_sum=jax.tree.map(jnp.zeros_like, grad),

@@ -124,8 +124,8 @@ def sequence_losses(
     count = segment_sums(is_in_ratio.astype(logprobs.dtype), segments)
     ratio = jnp.exp(segment_sums(log_ratios, segments) / jnp.maximum(count, 1.0))
     counts = inputs.advantages != 0
-    own = jnp.where(counts, logprobs, 0.0)
-    losses = _clipped_surrogate(ratio * jnp.exp(own - lax.stop_gradient(own)), inputs)
+    counted = jnp.where(counts, logprobs, 0.0)
+    losses = _clipped_surrogate(ratio * jnp.exp(counted - lax.stop_gradient(counted)), inputs)
     return jnp.where(counts, losses, 0.0)
 
 

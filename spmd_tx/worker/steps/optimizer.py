@@ -49,10 +49,10 @@ def _squares(adapters: Adapters[Any]) -> Adapters[Any]:
 
 def _norms(model: Model, squares: Adapters[Any]) -> dict[str, Array]:
     """Return the norm of each group's factors, by the name of its metric."""
-    found: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
+    by_group: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
     for name, factors in squares.layers.items():
-        found.setdefault(group_of(model, name), []).extend(jax.tree.leaves(factors))
-    return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(found.items())}
+        by_group.setdefault(group_of(model, name), []).extend(jax.tree.leaves(factors))
+    return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(by_group.items())}
 
 
 class Updated(PyTreeNode):

@@ -146,10 +146,10 @@ def make_prefill(
         if rows.state_sources is not None:
             slots = StateSlots(rows.state_sources, rows.state_targets, decodes=False)
         if slots is not None and model.window:
-            where = model.window, rows.segments, rows.positions, slots
-            attend_window = window_ring.prefill_attend(kernels, *where)
+            sight = model.window, rows.segments, rows.positions, slots
+            attend_window = window_ring.prefill_attend(kernels, *sight)
             if tables is not None:
-                attend_window = window_ring.continue_attend(kernels, *where)
+                attend_window = window_ring.continue_attend(kernels, *sight)
         how = Pass(
             attend,
             *loras,
@@ -254,9 +254,9 @@ def make_decode(
             attend = partial(decode_attend, kernels, tables_BN)
             in_window = partial(window_ring.decode_attend, kernels, model.window)
             forced = None if rows.forced is None else rows.forced[:, step]
-            where = (model, base, adapters, loras, cache, state, rows)
+            inputs = (model, base, adapters, loras, cache, state, rows)
             cache, state, one = _step(
-                *where, forced, (attend, in_window), stacked_map, kernels, top, any_filters
+                *inputs, forced, (attend, in_window), stacked_map, kernels, top, any_filters
             )
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
@@ -331,17 +331,17 @@ def _step(
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
     local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
     # The drawn token's position keys its random number.
-    how_B = (rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p)
+    draws_B = (rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p)
     top_tokens_BK = top_logprobs_BK = highest_BK = None
     if top:
         top_tokens_BK, highest_BK = head.top_logits(local_BV, top)
     if any_filters is not None:
-        token_B, logprob_B, log_total_B = draw_split(local_BV, *how_B, any_filters)
+        token_B, logprob_B, log_total_B = draw_split(local_BV, *draws_B, any_filters)
         if highest_BK is not None:
             top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
     else:
         logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-        token_B, logprob_B = draw(logits_BV, *how_B, 1 if kernels.platform == "cpu" else TOGETHER)
+        token_B, logprob_B = draw(logits_BV, *draws_B, 1 if kernels.platform == "cpu" else TOGETHER)
         # Devices that round differently could draw differently: then their keys and values would no longer be
         # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
         token_B = from_first(token_B, TP)

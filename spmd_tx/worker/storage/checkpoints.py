@@ -132,10 +132,10 @@ def reading_for_export(path: Path) -> Iterator[None]:
 def stored_arrays(path: Path) -> dict[str, Any]:
     """Describe the arrays of a checkpoint, by the fields of SlotState and their names. Raises ValueError."""
     with _checkpointer() as checkpointer:
-        found = checkpointer.metadata(path.absolute()).item_metadata
-    if found is None:
+        metadata = checkpointer.metadata(path.absolute()).item_metadata
+    if metadata is None:
         raise ValueError("its arrays are not described")
-    return found.tree
+    return metadata.tree
 
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:

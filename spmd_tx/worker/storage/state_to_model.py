@@ -45,10 +45,10 @@ def _opened(array: StoredArray, file: Path) -> StoredArray | np.ndarray:
 def _names(state: Path, declared: Weights[Weight]) -> Weights[str]:
     """Return the names of the arrays in the state. Raises ValueError unless they have these shapes."""
     stored = _named(stored_arrays(state)["w"])
-    found = {name: tuple(each.shape) for name, each in stored.items()}
+    shapes = {name: tuple(each.shape) for name, each in stored.items()}
     wanted = {name: weight.shape for name, weight in _named(declared).items()}
-    for name in sorted(found.keys() | wanted.keys()):
-        here, there = found.get(name), wanted.get(name)
+    for name in sorted(shapes.keys() | wanted.keys()):
+        here, there = shapes.get(name), wanted.get(name)
         if here != there:
             raise ValueError(f"{name} has the shape {here}, and in the base model {there}")
     return jax.tree.unflatten(jax.tree.structure(declared), [stored[name].name for name in wanted])

@@ -19,11 +19,11 @@ def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: Model, bas
     jax.config.update("jax_platforms", CPU)  # accelerators may belong to a server
     sharding = jax.sharding.SingleDeviceSharding(jax.devices(CPU)[0])
 
-    def pair(name: str) -> Lora[jax.ShapeDtypeStruct]:
-        its = shapes(model, name, adapter.rank)
-        return Lora(*(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding) for shape in (its.a, its.b)))
+    def factors(name: str) -> Lora[jax.ShapeDtypeStruct]:
+        pair = shapes(model, name, adapter.rank)
+        return Lora(*(jax.ShapeDtypeStruct(each, np.float32, sharding=sharding) for each in (pair.a, pair.b)))
 
-    like = Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+    like = Adapters({name: factors(name) for name in names(model, *LAYER_GROUPS)}, factors(HEAD))
     with reading_for_export(state):
         weights = restore_weights(state, like)
     peft.write(place, jax.tree.map(np.asarray, weights), adapter, model, base_model)

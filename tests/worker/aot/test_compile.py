@@ -25,7 +25,7 @@ def planned(model=MODEL, mesh=(2, 1, 2), **different) -> Plan:
     fsdp, ep, tp = mesh
     setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, dtype="float32", **different)
     sizes = Sizes(setup, model, make_mesh(*mesh), jnp.float32)
-    return make_plan(sizes, UsableMemory(2**28))
+    return make_plan(sizes, UsableMemory(2**28, "tpu"))
 
 
 def target(plan: Plan) -> CompileTarget:

@@ -7,8 +7,8 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.measure import measured_plan
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
-from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS, BatchShape
+from spmd_tx.worker.memory.sizes import BatchShape, Sizes
+from spmd_tx.worker.memory.steps import LEVELS, LOSS_KINDS
 from spmd_tx.worker.programs.measurements import measure
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MODEL
@@ -37,7 +37,7 @@ def sizes(**different) -> Sizes:
 )
 def test_an_estimate_is_near_what_the_program_needs(step):
     level, *kind = step.removeprefix("train ").split(" ", 1)
-    plan = make_plan(sizes(remat=level if level in LEVELS else "auto"), UsableMemory(2**30))
+    plan = make_plan(sizes(remat=level if level in LEVELS else "auto"), UsableMemory(2**30, "tpu"))
     shape = SHAPES[step]
     if "prefill" in step:
         estimate = plan.steps.prefill(shape, plan.sizes.widest_table if step != "prefill" else 0)
@@ -56,7 +56,7 @@ def test_a_plan_follows_what_was_measured():
         measured.append(step)
         return 3 * plan.worst()[step][1]
 
-    memory = UsableMemory(2**28)
+    memory = UsableMemory(2**28, "tpu")
     estimated = make_plan(sizes(), memory)
     plan = measured_plan(sizes(), memory, lambda message: None, lambda ratio: ratio, measure_more)
     assert len(measured) == len(set(measured)) >= 6

@@ -8,8 +8,8 @@ from spmd_tx.protocol.kernels import references
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.memory.plan import UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
-from spmd_tx.worker.memory.sizes import Sizes
-from spmd_tx.worker.memory.steps import LEVELS, BatchShape
+from spmd_tx.worker.memory.sizes import BatchShape, Sizes
+from spmd_tx.worker.memory.steps import LEVELS
 from spmd_tx.worker.programs.measurements import measure
 from tests.golden.families import CONFIGS
 from tests.support.tiny_setup import tiny_setup
@@ -40,7 +40,7 @@ def test_an_estimate_is_near_what_the_program_needs(family, step):
         remat=remat,
         kernels=references("gpu"),  # those that are measured
     )
-    plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), UsableMemory(2**30))
+    plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), UsableMemory(2**30, "tpu"))
     shape = DECODED if step == "decode" else SHAPE
     if "prefill" in step:
         estimate = plan.steps.prefill(shape, plan.sizes.widest_table if step != "prefill" else 0)

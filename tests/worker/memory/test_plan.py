@@ -14,7 +14,8 @@ from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import abstract_mesh
-from spmd_tx.worker.memory.plan import UsableMemory, best_plan, report
+from spmd_tx.worker.memory.plan import UsableMemory, report
+from spmd_tx.worker.memory.planner import best_plan
 from spmd_tx.worker.memory.refusal import _remedies, make_plan
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
@@ -48,7 +49,7 @@ def changed(before: Sizes, **different) -> Sizes:
 
 
 def gib(count: float) -> UsableMemory:
-    return UsableMemory(int(count * GIB))
+    return UsableMemory(int(count * GIB), "tpu")
 
 
 def least_memory(sizes: Sizes) -> float:
@@ -75,7 +76,7 @@ def test_the_parts_add_up_to_the_memory():
 def test_where_compiling_tries_kernels_it_has_memory_of_its_own():
     """Beside a step: enough for the operands of the head, and twice for the logits of a chunk."""
     server = sizes()
-    without, beside = (make_plan(server, replace(gib(120), tries_kernels=tries)) for tries in (False, True))
+    without, beside = (make_plan(server, replace(gib(120), platform=each)) for each in ("tpu", "gpu"))
     logits, head = 1024 * 151936 * 4, 151936 * 4096 * 2
     assert report(without).compiling_bytes == 0
     assert report(beside).compiling_bytes >= head + 2 * logits
@@ -89,7 +90,7 @@ def test_what_a_device_holds_shrinks_with_the_mesh():
     assert one.base / 8 <= eight.base < one.base / 7
     assert eight.cache_tokens > 4 * one.cache_tokens
     zero = make_plan(sizes(mesh=(8, 1, 1)), gib(120))
-    assert zero.adapters < one.adapters / 7
+    assert zero.sizes.adapters < one.sizes.adapters / 7
 
 
 MEMORIES = (24, 32, 40, 52, 72, 92, 134, 184)  # GiB
@@ -199,7 +200,7 @@ def test_micro_batches_are_as_large_as_was_asked_for_or_refused():
 
 def test_blocks_on_cpus_are_small_and_all_that_training_needs_memory_for():
     server = sizes(max_context=512)
-    large, small = (make_plan(server, replace(gib(120), is_host=on_cpu)) for on_cpu in (False, True))
+    large, small = (make_plan(server, replace(gib(120), platform=each)) for each in ("tpu", "cpu"))
     assert (large.train_tokens, report(large).block_tokens) == (8192, (256, 2048, 8192))
     assert (small.train_tokens, report(small).block_tokens) == (4096, (256,))
     assert max(shape.tokens for shape in small.train_shapes) == 512  # the longest row
@@ -213,16 +214,16 @@ def test_blocks_on_cpus_are_small_and_all_that_training_needs_memory_for():
 def test_on_gpus_many_devices_of_tp_take_larger_micro_batches():
     """Otherwise starting operations takes longer than the arithmetic."""
     tokens = {
-        (tp, on_gpu): make_plan(sizes(mesh=(1, 1, tp)), replace(gib(70), tries_kernels=on_gpu)).train_tokens
-        for tp, on_gpu in ((1, True), (4, True), (8, True), (8, False))
+        (tp, platform): make_plan(sizes(mesh=(1, 1, tp)), replace(gib(70), platform=platform)).train_tokens
+        for tp, platform in ((1, "gpu"), (4, "gpu"), (8, "gpu"), (8, "tpu"))
     }
-    assert tokens == {(1, True): 8192, (4, True): 8192, (8, True): 16384, (8, False): 8192}
+    assert tokens == {(1, "gpu"): 8192, (4, "gpu"): 8192, (8, "gpu"): 16384, (8, "tpu"): 8192}
 
 
 def test_blocks_are_no_larger_than_the_micro_batches_that_were_asked_for():
-    for on_cpu, tokens, wanted in ((True, 64, (64,)), (False, 256, (256,)), (False, 500, (256, 500))):
+    for platform, tokens, wanted in (("cpu", 64, (64,)), ("tpu", 256, (256,)), ("tpu", 500, (256, 500))):
         server = sizes(max_context=64, train_tokens=tokens)
-        assert report(make_plan(server, replace(gib(120), is_host=on_cpu))).block_tokens == wanted
+        assert report(make_plan(server, replace(gib(120), platform=platform))).block_tokens == wanted
 
 
 def test_a_level_is_what_was_asked_for():
@@ -281,7 +282,7 @@ def test_a_model_that_is_much_too_large_needs_more_devices():
 
 
 def test_a_cache_in_host_memory_has_a_limit_and_looks_at_what_is_free():
-    most = UsableMemory(120 * GIB, most_cache_tokens=32768)
+    most = replace(gib(120), most_cache_tokens=32768)
     assert make_plan(sizes(), most).cache_tokens == 32768
     little = replace(most, most_resident=make_plan(sizes(), most).base)
     plan = make_plan(sizes(), little)
@@ -289,13 +290,13 @@ def test_a_cache_in_host_memory_has_a_limit_and_looks_at_what_is_free():
 
 
 def test_what_training_should_keep_is_bounded_where_keeping_is_slow():
-    free, bounded = (make_plan(sizes(), UsableMemory(500 * GIB, most_saved=most)) for most in (None, GIB))
+    free, bounded = (make_plan(sizes(), replace(gib(500), most_saved=most)) for most in (None, GIB))
     assert free.level(4, 2048) == LEVELS[0]
     assert bounded.level(4, 2048) != LEVELS[0]
 
 
 def test_a_little_more_free_memory_gives_the_same_pages_so_that_programs_are_found_again():
-    most = UsableMemory(120 * GIB)
+    most = gib(120)
     base = make_plan(sizes(), most).base
 
     def pages(free):
@@ -339,8 +340,8 @@ def test_packed_experts_are_proposed_where_they_make_it_fit():
 
 def test_a_tpu_has_room_for_a_layer_that_is_decoded():
     planned = [
-        best_plan(gpt_oss(packs_experts=True), replace(gib(60), tries_kernels=on_gpu))
-        for on_gpu in (True, False)
+        best_plan(gpt_oss(packs_experts=True), replace(gib(60), platform=platform))
+        for platform in ("gpu", "tpu")
     ]
     on_gpu, on_tpu = (each.steps.decode(32, 8192) for each in planned if each is not None)
     assert on_tpu - on_gpu == 32 * 3 * 2880 * 2880 * 2

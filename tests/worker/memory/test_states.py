@@ -37,7 +37,7 @@ def sizes(tp=1, **different) -> Sizes:
 
 
 def test_a_plan_has_slots_for_rows_and_as_many_snapshots():
-    plan = make_plan(sizes(), UsableMemory(80 * GIB))
+    plan = make_plan(sizes(), UsableMemory(80 * GIB, "tpu"))
     assert (plan.decode_rows, plan.state_slots, plan.states) == (64, 129, 129 * STATE)
     shown = report(plan)
     held = shown.base_bytes + shown.adapter_bytes + shown.bank_bytes + shown.cache_bytes + shown.state_bytes
@@ -46,7 +46,7 @@ def test_a_plan_has_slots_for_rows_and_as_many_snapshots():
 
 @pytest.mark.parametrize("budget, slots", [(0, 65), (10 * STATE + 1, 75)])
 def test_the_budget_is_for_snapshots(budget, slots):
-    assert make_plan(sizes(state_cache_bytes=budget), UsableMemory(80 * GIB)).state_slots == slots
+    assert make_plan(sizes(state_cache_bytes=budget), UsableMemory(80 * GIB, "tpu")).state_slots == slots
 
 
 def test_tp_splits_states_by_heads_of_keys():

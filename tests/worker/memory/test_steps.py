@@ -5,10 +5,12 @@ import pytest
 
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.families.registry import declare
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import abstract_mesh
-from spmd_tx.worker.memory.sizes import bytes_per_device
+from spmd_tx.worker.memory.sizes import Sizes, bytes_per_device
 from spmd_tx.worker.memory.steps import StepMemory
 from tests.support.known_models import CONFIGS
+from tests.support.tiny_setup import tiny_setup
 
 MODELS = (
     "Qwen/Qwen3-8B",
@@ -19,9 +21,10 @@ MODELS = (
 )
 
 
-def steps(name: str, gradient_bytes: int = 0) -> StepMemory:
-    model, mesh = declare(CONFIGS[name]), abstract_mesh(2, 4, 2)
-    return StepMemory(model, mesh, 2, 1, 16, 0, gradient_bytes, splits_base=True, attention="cudnn")
+def steps(name: str, full_copies: int = 0) -> StepMemory:
+    setup = tiny_setup(adapter_slots=1, max_rank=16, full_copies=full_copies, kernels=Kernels(rows="cudnn"))
+    sizes = Sizes(setup, declare(CONFIGS[name]), abstract_mesh(2, 4, 2), jnp.bfloat16)
+    return StepMemory(sizes, "gpu", splits_base=True)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -46,7 +49,7 @@ MIXERS = {  # of the largest layer: of attention, and of linear attention
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_where_all_weights_are_trained_a_layer_and_both_tables_are_held_besides(name):
-    held = steps(name, gradient_bytes=10**9)
+    held = steps(name, full_copies=1)
     layer = (MIXERS[name] + 3 * 4096 * 12288) / 2
     table = 4096 * held.model.vocab_size / 2
-    assert held._all_trained == pytest.approx(10**9 + (2 + 4) * layer + 2 * (2 + 2 * 4) * table)
+    assert held._all_trained == pytest.approx(held.sizes.gradient + (2 + 4) * layer + 2 * (2 + 2 * 4) * table)

@@ -21,7 +21,7 @@ from spmd_tx.worker.programs.surroundings import surroundings, traced_settings
 from tests.support.model_shapes import resized
 from tests.support.tiny_setup import tiny_setup
 
-MEMORY = UsableMemory(1 << 30, most_cache_tokens=256)
+MEMORY = UsableMemory(1 << 30, "tpu", most_cache_tokens=256)
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,12 @@ def plan(mesh, tmp_path_factory):
     return make_plan(Sizes(setup, read_model_config(folder), mesh, "float32"), MEMORY)
 
 
+def with_sizes(plan, **different):
+    return replace(plan, steps=replace(plan.steps, sizes=replace(plan.sizes, **different)))
+
+
 def with_setup(plan, **different):
-    setup = msgspec.structs.replace(plan.sizes.setup, **different)
-    return replace(plan, sizes=replace(plan.sizes, setup=setup))
+    return with_sizes(plan, setup=msgspec.structs.replace(plan.sizes.setup, **different))
 
 
 def test_the_same_start_has_the_same_surroundings(plan, mesh):
@@ -57,7 +60,7 @@ def test_settings_of_the_server_are_part_of_them(plan, mesh, different):
 
 def test_the_model_is_part_of_them(plan, mesh):
     model = resized(plan.sizes.model, rope=Rope(5.0))
-    other = replace(plan, sizes=replace(plan.sizes, model=model))
+    other = with_sizes(plan, model=model)
     assert surroundings(other, mesh) != surroundings(plan, mesh)
 
 

@@ -57,7 +57,7 @@ class MetricNames:
         return self._known[run]
 
     async def _read(self, run: str) -> set[int]:
-        found, size = set[int](), 0
+        hashes, size = set[int](), 0
         query = select(cast(RunMetrics.metrics, Text)).where(
             RunMetrics.line == run, RunMetrics.kind == CLIENT
         )
@@ -66,11 +66,11 @@ class MetricNames:
             async for piece in pieces:
                 texts = [text for (text,) in piece]
                 length = sum(map(len, texts))
-                found |= await compute(length, _hashes, texts)
+                hashes |= await compute(length, _hashes, texts)
                 size += length
                 if size > BYTES:
                     break
-        return found
+        return hashes
 
 
 def _hashes(texts: Iterable[str]) -> set[int]:

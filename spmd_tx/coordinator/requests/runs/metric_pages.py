@@ -76,7 +76,7 @@ async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes
             if not await compute(size, maker.add, [_Row(*row) for row in rows]):
                 break
     is_last = len(wanted) <= limit and maker.last == last
-    return Page(maker.found, None if is_last else maker.last)
+    return Page(maker.points, None if is_last else maker.last)
 
 
 async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
@@ -88,15 +88,15 @@ async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes
     async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
         async for rows in pieces:
             if not await compute(sum(map(_bytes_of, rows)), maker.add, [_LoggedRow(*row) for row in rows]):
-                return Page(maker.found, maker.last)
-    return Page(maker.found, None)
+                return Page(maker.points, maker.last)
+    return Page(maker.points, None)
 
 
 class _LoggedPoints:
     """Encodes what a client has sent, until a page has its bytes or its entries."""
 
     def __init__(self, after: int, limit: int, most_bytes: int) -> None:
-        self.found: list[msgspec.Raw] = []
+        self.points: list[msgspec.Raw] = []
         self.last = after  # number of the last one
         self._limit = limit
         self._left = most_bytes
@@ -104,11 +104,11 @@ class _LoggedPoints:
     def add(self, rows: Sequence[_LoggedRow]) -> bool:
         """Add rows, in their order; return whether there was room for all of them."""
         for number, step, at, metrics in rows:
-            if len(self.found) == self._limit or self._left <= 0:
+            if len(self.points) == self._limit or self._left <= 0:
                 return False
             assert step is not None
             values = msgspec.json.decode(metrics, type=Values)
-            self.found.append(_encoded(LoggedPoint(number, step, at, values)))
+            self.points.append(_encoded(LoggedPoint(number, step, at, values)))
             self._left -= len(metrics)
             self.last = number
         return True
@@ -122,7 +122,7 @@ class _Points:
     """Puts rows together into points, until a page has its bytes."""
 
     def __init__(self, first: int, most_bytes: int) -> None:
-        self.found: list[msgspec.Raw] = []
+        self.points: list[msgspec.Raw] = []
         self.last: int | None = None  # seq_id of the last point
         self._step = first
         self._left = most_bytes
@@ -146,7 +146,7 @@ class _Points:
     def _end(self, row: _Row, metrics: Values) -> None:
         step = self._step if row.step is None else row.step
         point = _encoded(MetricsPoint(row.seq_id, step, row.at, merged(self._passes) | metrics | self._said))
-        self.found.append(point)
+        self.points.append(point)
         self._left -= len(bytes(point))
         self.last, self._step = row.seq_id, step + 1
         self._passes, self._said = [], {}

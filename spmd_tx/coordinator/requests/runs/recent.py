@@ -66,24 +66,24 @@ class RecentWork:
         for number in range(int(begin // SLICE_SECONDS), int(end // SLICE_SECONDS) + 1):
             start = number * SLICE_SECONDS
             part = min(end, start + SLICE_SECONDS) - max(begin, start)
-            found = self._slice(number)
-            found.total += part
+            of_slice = self._slice(number)
+            of_slice.total += part
             for line in lines:
-                found.by_line[line] = found.by_line.get(line, 0.0) + part
+                of_slice.by_line[line] = of_slice.by_line.get(line, 0.0) + part
 
     def ended_since(self, since: float) -> list[Timed]:
         """List what has ended since a time, oldest first."""
-        found = takewhile(lambda ended: ended[0] >= since, reversed(self._ended))
-        return [timed for _, timed in found][::-1]
+        newest_first = takewhile(lambda ended: ended[0] >= since, reversed(self._ended))
+        return [timed for _, timed in newest_first][::-1]
 
     def devices(self, at: float) -> DeviceSlice:
         """Return what devices did in the slice that holds a time."""
         return self._slices.get(int(at // SLICE_SECONDS)) or DeviceSlice()
 
     def _slice(self, number: int) -> DeviceSlice:
-        found = self._slices.get(number)
-        if found is None:
-            found = self._slices[number] = DeviceSlice()
+        of_slice = self._slices.get(number)
+        if of_slice is None:
+            of_slice = self._slices[number] = DeviceSlice()
             while len(self._slices) > KEPT_SECONDS / SLICE_SECONDS:
                 del self._slices[min(self._slices)]
-        return found
+        return of_slice

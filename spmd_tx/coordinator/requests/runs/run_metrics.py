@@ -112,10 +112,10 @@ async def summary(db: AsyncSession, line: str) -> Summary:
 
 def _together(texts: Iterable[str]) -> Values:
     """Return the last value of each metric."""
-    found: Values = {}
+    last: Values = {}
     for text in texts:
-        found |= msgspec.json.decode(text, type=Values)
-    return found
+        last |= msgspec.json.decode(text, type=Values)
+    return last
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
@@ -188,22 +188,22 @@ def merged(passes: Sequence[Values]) -> Values:
     """Put the metrics of several passes together, by the suffixes that the SDK knows."""
     if len(passes) <= 1:
         return dict(passes[0]) if passes else {}
-    found: Values = {}
+    together: Values = {}
     for name in dict.fromkeys(name for each in passes for name in each):
         having = [each for each in passes if name in each]
         values = [each[name] for each in having]
         if any(value is None for value in values):
-            found[name] = None
+            together[name] = None
             continue
         numbers = cast(list[float], values)
         match name.rpartition(":")[2]:
             case "mean":
                 weights = [each.get(WEIGHT) or 1.0 for each in having]
-                found[name] = sum(w * n for w, n in zip(weights, numbers, strict=True)) / sum(weights)
+                together[name] = sum(w * n for w, n in zip(weights, numbers, strict=True)) / sum(weights)
             case "min":
-                found[name] = min(numbers)
+                together[name] = min(numbers)
             case "max":
-                found[name] = max(numbers)
+                together[name] = max(numbers)
             case _:
-                found[name] = sum(numbers)
-    return found
+                together[name] = sum(numbers)
+    return together

@@ -32,7 +32,7 @@ class RunNews:
         """Return the runs that have changed since the last time; none while there are seconds left."""
         if self.seconds_left():
             return set()
-        told, self._fresh = self._fresh, set()
+        changed, self._fresh = self._fresh, set()
         self.told += 1
         self._told_at = time.monotonic()
-        return told
+        return changed

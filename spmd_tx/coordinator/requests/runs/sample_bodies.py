@@ -119,12 +119,12 @@ def read_some(
     payloads: Path, stored: Iterable[StoredSample], size: ShownSize, seconds: float
 ) -> list[SampleBody | None]:
     """Read the first of these requests, one at least, for some seconds."""
-    end, found = time.monotonic() + seconds, list[SampleBody | None]()
+    end, bodies = time.monotonic() + seconds, list[SampleBody | None]()
     for each in stored:
-        found.append(read(payloads, each, size))
+        bodies.append(read(payloads, each, size))
         if time.monotonic() > end:
             break
-    return found
+    return bodies
 
 
 def read_alike(
@@ -134,18 +134,18 @@ def read_alike(
 
     All together have as many answers as one may have, and the first one has the prompt.
     """
-    end, found, left = time.monotonic() + seconds, list[SampleBody | None](), size.samples
+    end, bodies, left = time.monotonic() + seconds, list[SampleBody | None](), size.samples
     for each in stored:
-        body, first = read(payloads, each, size), found[0] if found else None
+        body, first = read(payloads, each, size), bodies[0] if bodies else None
         if body is not None and first is not None:
             body = replace(body, prompt=NOTHING) if body.group == first.group else None
         if body is not None:
             body = replace(body, answers=body.answers[:left])
             left -= len(body.answers)
-        found.append(body)
-        if found[0] is None or time.monotonic() > end:
+        bodies.append(body)
+        if bodies[0] is None or time.monotonic() > end:
             break
-    return found
+    return bodies
 
 
 @dataclass(frozen=True)

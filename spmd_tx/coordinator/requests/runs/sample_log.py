@@ -30,13 +30,13 @@ async def of_run(
     query = _of_run(model, caller).order_by(RequestRow.number.desc()).limit(most)
     if before is not None:
         query = query.where(RequestRow.number < before)
-    return [Logged(*found) for found in await db.execute(query)]
+    return [Logged(*row) for row in await db.execute(query)]
 
 
 async def one(db: AsyncSession, model: ModelRow, caller: Caller, request_id: str) -> Logged | None:
     """Return a request of a run, if it has ended."""
-    found = (await db.execute(_of_run(model, caller).where(RequestRow.id == request_id))).first()
-    return None if found is None else Logged(*found)
+    row = (await db.execute(_of_run(model, caller).where(RequestRow.id == request_id))).first()
+    return None if row is None else Logged(*row)
 
 
 async def neighbours(db: AsyncSession, of: Logged) -> Sequence[Logged]:
@@ -50,8 +50,8 @@ async def neighbours(db: AsyncSession, of: Logged) -> Sequence[Logged]:
         RequestRow.number.between(row.number - NEIGHBOURS, row.number + NEIGHBOURS),
         RequestRow.payload_length.between(length - SIMILAR_BYTES, length + SIMILAR_BYTES),
     )
-    found = (await db.scalars(query.order_by(RequestRow.number))).all()
-    return [Logged(each, of.sampler) for each in found]
+    rows = (await db.scalars(query.order_by(RequestRow.number))).all()
+    return [Logged(each, of.sampler) for each in rows]
 
 
 async def steps(db: AsyncSession, sampler: SamplerRow) -> int | None:

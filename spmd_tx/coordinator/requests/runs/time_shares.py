@@ -41,23 +41,23 @@ def segments(timed: Timed, now: float) -> list[StageSegment]:
     compiling = list(times.compiled)
     if times.compiling_since is not None:
         compiling.append((times.compiling_since, end))
-    found = []
+    segments = []
     for stage, span in zip(stages, pairwise(bounds), strict=True):
-        found += _cut_out(stage, span, compiling)
-    return found
+        segments += _cut_out(stage, span, compiling)
+    return segments
 
 
 def _cut_out(stage: Stage, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
     if not compiling:
         return [StageSegment(stage, *span)] if span[1] > span[0] else []
-    found, begin = list[StageSegment](), span[0]
+    segments, begin = list[StageSegment](), span[0]
     for start, stop in compiling:
         start, stop = max(start, begin), min(stop, span[1])
         if stop > start:
-            found += [StageSegment(stage, begin, start), StageSegment("compiling", start, stop)]
+            segments += [StageSegment(stage, begin, start), StageSegment("compiling", start, stop)]
             begin = stop
-    return [each for each in [*found, StageSegment(stage, begin, span[1])] if each.end > each.begin]
+    return [each for each in [*segments, StageSegment(stage, begin, span[1])] if each.end > each.begin]
 
 
 def slices(
@@ -73,38 +73,38 @@ def slices(
     while (following := (starts[-1] // length + 1) * length) < until:
         starts.append(following)
     nothing: dict[Cause, float] = dict.fromkeys(CAUSES, 0.0)
-    found = [TimeSlice(start, {**nothing}) for start in starts]
+    time_slices = [TimeSlice(start, {**nothing}) for start in starts]
     first = int(since // length)
-    waits = [0.0] * len(found)
+    waiting = [0.0] * len(time_slices)
     for what, begin, end in _moments(stages, outages, window):
         while begin < end:
             place = int(begin // length) - first
             stop = min(end, (first + place + 1) * length)
             if what == "waiting":
-                waits[place] += stop - begin
+                waiting[place] += stop - begin
             else:
-                found[place].seconds[what] += stop - begin
+                time_slices[place].seconds[what] += stop - begin
             begin = stop
-    for each, wait in zip(found, waits, strict=True):
+    for each, wait in zip(time_slices, waiting, strict=True):
         _share(each.seconds, wait, *devices(each.at))
-    return found
+    return time_slices
 
 
 def total(slices: Sequence[TimeSlice]) -> dict[Cause, float]:
     """Add up the seconds of each cause."""
-    found: dict[Cause, float] = {}
+    totals: dict[Cause, float] = {}
     for cause in CAUSES:
-        found[cause] = sum(each.seconds[cause] for each in slices)
-    return found
+        totals[cause] = sum(each.seconds[cause] for each in slices)
+    return totals
 
 
 def largest_first(seconds: Mapping[Cause, float]) -> list[Cause]:
     return sorted(seconds, key=lambda cause: -seconds[cause])
 
 
-def _share(seconds: dict[Cause, float], wait: float, own: float, others: float) -> None:
+def _share(seconds: dict[Cause, float], wait: float, own_seconds: float, others: float) -> None:
     """Divide the time on devices, and that of waiting for them, by whose commands they carried out."""
-    on_devices, seconds["device"] = seconds["device"], min(seconds["device"], own)
+    on_devices, seconds["device"] = seconds["device"], min(seconds["device"], own_seconds)
     not_own = on_devices - seconds["device"] + wait
     seconds["queue"] = min(not_own, others)
     seconds["server"] += not_own - seconds["queue"]
