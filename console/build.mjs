@@ -27,7 +27,7 @@ function sourceDigest() {
 rmSync(out, { recursive: true, force: true });
 await build({
   absWorkingDir: here,
-  entryPoints: { console: "src/main.tsx" },
+  entryPoints: { console: "src/main.tsx", stream_worker: "src/stream_worker.ts" },
   outdir: join(out, "assets"),
   bundle: true,
   minify: true,

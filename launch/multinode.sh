@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Serves one model on the GPUs of several hosts, over ssh, and keeps it running.
+# Serves models on the GPUs of several hosts, over ssh, and keeps it running.
 set -euo pipefail
 
 usage() {
@@ -10,6 +10,8 @@ The first HOST runs the server, with the first worker; the others run spmd-tx wo
 takes, and the others must reach the first one under that name. All need the same version of spmd-tx, the base
 model under the same path, and one --data-dir that they share.
 
+  --hosts GROUP=HOST,...  hosts of a group beside the first (docs/groups.md), which --group name=GROUP,... adds
+                        behind --; can be repeated. main=HOST,... is the same as HOST...
   --gpus-per-node N     how many workers a host has with --process-per gpu (8)
   --process-per WHAT    one worker process per "node" or per "gpu" (node)
   --worker-port P       where workers reach the server (8470)
@@ -28,6 +30,8 @@ lets the server finish its work (--drain-seconds); a second one ends everything 
 server's. The secret that the hosts share is made for this run, and goes to them through ssh's standard input.
 
 Example: launch/multinode.sh node-a node-b -- --base-model Qwen/Qwen3-32B --data-dir /shared/spmd-tx
+Example: launch/multinode.sh --hosts main=node-a --hosts teacher=node-b,node-c -- --data-dir /shared/spmd-tx \
+    --base-model Qwen/Qwen3-8B --group name=teacher,base_model=Qwen/Qwen3-32B,role=sample
 END
 }
 
@@ -42,12 +46,21 @@ check_number() {
 }
 
 gpus=8 per=node port=8470 again=5 directory=. program=${SPMD_TX:-spmd-tx}
-hosts=()
+hosts=() groups=() hosts_of_groups=()
 while (($#)); do
     [[ $1 == --*=* ]] && set -- "${1%%=*}" "${1#*=}" "${@:2}"
     case $1 in
-        --gpus-per-node | --process-per | --worker-port | --restart-after | --directory)
+        --hosts | --gpus-per-node | --process-per | --worker-port | --restart-after | --directory)
             [[ ${2:---} != -* ]] || refuse "$1 has no value" ;;&
+        --hosts)
+            [[ $2 =~ ^([a-z0-9][a-z0-9_-]*)=([^,]+(,[^,]+)*)$ ]] || refuse "--hosts is '$2'; write it as GROUP=HOST,HOST"
+            if [[ ${BASH_REMATCH[1]} == main ]]; then
+                IFS=, read -ra named <<<"${BASH_REMATCH[2]}"
+                hosts+=("${named[@]}")
+            else
+                groups+=("${BASH_REMATCH[1]}") hosts_of_groups+=("${BASH_REMATCH[2]}")
+            fi
+            shift 2 ;;
         --gpus-per-node) check_number "$1" "$2" 1 1024; gpus=$2; shift 2 ;;
         --process-per) per=$2; shift 2 ;;
         --worker-port) check_number "$1" "$2" 1 65535; port=$2; shift 2 ;;
@@ -70,6 +83,26 @@ case $per in
     *) refuse "--process-per is '$per'; it must be node or gpu" ;;
 esac
 
+# Say of each group how many workers it has, and how many of them are on the first host: those have the lowest numbers.
+remote=() # "GROUP PROCESS HOST" of the other workers of groups
+options=("$@")
+for ((i = 0; i < ${#groups[@]}; i++)); do
+    group=${groups[i]} here=0 elsewhere=() place=
+    IFS=, read -ra named <<<"${hosts_of_groups[i]}"
+    for host in "${named[@]}"; do
+        if [[ $host == "${hosts[0]}" ]]; then here=$local_processes; else elsewhere+=("$host"); fi
+    done
+    for ((j = 0; j < ${#options[@]}; j++)); do
+        [[ ,${options[j]#--group=}, == *,name=$group,* ]] && place=$j
+    done
+    [[ $place ]] || refuse "--hosts names group $group, and no --group name=$group,... stands behind --"
+    options[place]+=,num_processes=$((local_processes * ${#named[@]})),local_processes=$here
+    for ((j = 0; j < local_processes * ${#elsewhere[@]}; j++)); do
+        remote+=("$group $((here + j)) ${elsewhere[j / local_processes]}")
+    done
+done
+set -- "${options[@]}"
+
 # A server on all addresses of the first host, of both IPv4 and IPv6: a name may stand for either.
 serve=("$program" serve "$@" --worker-host :: --worker-port "$port"
     --num-processes $((local_processes * ${#hosts[@]})) --local-processes "$local_processes")
@@ -81,18 +114,23 @@ running=() # the keepers below, by process id
 attempts=12 # to start it again that may fail at once, because what was there before is not gone yet
 
 # A host that cannot be reached now is a mistake; one that is lost later is waited for.
-echo "multinode.sh: looking for ${hosts[*]}" >&2
+all=("${hosts[@]}")
+for each in "${remote[@]}"; do
+    read -r _ _ host <<<"$each"
+    [[ " ${all[*]} " == *" $host "* ]] || all+=("$host")
+done
+echo "multinode.sh: looking for ${all[*]}" >&2
 looks=()
-for host in "${hosts[@]}"; do
+for host in "${all[@]}"; do
     ssh "${ssh_options[@]}" "$host" true </dev/null >/dev/null &
     looks+=($!)
 done
-for ((i = 0; i < ${#hosts[@]}; i++)); do
+for ((i = 0; i < ${#all[@]}; i++)); do
     code=0
     wait "${looks[i]}" || code=$?
     if ((code)); then
-        echo "multinode.sh: ssh cannot run anything on ${hosts[i]} (code $code); check the name. This must work, and" \
-            "ask for no password: ssh ${hosts[i]} true" >&2
+        echo "multinode.sh: ssh cannot run anything on ${all[i]} (code $code); check the name. This must work, and" \
+            "ask for no password: ssh ${all[i]} true" >&2
         exit 2
     fi
 done
@@ -190,6 +228,10 @@ for ((i = 1; i < ${#hosts[@]}; i++)); do
         process=$((i * local_processes + j))
         start "${hosts[i]}" "$program" worker --coordinator "$head:$port" --process-id $process
     done
+done
+for each in "${remote[@]}"; do
+    read -r group process host <<<"$each"
+    start "$host" "$program" worker --coordinator "$head:$port" --process-id "$process" --group "$group"
 done
 
 signals=0

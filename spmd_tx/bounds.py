@@ -34,12 +34,41 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tools_bytes: Annotated[int, Meta(ge=1 << 10, description="Bytes of the tools of a chat, as JSON.")] = (
         1 << 20
     )
+    grammar_bytes: Annotated[
+        int, Meta(ge=1 << 10, description="Bytes of the grammar of an answer, with the schemas in it.")
+    ] = 256 << 10
     text_seconds: Annotated[
         float, Meta(gt=0, description="Seconds that rendering and tokenizing such a text may take.")
     ] = 30.0
     text_memory_bytes: Annotated[
         int, Meta(ge=512 << 20, description="Memory for that, in a separate process.")
     ] = 3 << 30
+
+    turn_memory_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Memory for turns that were sampled, so that conversations go on from their tokens; "
+            "those of trajectories have as much again.",
+        ),
+    ] = 64 << 20
+    trajectories: Annotated[
+        int, Meta(ge=1, description="Trajectories of one owner; further ones are refused.")
+    ] = 100_000
+    turns_per_trajectory: Annotated[
+        int, Meta(ge=1, description="Turns of one trajectory; further ones are refused.")
+    ] = 1024
+    trajectory_bytes: Annotated[
+        int,
+        Meta(
+            ge=64 << 10,
+            description="Bytes of one trajectory's prompts and samples; further turns are refused.",
+        ),
+    ] = 256 << 20
+    trajectory_days: Annotated[
+        float,
+        Meta(gt=0, description="Days for which a trajectory is kept after its last use; training is one."),
+    ] = 7.0
 
     open_sessions: Annotated[
         int, Meta(ge=1, description="Open sessions of one owner; further ones are refused.")

@@ -8,8 +8,11 @@ import msgspec
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, ParallelSize, Port, TakenBy, declared, flag
+from spmd_tx.protocol.setup import WorkerRole
 
 PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
+MAIN = "main"  # the group that the options of the server describe
+GROUPS_FOLDER = "groups"  # in the data directory: what other groups keep
 LogFormat = Literal["text", "json"]
 PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
@@ -57,6 +60,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_context_length: Annotated[
         int | None, "Maximum tokens of a prompt and its answer. Default: the model's own limit.", PLAN
     ] = None
+    role: Annotated[
+        WorkerRole,
+        "What the devices are for: train trains and samples; sample only samples, so that all memory which "
+        "training would take is for the key-value cache. Models that were trained before wait until the "
+        "server trains again, and their saved versions can be sampled from. Options of training then have "
+        "no effect.",
+        PLAN,
+    ] = "train"
 
     fully_sharded_data_parallel_size: Annotated[
         ParallelSize,
@@ -174,6 +185,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "Worker processes to start on this host, from number 0; the others join with spmd-tx worker. "
         "Default: all.",
     ] = None
+    worker_devices: Annotated[
+        int | None,
+        "Devices of each worker process, where groups or other programs share those of a host. Default: all, "
+        "in equal parts.",
+    ] = None
     command_timeout: Annotated[
         float,
         "Seconds that one step, or the compilation of one program, may take before the workers are "
@@ -245,6 +261,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = AUTO
 
     bounds: Bounds = Bounds()  # on what clients may ask for
+    group: str = MAIN  # which group of workers these are the options of
+    groups: tuple["ServerConfig", ...] = ()  # of the groups beside the main one
+    processes_beside: tuple[int, ...] = ()  # workers of each other group, which may share a host's memory
 
     def __post_init__(self) -> None:
         for field in msgspec.structs.fields(ServerConfig):
@@ -276,6 +295,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The sizes of the mesh; None while any of them has still to be chosen."""
         fsdp, ep, tp = self.parallel_sizes
         return None if fsdp == AUTO or ep == AUTO or tp == AUTO else (fsdp, ep, tp)
+
+    @property
+    def trains(self) -> bool:
+        """Whether models are trained, and not only sampled from."""
+        return self.role == "train"
 
     @property
     def max_rank(self) -> int:
@@ -329,6 +353,21 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def agents_here(self) -> int:
         """How many worker processes, from number 0, the server starts on its own host."""
         return self.num_processes if self.local_processes is None else self.local_processes
+
+    @property
+    def all_groups(self) -> tuple["ServerConfig", ...]:
+        """The options of each group; the first one's are these."""
+        return (self, *self.groups)
+
+    @property
+    def host_processes(self) -> int:
+        """How many workers of all groups may share the memory of a host."""
+        return self.num_processes + sum(self.processes_beside)
+
+    @property
+    def group_dir(self) -> Path:
+        """Where the group keeps what is its own."""
+        return self.data_dir if self.group == MAIN else self.data_dir / GROUPS_FOLDER / self.group
 
     @property
     def checkpoints_dir(self) -> Path:

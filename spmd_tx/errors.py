@@ -6,16 +6,18 @@ SpmdTxError
 │   │   ├── LossGivenUp   a custom loss takes too long, and would take as long again
 │   │   ├── NotRendered   a chat template leaves out a part of a conversation
 │   │   ├── PromptTooLong a prompt leaves no room for an answer
-│   │   └── WrongField    a field of a call to OpenAI's API is unknown, or not offered
+│   │   └── WrongField    a field of a call to the API of others is unknown, or not offered
 │   ├── Unauthorized      401
 │   ├── Forbidden         403
 │   ├── NotFound          404
+│   │   └── UnknownResponse   an answer to which a conversation refers is not stored
 │   ├── BodyTooSlow       408
 │   ├── BodyTooLarge      413
 │   ├── UnsupportedBody   415
 │   └── TooManyRequests   429
 ├── StartError            the operator can fix it: the message names the option or file, and the remedy
 │   ├── DoesNotFit        the model, its adapters and its steps need more memory than a device has
+│   ├── UnreadableModel   the files of a base model cannot be found or read now
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
 ├── ForeignWeights        a folder has weights of another base model; refused by all workers alike
@@ -34,6 +36,8 @@ SpmdTxError
     └── WorkerLost        a worker process died, hung or reported an exception
 """
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar
 
 import msgspec
@@ -68,16 +72,20 @@ class PromptTooLong(InvalidRequest):
     """A prompt leaves no room for an answer in the context."""
 
     @classmethod
-    def by(cls, tokens: int, max_context: int) -> "PromptTooLong":
-        """Say it in the words, and with the numbers, by which agents know that they must shorten it."""
+    def by(cls, tokens: int, max_context: int, size: str | None = None) -> "PromptTooLong":
+        """Say it in the words, and with the numbers, by which agents know that they must shorten it.
+
+        ``size`` says what it has, if the tokens were not counted.
+        """
         return cls(
             f"prompt is too long: {tokens} tokens > {max_context - 1} maximum (context_length_exceeded): it "
-            f"has {tokens} tokens and the context holds {max_context}, one of them to be drawn; shorten it"
+            f"has {size or f'{tokens} tokens'} and the context holds {max_context}, one of them to be drawn; "
+            "shorten it"
         )
 
 
 class WrongField(InvalidRequest):
-    """A field of a call to OpenAI's API is unknown, or asks for what is not offered."""
+    """A field of a call to OpenAI's or Anthropic's API is unknown, or asks for what is not offered."""
 
     def __init__(self, message: str, param: str | None = None, code: str = "unsupported_value") -> None:
         super().__init__(message)
@@ -101,6 +109,10 @@ class NotFound(RequestError):
     """No such session, model, sampler, checkpoint or future."""
 
     status = 404
+
+
+class UnknownResponse(NotFound):
+    """An answer to which a conversation refers is not stored."""
 
 
 class BodyTooSlow(RequestError):
@@ -138,10 +150,25 @@ class StartError(SpmdTxError):
 class DoesNotFit(StartError):
     """What is asked for needs more memory than a device has."""
 
-    def __init__(self, message: str, briefly: str, needed: int) -> None:
+    def __init__(
+        self, message: str, briefly: str, needed: int, remedies: Callable[[], str] = lambda: ""
+    ) -> None:
         super().__init__(message)
         self.briefly = briefly  # without the parts and the remedies
         self.needed = needed  # bytes of a device
+        self._remedies = remedies
+
+    @cached_property
+    def _whole(self) -> str:
+        """What would help takes seconds to find, and of most meshes that are tried nobody reads it."""
+        return f"{self.args[0]}{self._remedies()}"
+
+    def __str__(self) -> str:
+        return self._whole
+
+
+class UnreadableModel(StartError):
+    """The files of a base model cannot be found or read now. Other groups of workers do without them."""
 
 
 class DatabaseDamaged(StartError):

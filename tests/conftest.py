@@ -2,6 +2,12 @@ import gc
 import os
 import sys
 
+from hypothesis import settings
+
+# On a busy machine any example may take long.
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
+
 # A test must not depend on the shell it runs in: options of the server also come from these variables.
 for name in [name for name in os.environ if name.startswith(("SPMD_TX_", "TINKER_"))]:
     del os.environ[name]

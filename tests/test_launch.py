@@ -15,8 +15,10 @@ import typer
 import yaml
 
 from spmd_tx.cli import main
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.demo import tiny_model
+from spmd_tx.group_options import read_pairs, with_groups
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
@@ -73,11 +75,11 @@ class Launched:
     def __init__(self, process, url, programs):
         self.process, self.url, self.programs = process, url, programs
 
-    def wait_until_ready(self, timeout=180):
+    def wait_until_ready(self, group="main", timeout=180):
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             try:
-                if httpx.get(f"{self.url}/readyz").status_code == 200:
+                if httpx.get(f"{self.url}/readyz", params={"group": group}).status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -129,7 +131,7 @@ def test_the_script_says_how_it_is_used():
     assert "Usage: launch/multinode.sh [OPTIONS] HOST... -- OPTIONS OF spmd-tx serve" in told
 
 
-OPTIONS = ("--gpus-per-node", "--process-per", "--worker-port", "--restart-after", "--directory")
+OPTIONS = ("--hosts", "--gpus-per-node", "--process-per", "--worker-port", "--restart-after", "--directory")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,11 @@ OPTIONS = ("--gpus-per-node", "--process-per", "--worker-port", "--restart-after
         *((option, f"{option} has no value") for option in OPTIONS),
         *((f"{option} -- b", f"{option} has no value") for option in OPTIONS),
         *((f"{option}= a -- b", f"{option} ") for option in OPTIONS if option != "--directory"),
+        ("--hosts teacher -- b", "--hosts is 'teacher'; write it as GROUP=HOST,HOST"),
+        ("--hosts teacher= a -- b", "--hosts is 'teacher='; write it as GROUP=HOST,HOST"),
+        ("--hosts teacher=a,,b a -- b", "--hosts is 'teacher=a,,b'; write it as GROUP=HOST,HOST"),
+        ("--hosts teacher=b a -- --base-model m", "no --group name=teacher,... stands behind --"),
+        ("--hosts teacher=b -- --base-model m", "no HOST is named"),
         ("--process-per rack a -- b", "--process-per is 'rack'; it must be node or gpu"),
         ("--process-per=rack a -- b", "--process-per is 'rack'; it must be node or gpu"),
         ("--gpus-per-node 0 a -- b", "--gpus-per-node is '0'; it must be a number from 1 to"),
@@ -225,8 +232,13 @@ def test_one_host_waits_a_number_of_seconds(seconds):
 
 
 def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
-    with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
-        script.wait_until_ready()
+    """One of them has a group of its own."""
+    teacher = tiny_model.write(tmp_path / "teacher")
+    group = f"name=teacher,base_model={teacher},served_model_name=teacher,role=sample,max_context_length=256"
+    options = ("--gpus-per-node", "1", "--hosts", "teacher=node-c")
+    with launched(programs, tmp_path, *options, serve=["--group", group]) as script:
+        script.wait_until_ready("main")
+        script.wait_until_ready("teacher")
         everything = psutil.Process(script.process.pid).children(recursive=True)
         secret = next(
             environment["SPMD_TX_SECRET"]
@@ -246,6 +258,7 @@ def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
         r"^user@localhost .* spmd-tx serve .* --num-processes 2 --local-processes 1 ", calls, re.M
     )
     assert re.search(r"^node-b .* spmd-tx worker --coordinator localhost:\d+ --process-id 1 ", calls, re.M)
+    assert re.search(r"^node-c .* --process-id 0 --group teacher ", calls, re.M)
 
 
 @pytest.mark.slow
@@ -260,7 +273,8 @@ def test_one_process_per_gpu_can_be_asked_for(programs, tmp_path):
         assert code == 0, said
 
 
-@pytest.mark.parametrize("killed", [pytest.param("spmd-tx worker", marks=pytest.mark.slow), "spmd-tx serve"])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["spmd-tx worker", "spmd-tx serve"])
 def test_what_is_killed_is_started_again(programs, tmp_path, killed):
     with launched(programs, tmp_path, "--gpus-per-node", "1") as script:
         script.wait_until_ready()
@@ -303,6 +317,75 @@ def test_scripts_are_valid(script):
     subprocess.run(["bash", "-n", LAUNCH / script], check=True)
 
 
+# Runs the task of each node here; the nodes of a heterogeneous job are those of its components.
+SRUN = """#!/usr/bin/env bash
+nodes=($SLURM_JOB_NODELIST ${SLURM_JOB_NODELIST_HET_GROUP_1-} ${SLURM_JOB_NODELIST_HET_GROUP_2-})
+while [[ $1 == -* ]]; do echo "srun $1" >> "$(dirname "$0")/srun.log"; shift; done
+trap 'kill -TERM $(jobs -p)' TERM
+for ((i = 0; i < ${#nodes[@]}; i++)); do
+    SLURM_PROCID=$i SLURMD_NODENAME=${nodes[i]} "$@" &
+done
+wait
+wait
+"""
+SCONTROL = """#!/usr/bin/env bash
+printf '%s\\n' $3
+"""
+JOB = {"SLURM_JOB_NODELIST": "node-a node-b"}
+HETEROGENEOUS = {
+    **JOB,
+    "SLURM_HET_SIZE": "3",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "node-c node-d",
+    "SLURM_JOB_NODELIST_HET_GROUP_2": "node-e",
+}
+GROUPS = ["--group", "name=teacher,base_model=t", "--group=base_model=j,name=judge"]
+
+
+@pytest.fixture
+def slurm(programs):
+    """Run the job script, with programs that only last; gives what has started."""
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+
+    def run(count, variables, *arguments):
+        command = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        with lasting(programs, [*command, "bash", LAUNCH / "slurm.sbatch", *arguments], count):
+            lines = (programs / "starts.log").read_text().splitlines()
+            return sorted(line.partition(" ")[2] for line in lines)
+
+    return run
+
+
+def test_the_nodes_of_a_job_are_processes_of_one_mesh(slurm):
+    assert slurm(2, JOB, "--base-model", "m") == [
+        "serve --base-model m --worker-host :: --worker-port 8470 --num-processes 2 --local-processes 1",
+        "worker --group main --process-id 1",
+    ]
+
+
+def test_each_component_of_a_heterogeneous_job_is_a_group(slurm, programs):
+    server, *workers = slurm(5, HETEROGENEOUS, "--base-model", "m", *GROUPS)
+    assert "--group name=teacher,base_model=t,num_processes=2,local_processes=0 " in server
+    assert "--group=base_model=j,name=judge,num_processes=1,local_processes=0 " in server
+    assert server.endswith("--num-processes 2 --local-processes 1")
+    assert workers == [
+        "worker --group judge --process-id 0",
+        "worker --group main --process-id 1",
+        "worker --group teacher --process-id 0",
+        "worker --group teacher --process-id 1",
+    ]
+    assert "srun --het-group=0-2" in (programs / "srun.log").read_text()
+
+
+def test_a_job_needs_a_component_for_each_group(slurm, programs):
+    environment = os.environ | HETEROGENEOUS | {"PATH": f"{programs}:{os.environ['PATH']}"}
+    command = ["bash", LAUNCH / "slurm.sbatch", "--base-model", "m", *GROUPS[:2]]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2
+    assert "the job has 3 components, and 1 --group; give each --group a component" in done.stderr
+
+
 def test_the_kubernetes_objects_fit_together():
     objects = list(yaml.safe_load_all((LAUNCH / "k8s.yaml").read_text()))
     sets = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "StatefulSet"}
@@ -322,7 +405,11 @@ def test_the_kubernetes_objects_fit_together():
 @pytest.fixture(scope="module")
 def kubernetes():
     """All objects by kind and name."""
-    objects = yaml.safe_load_all((LAUNCH / "k8s.yaml").read_text())
+    objects = [
+        each
+        for file in ("k8s.yaml", "k8s_group.yaml")
+        for each in yaml.safe_load_all((LAUNCH / file).read_text())
+    ]
     return {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects}
 
 
@@ -367,13 +454,30 @@ def test_ports_without_keys_of_their_own_are_for_pods_of_the_server_only(kuberne
     assert mesh["podSelector"] == ours
     assert mesh["ingress"] == [{"from": [{"podSelector": ours}]}]
     assert [each["ports"] for each in api["ingress"]] == [[{"port": "http"}]]
-    for name in ("spmd-tx-head", "spmd-tx-worker"):
+    for name in ("spmd-tx-head", "spmd-tx-worker", "spmd-tx-teacher"):
         labels = kubernetes["StatefulSet", name]["template"]["metadata"]["labels"]
         assert labels.items() >= ours["matchLabels"].items()
     (head,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["containers"]
     ports = {each["name"]: each["containerPort"] for each in head["ports"]}
     assert f"--jax-port={ports['jax']}" in head["args"]
     assert f"--worker-port={ports['workers']}" in head["args"]
+
+
+def test_a_group_has_pods_of_its_own_as_many_as_the_server_is_told(kubernetes):
+    (told,) = re.findall(r"^#   - --group=(\S+)$", (LAUNCH / "k8s_group.yaml").read_text(), re.M)
+    (config,) = with_groups(ServerConfig(base_model="m"), [read_pairs(told)]).groups
+    teacher, worker = (
+        kubernetes["StatefulSet", name] for name in (f"spmd-tx-{config.group}", "spmd-tx-worker")
+    )
+    assert (config.num_processes, config.agents_here) == (teacher["replicas"], 0)
+    (container,) = teacher["template"]["spec"]["containers"]
+    assert container["args"][0].endswith(f"--group {config.group} --process-id ${{HOSTNAME##*-}}")
+    selectors = [each["selector"]["matchLabels"] for each in (teacher, worker)]
+    assert [each["role"] for each in selectors] == ["teacher", "worker"]
+    for spec, selector in zip((teacher, worker), selectors, strict=True):
+        assert spec["template"]["metadata"]["labels"] == selector
+    assert teacher["serviceName"] == worker["serviceName"]
+    assert container["env"] == worker["template"]["spec"]["containers"][0]["env"]
 
 
 def test_a_freeze_of_a_minute_kills_no_server(kubernetes):

@@ -11,6 +11,7 @@ from spmd_tx.coordinator.http.app import make_app
 PARTS = {
     "/api/v1": "The Tinker API",
     "/oai/api/v1": "OpenAI's API",
+    "/anthropic/api/v1": "Anthropic's API",
     "/console/api": "The console",
     "/": "Probes and metrics",
 }

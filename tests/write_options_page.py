@@ -16,7 +16,8 @@ COMMAND = "python -m tests.write_options_page"
 INTRODUCTION = """
 Each option can be set on the command line, in the environment, as `SPMD_TX_` and its name in capitals
 (`SPMD_TX_PORT`), and in a TOML file that `--config` names. The command line overrides the environment, which
-overrides the file. Keys of the file are the names with underscores:
+overrides the file. Keys and variables that no option has are refused. Keys of the file are the names with
+underscores:
 
 ```toml
 base_model = "Qwen/Qwen3-4B"

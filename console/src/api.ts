@@ -112,6 +112,8 @@ export const listCheckpoints = (offset: number, limit: number) =>
   get("/api/v1/checkpoints", { query: { offset, limit } });
 
 export const listRuns = (cursor?: number) => get("/console/api/runs", { query: { limit: 50, cursor } });
+/** How the newest runs are whose sessions are open. */
+export const getOpenRuns = () => get("/console/api/open_runs");
 export const getRun = (run_id: string) => get("/console/api/runs/{run_id}", { path: { run_id } });
 
 export const getTiming = (run_id: string, seconds: number) =>
@@ -125,6 +127,21 @@ export const listSamples = (run_id: string, search: string, before: number | nul
 
 export const getSampleGroup = (run_id: string, request_id: string) =>
   get("/console/api/runs/{run_id}/samples/{request_id}", { path: { run_id, request_id } });
+
+/** Lists trajectories, a page of them, by the route that clients use. */
+export const listTrajectories = (query: NonNullable<paths["/api/v1/trajectories"]["get"]["parameters"]["query"]>) =>
+  get("/api/v1/trajectories", { query });
+
+/** A trajectory with all of its turns, without what was said. */
+export const outlineTrajectory = (trajectory_id: string) =>
+  get("/api/v1/trajectories/{trajectory_id}", { path: { trajectory_id }, query: { outline: true } });
+
+/** The turns of some requests, with messages and tokens. */
+export const readTurns = (trajectory_id: string, requests: string[]) =>
+  get("/api/v1/trajectories/{trajectory_id}", {
+    path: { trajectory_id },
+    query: { tokens: true, turns_of: requests.join() },
+  });
 
 /** Gives what is behind a seq of the server and a number of the client, oldest first, page by page. */
 export async function* metricPages(

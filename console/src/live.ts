@@ -1,5 +1,6 @@
 // Tells pages when runs have new points: by the server's stream, or every two seconds while there is none.
 import { together, type Changed } from "./logic/runs";
+import { listen } from "./stream";
 
 /** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended. */
 export function poll(load: () => Promise<void>, seconds: number): () => void {
@@ -14,9 +15,8 @@ export function poll(load: () => Promise<void>, seconds: number): () => void {
   return () => (isOver = true);
 }
 
-/** Calls `changed` with the runs that have new points, while the page can be seen. Returns what ends it. */
+/** Calls `tell` with the runs that have new points, while the page can be seen. Returns what ends it. */
 export function watch(tell: (runs: Changed) => void): () => void {
-  const stream = new EventSource("/console/api/stream");
   let isConnected = false;
   let missed: Changed = new Set(); // while the page cannot be seen
   const changed = (runs: Changed) => {
@@ -30,24 +30,18 @@ export function watch(tell: (runs: Changed) => void): () => void {
     tell(runs);
   };
   document.addEventListener("visibilitychange", seen);
-  stream.addEventListener("open", () => {
-    isConnected = true;
-    changed("all"); // what came while the stream was away
-  });
-  stream.addEventListener("error", () => {
-    if (isConnected) changed("all"); // and learn at once if the key is no longer valid
-    isConnected = false;
-  });
-  stream.addEventListener("changed", (event) => {
-    const { runs }: { runs: string[] } = JSON.parse((event as MessageEvent<string>).data);
-    changed(new Set(runs));
+  const end = listen((news) => {
+    if (news.kind === "changed") return changed(new Set(news.runs));
+    // What came while the stream was away; and where it is lost, whether the key is valid no longer.
+    if (news.kind === "opened" || isConnected) changed("all");
+    isConnected = news.kind === "opened";
   });
   const timer = setInterval(() => {
     if (!isConnected && !document.hidden) changed("all");
   }, 2000);
   return () => {
     document.removeEventListener("visibilitychange", seen);
-    stream.close();
+    end();
     clearInterval(timer);
   };
 }

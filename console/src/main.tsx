@@ -15,6 +15,8 @@ import { Samples } from "./pages/samples";
 import { Server } from "./pages/server";
 import { SignIn } from "./pages/sign_in";
 import { Timing } from "./pages/timing";
+import { Trajectories } from "./pages/trajectories";
+import { Trajectory } from "./pages/trajectory";
 import { decoded } from "./logic/addresses";
 import { address, place } from "./router";
 import { theme, toggleTheme } from "./theme";
@@ -30,6 +32,8 @@ const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][
     (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />,
   ],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
+  [/^\/trajectories$/, "Trajectories", () => <Trajectories key={signIns.value} />],
+  [/^\/trajectories\/([^/]+)$/, "Trajectory", (id) => <Trajectory key={`${id} ${signIns.value}`} id={id} />],
   [/^\/playground$/, "Playground", () => <Playground key={signIns.value} />],
   [/^\/people$/, "People", () => <People key={signIns.value} />],
   [/^\/server$/, "Server", () => <Server key={signIns.value} />],
@@ -76,6 +80,9 @@ function App() {
           </a>
           <a href={address("/checkpoints")} aria-current={path === "/checkpoints" ? "page" : undefined}>
             Checkpoints
+          </a>
+          <a href={address("/trajectories")} aria-current={path.startsWith("/trajectories") ? "page" : undefined}>
+            Trajectories
           </a>
           <a href={address("/playground")} aria-current={path === "/playground" ? "page" : undefined}>
             Playground

@@ -2,10 +2,13 @@
 import type { TokenizedText } from "./api_types";
 import { level, levelNames, nats, probability, unlikeliest } from "./logic/logprobs";
 
-type Content = Omit<TokenizedText, "tokens"> & { tokens: (number | string)[] };
+type Content = Omit<TokenizedText, "tokens"> & {
+  tokens: (number | string)[];
+  forced?: boolean[]; // by a grammar
+};
 
 export function Tokens({ content }: { content: Content }) {
-  const { texts, tokens, logprobs, left_out, left_out_at } = content;
+  const { texts, tokens, logprobs, left_out, left_out_at, forced } = content;
   const cut = left_out > 0 && <em class="cut"> … {left_out.toLocaleString("en")} tokens left out … </em>;
   return (
     <pre class="tokens" tabIndex={0}>
@@ -16,8 +19,8 @@ export function Tokens({ content }: { content: Content }) {
           <>
             {i === left_out_at && cut}
             <span
-              class={logprob === null ? undefined : `lp-${level(logprob)}`}
-              title={`token ${tokens[i]}${likelihood}`}
+              class={logprob === null ? undefined : `lp-${level(logprob)}${forced?.[i] ? " forced" : ""}`}
+              title={`token ${tokens[i]}${likelihood}${forced?.[i] ? ", forced by a grammar" : ""}`}
             >
               {logprobs ? text.replaceAll("\n", "↵\n") : text}
             </span>

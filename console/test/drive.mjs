@@ -22,6 +22,8 @@ const STORIES = {
     assert.equal(await page.locator(".run input:checked").count(), 3);
     assert.equal(await page.locator(".chart .name").first().textContent(), "reward");
     await page.locator(".chart", { hasText: "loss per token" }).locator(".values li").nth(2).waitFor();
+    await page.locator(".run").nth(0).getByText("3 requests have failed; no heartbeat for 14 s").waitFor();
+    await page.locator(".run").nth(1).getByText("KeyError: 'reward'").waitFor();
     await look(page, "runs");
     await page.getByLabel("Smoothing").fill("0.9");
     await page.getByText("time", { exact: true }).click();
@@ -65,6 +67,7 @@ const STORIES = {
     await page.getByRole("link", { name: "arithmetic rl" }).click();
     await page.getByRole("link", { name: "Timing" }).click();
     await page.getByText("The run spent most of this time waiting for its client (46 %)").waitFor();
+    await page.getByText("The run needs the workers of the group main: ready.").waitFor();
     assert.match(await page.locator(".share-bar").getAttribute("aria-label"), /^Client 46 %, Device 31 %, Queue 12 %/);
     assert.equal(await page.locator(".shares tbody tr").count(), 5);
     assert.equal(await page.locator(".lanes").count(), 3);
@@ -105,6 +108,40 @@ const STORIES = {
     await look(page, "sample_group");
     await page.getByRole("link", { name: "Samples" }).click();
     await page.locator("article").nth(7).waitFor();
+  },
+  async trajectories(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "Trajectories" }).click();
+    await page.getByRole("row", { name: "agent-17 Qwen3-4B · step 240 8 5 48,100 77 % 2,871 1 open" }).waitFor();
+    await look(page, "trajectories");
+    await page.getByRole("button", { name: "Reward" }).click();
+    await page.waitForURL(/sort=reward&ascending=false/);
+    await page.getByRole("link", { name: "agent-17" }).click();
+    const turn = (number) => page.getByRole("article", { name: `Turn ${number}`, exact: true });
+    await turn(6).getByText("352 tokens left out").waitFor();
+    assert.deepEqual(await page.locator(".cause").allTextContents(), [
+      "first turn",
+      "another conversation",
+      "the same messages again, after turn 1",
+      "message 7 was edited, after turn 2",
+      "other tools or template variables",
+    ]);
+    await turn(4).getByText("a call cannot be read").waitFor();
+    await turn(7).getByText("cut: its client has hung up").waitFor();
+    await turn(6).getByText("cut off by max_tokens").waitFor();
+    await turn(1).getByText("underlined: a grammar left no choice").waitFor();
+    assert.match(await turn(1).locator(".forced").first().getAttribute("title"), /, forced by a grammar$/);
+    assert.match(await turn(1).locator("[class^=lp-]").nth(3).getAttribute("title"), /^token " \\"search\\"": −\d/);
+    await look(page, "trajectory");
+    await turn(1).getByRole("button", { name: "Show 1,800 more characters" }).click();
+    await turn(1)
+      .getByRole("button", { name: /more characters/ })
+      .waitFor({ state: "detached" });
+    await page.getByRole("button", { name: "Close all" }).click();
+    assert.equal(await page.locator(".tokens").count(), 0);
+    await turn(3).getByRole("button").click();
+    await turn(3).locator(".tokens").waitFor();
+    assert.equal(await page.locator(".tokens").count(), 1);
   },
   async playground(page) {
     await page.goto(`${address}/console`);
@@ -158,7 +195,15 @@ const STORIES = {
     assert.equal(await page.getByRole("row", { name: /^ada 52 %/ }).count(), 1);
     await page.getByText("and 3 younger ones").waitFor();
     assert.equal(await page.getByText("there are none").count(), 0);
+    await page.getByRole("row", { name: "main Qwen/Qwen3-4B train and sample 2 2 4 3 87 % ready" }).waitFor();
+    await page.getByRole("row", { name: /^teacher .* 0 % failed, and tried again later: model-00003/ }).waitFor();
     await look(page, "server");
+    await page.getByText("teacher", { exact: true }).last().click();
+    await page.waitForURL(/group=teacher/);
+    await page.getByText("No workers were ready yet.").waitFor();
+    assert.equal(await page.getByText("worker 1 on node-b was killed by signal 9").count(), 0);
+    await page.reload();
+    await page.locator(".facts").getByText("Qwen/Qwen3-30B-A3B").waitFor();
   },
   async people(page) {
     await page.goto(`${address}/console`);
@@ -197,6 +242,8 @@ const STORIES = {
       [`${run}/timing`]: ".lanes",
       [`${run}/samples`]: "article",
       [`${run}/samples/0`]: ".tokens",
+      "/trajectories": "table",
+      "/trajectories/trj_0": ".tokens",
       "/playground": "textarea",
       "/server": ".series",
       "/people": ".series",
@@ -207,6 +254,20 @@ const STORIES = {
       await isNarrow();
       await look(page, `phone_${path.slice(1).replaceAll("/", "_")}`);
     }
+  },
+  async tabs(page) {
+    const count = async () => (await page.request.get(`${address}/console/api/stream-count`)).json();
+    const tabs = [page];
+    while (tabs.length < 10) tabs.push(await page.context().newPage());
+    for (const tab of tabs) {
+      await tab.goto(`${address}/console/runs/00000000-train-0`);
+      await tab.locator(".chart").first().waitFor();
+    }
+    assert.equal((await count()).now, 1);
+    await page.goto(`${address}/console/checkpoints`); // a page without news leaves; the others go on
+    await tabs[9].reload();
+    await tabs[9].locator(".chart").first().waitFor();
+    assert.deepEqual(await count(), { now: 1, most: 1 });
   },
   async sign_in(page) {
     await page.goto(`${address}/console`);
@@ -244,7 +305,8 @@ async function look(page, name) {
 
 const browser = await chromium.launch({ executablePath, args: process.getuid?.() ? [] : ["--no-sandbox"] });
 try {
-  const page = await browser.newPage({ viewport: { width: 1360, height: 820 } });
+  const context = await browser.newContext({ viewport: { width: 1360, height: 820 } });
+  const page = await context.newPage();
   page.setDefaultTimeout(60_000);
   const errors = [];
   page.on(

@@ -33,6 +33,19 @@ export function liveStories({ address, facts, look }) {
       await page.goto(`${address}/console/runs/%ZZ`); // no proper escape
       await page.getByRole("alert").waitFor();
     },
+    async live_health(page) {
+      await signIn(page);
+      const run = page.locator(".run", { hasText: facts.name });
+      await run.locator(".when", { hasText: "running" }).waitFor();
+      console.log("kill");
+      const began = Date.now();
+      await run.locator(".reason", { hasText: /^no heartbeat for \d+ s$/ }).waitFor();
+      console.log(`said after ${Date.now() - began} ms`);
+      await run.locator(".when", { hasText: "silent" }).waitFor();
+      await look(page, "live_health");
+      await run.getByRole("link").click();
+      await page.locator(".facts dd.bad", { hasText: "client silent: no heartbeat for" }).waitFor();
+    },
     async live_rl_loop(page) {
       await signIn(page);
       await page.goto(`${address}/console/runs/${facts.run}`);
@@ -130,6 +143,48 @@ export function liveStories({ address, facts, look }) {
       assert.ok((await page.locator(".side-by-side [class^=lp-]").count()) >= 4 * 8);
       await look(page, "live_sample_group");
     },
+    async live_trajectories(page) {
+      await signIn(page);
+      await page.getByRole("link", { name: "Trajectories" }).click();
+      const row = page.getByRole("row", { name: new RegExp(`^${facts.name} .* 5 4 [\\d,]+ \\d+ % \\d+ 0.7500 open`) });
+      await row.waitFor();
+      assert.equal(await page.getByText(facts.theirs).count(), 0);
+      console.log("more");
+      await page.getByRole("link", { name: "agent-2" }).waitFor(); // without a reload
+      await page.getByRole("button", { name: "Name" }).click();
+      await page.waitForURL(/sort=name/);
+      await page.getByRole("button", { name: "Reward" }).click();
+      await row.waitFor();
+      await page.getByLabel("Search names").fill("AGENT-1");
+      await page.getByLabel("Search names").press("Enter");
+      await page.getByRole("link", { name: "agent-2" }).waitFor({ state: "detached" });
+      await page.reload();
+      await row.waitFor();
+      await look(page, "trajectories");
+      await page.getByText("finished", { exact: true }).click();
+      await page.getByText("No trajectory fits.").waitFor();
+      await page.getByLabel("all", { exact: true }).check();
+      await row.getByRole("link").click();
+      await page.locator(".turn").nth(4).locator(".tokens").waitFor();
+      assert.deepEqual(await page.locator(".cause").allTextContents(), [
+        "first turn",
+        "the same messages again, after turn 1",
+        "message 2 was edited, after turn 1",
+        "another conversation",
+      ]);
+      assert.ok((await page.locator(".turn .tokens [class^=lp-]").count()) >= 5);
+      await page.getByText("And at <b>5</b>?").waitFor();
+      await look(page, "trajectory");
+      await page.getByRole("button", { name: "Close all" }).click();
+      await page.locator(".turn .tokens").first().waitFor({ state: "detached" });
+      await page.getByRole("button", { name: "Turn 2", exact: true }).click();
+      await page.locator(".turn .tokens").waitFor();
+      await page.setViewportSize({ width: 390, height: 800 });
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+      await look(page, "phone_trajectory");
+      await page.goto(`${address}/console/trajectories/unknown`);
+      await page.locator(".problem", { hasText: "there is no trajectory" }).waitFor();
+    },
     async live_playground(page) {
       await signIn(page);
       await page.getByRole("link", { name: "Checkpoints" }).click();
@@ -156,8 +211,10 @@ export function liveStories({ address, facts, look }) {
       await page.getByLabel("Message", { exact: true }).fill("no");
       await page.getByRole("button", { name: "Send" }).click();
       assert.ok(await page.getByLabel("Max tokens").evaluate((input) => !input.checkValidity()));
+      await page.getByText("Completion", { exact: true }).click();
+      await page.getByLabel("Prompt").fill("no");
       await page.getByLabel("Max tokens").fill("100000000");
-      await page.getByRole("button", { name: "Send" }).click();
+      await page.getByRole("button", { name: "Complete" }).click();
       await page.locator(".problem", { hasText: "max_tokens" }).waitFor();
     },
     async live_revoked(page) {
@@ -232,6 +289,10 @@ export function liveStories({ address, facts, look }) {
       await page.getByRole("link", { name: "Server" }).click();
       await page.getByText("was killed by signal 9 (SIGKILL)").first().waitFor();
       await look(page, "server");
+      await page.getByRole("link", { name: "Trajectories" }).click();
+      await page.getByRole("link", { name: "agent-1" }).click();
+      await page.locator(".turn").nth(4).locator(".tokens").waitFor();
+      await look(page, "trajectory");
       await page.getByRole("link", { name: "People" }).click();
       await page.locator(".chart .series rect").first().waitFor();
       await look(page, "people");

@@ -18,10 +18,19 @@ from typing import Annotated, Any
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.environment import check_variables
 from spmd_tx.cli.export_weights import export_weights
 from spmd_tx.cli.import_weights import import_weights
 from spmd_tx.cli.keys import keys
-from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, Limit, read_limits, takes_options
+from spmd_tx.cli.options import (
+    DEFAULTS,
+    DatabaseUrl,
+    DataDir,
+    GroupOption,
+    Limit,
+    read_limits,
+    takes_options,
+)
 from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
@@ -29,6 +38,7 @@ from spmd_tx.cli.runs import runs
 from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
+from spmd_tx.group_options import read_pairs, with_groups
 from spmd_tx.options import MANY
 from spmd_tx.processes import private
 from spmd_tx.processes.environments import past_proxies
@@ -48,8 +58,8 @@ INTERRUPTED = 128 + signal.SIGINT  # the exit code, as of a shell
 
 @app.command()
 @takes_options("serve")
-def serve(*, limit: Limit = [], **options: Any) -> None:  # noqa: B006
-    """Serve the Tinker API for one base model.
+def serve(*, limit: Limit = [], group: GroupOption = [], **options: Any) -> None:  # noqa: B006
+    """Serve the Tinker API for one base model, or for several.
 
     Prints "ready: URL" once it can serve requests. Every option can also be
     set in the environment, as SPMD_TX_<NAME>, or in the file of --config, by
@@ -58,6 +68,7 @@ def serve(*, limit: Limit = [], **options: Any) -> None:  # noqa: B006
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(bounds=read_limits(limit), **options)
+    config = with_groups(config, map(read_pairs, group))
     with ended_by_interrupts():
         from spmd_tx.coordinator.runtime import event_loop
         from spmd_tx.coordinator.server import serve as server
@@ -111,10 +122,26 @@ def worker(
             help="Hugging Face ID or directory of the model on this host. Default: the server's directory.",
         ),
     ] = None,
+    group: Annotated[
+        str,
+        typer.Option(
+            envvar="SPMD_TX_GROUP",
+            help="Group of the server that the process belongs to. Default: the one of the server's own "
+            "options.",
+        ),
+    ] = "",
     coordinator_timeout: Annotated[
         float,
         typer.Option(min=1, max=MANY, help="Seconds without the coordinator until this process exits."),
     ] = 600,
+    leave_seconds: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=MANY,
+            help="Seconds after SIGTERM in which the server may finish or move what the worker does.",
+        ),
+    ] = 20,
     **options: Any,
 ) -> None:
     """Run one worker process of a server on another host.
@@ -133,7 +160,9 @@ def worker(
         secret=remote_agent.shared_secret(secret_file),
         devices=devices,
         base_model=base_model,
+        group=group,
         patience=coordinator_timeout,
+        leave_seconds=leave_seconds,
     )
     raise typer.Exit(asyncio.run(remote_agent.run(agent_options, **options)))
 
@@ -250,6 +279,7 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def before_commands(
+    context: typer.Context,
     _: Annotated[
         bool,
         typer.Option(
@@ -258,6 +288,7 @@ def before_commands(
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
+    check_variables(context.command, os.environ)
 
 
 def main() -> None:

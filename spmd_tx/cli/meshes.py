@@ -66,16 +66,15 @@ class Refusals:
         meshes: dict[str, list[str]] = {}
         for mesh, error in self._found.items():
             if mesh != without:
-                reason = error.briefly if isinstance(error, DoesNotFit) else str(error)
-                meshes.setdefault(reason, []).append(shown(mesh))
+                meshes.setdefault(_briefly(error), []).append(shown(mesh))
         return [f"{' and '.join(names)}: {reason}" for reason, names in meshes.items()]
 
     def error(self) -> StartError:
         """Return the error if no mesh is left. What would help is said of the mesh that needs the least."""
-        reasons = {str(error): error for error in self._found.values()}
-        if len(reasons) == 1:
-            (error,) = reasons.values()
-            return error
+        first, *rest = self._found.values()
+        brief = _briefly(first)
+        if all(_briefly(each) == brief and str(each) == str(first) for each in rest):
+            return first
         too_large = {mesh: error for mesh, error in self._found.items() if isinstance(error, DoesNotFit)}
         least = min(too_large, key=lambda mesh: too_large[mesh].needed, default=None)
         others = self.told(without=least)
@@ -86,6 +85,10 @@ class Refusals:
         if least is not None:
             parts.append(f"{shown(least)} needs the least memory, but {too_large[least]}")
         return StartError(". ".join(parts))
+
+
+def _briefly(error: StartError) -> str:
+    return error.briefly if isinstance(error, DoesNotFit) else str(error)
 
 
 def shown(mesh: Mesh) -> str:

@@ -12,9 +12,10 @@ import typer
 from spmd_tx.bounds import Bounds, bounds_of
 from spmd_tx.config import OPTIONS, ServerConfig, options_of
 from spmd_tx.errors import StartError
+from spmd_tx.group_options import as_pairs
 from spmd_tx.options import AUTO
 
-LIMITS = "limits"  # the table in a TOML file
+LIMITS, GROUPS = "limits", "groups"  # the tables in a TOML file
 
 DEFAULTS = ServerConfig(base_model="")
 
@@ -55,6 +56,7 @@ def use_toml_file(context: typer.Context, config: Path | None) -> None:
     if config is not None:
         values = read_toml(config)
         context.meta[LIMITS] = values.pop(LIMITS, {})
+        context.meta[GROUPS] = values.pop(GROUPS, [])
         context.default_map = values
 
 
@@ -62,6 +64,22 @@ def gather_limits(context: typer.Context, limit: list[str]) -> list[str]:
     """Collect the pairs of file, environment and command line, in this order."""
     of_file = [f"{name}={value}" for name, value in context.meta.get(LIMITS, {}).items()]
     return [*of_file, os.environ.get(environment_variable("limit"), ""), *limit]
+
+
+def gather_groups(context: typer.Context, group: list[str]) -> list[str]:
+    """Collect the groups of the file, and then those of the command line."""
+    return [*map(as_pairs, context.meta.get(GROUPS, [])), *group]
+
+
+def find_group(context: typer.Context, group: str) -> str:
+    """Return the pairs of the group of the file that has this name; "" for none. Raises StartError."""
+    if not group:
+        return ""
+    groups = {str(values.get("name")): values for values in context.meta.get(GROUPS, [])}
+    if group not in groups:
+        known = ", ".join(groups) or "none"
+        raise StartError(f"--group is {group}; the groups of the file of --config are {known}")
+    return as_pairs(groups[group])
 
 
 def read_limits(limit: list[str]) -> Bounds:
@@ -85,7 +103,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise StartError(f"--config {path} is not valid TOML: {error}; correct it there") from None
     except RecursionError:
         raise StartError(f"--config {path} is nested too deeply; no option needs that") from None
-    known = [LIMITS if name == "bounds" else name for name in ServerConfig.__struct_fields__]
+    known = [*OPTIONS, LIMITS, GROUPS]
     unknown = sorted(values.keys() - set(known))
     if unknown:
         raise StartError(f"{path} sets {', '.join(unknown)}; valid keys are {', '.join(known)}")
@@ -93,6 +111,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise StartError(
             f"{path} sets limits to a {type(values[LIMITS]).__name__}; make it a table, [limits]"
         )
+    groups = values.get(GROUPS, [])
+    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+        raise StartError(f"{path} sets groups to no list of tables; write each group below a line [[groups]]")
     return values
 
 
@@ -124,6 +145,31 @@ Limit = Annotated[
         "docs/limits.md lists all bounds with their defaults. In the environment, separate them by commas; "
         "in the file of --config, put them into a table called limits.",
         callback=gather_limits,
+    ),
+]
+
+
+GroupOption = Annotated[
+    list[str],
+    typer.Option(
+        rich_help_panel="Groups",
+        metavar="name=NAME,base_model=MODEL,...",
+        show_default=False,
+        help="Serve one more base model beside the first one, with workers of its own; can be repeated. "
+        "docs/groups.md has the options that a group may have. In the file of --config, write each group "
+        "below a line [[groups]].",
+        callback=gather_groups,
+    ),
+]
+
+
+GroupNameOption = Annotated[
+    str,
+    typer.Option(
+        show_default=False,
+        help="Plan for this group of the [[groups]] in the file of --config. Default: for the first one, "
+        "which the other options describe.",
+        callback=find_group,
     ),
 ]
 

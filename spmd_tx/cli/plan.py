@@ -12,9 +12,10 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.cli import compile
 from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
-from spmd_tx.cli.options import takes_options
-from spmd_tx.config import PARALLEL_SIZES, ServerConfig
+from spmd_tx.cli.options import GroupNameOption, gather_groups, takes_options
+from spmd_tx.config import MAIN, PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
+from spmd_tx.group_options import read_pairs, with_groups
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
@@ -34,8 +35,13 @@ class Planned:
 @takes_options("plan")
 def plan(
     *,
+    context: typer.Context,
     devices: Annotated[
-        str, typer.Option(help="Number and kind of the devices, such as 8xh100, v5e:2x4, 4xcpu or 8.")
+        list[str],
+        typer.Option(
+            help="Number and kind of the devices, such as 8xh100, v5e:2x4, 4xcpu or 8; GROUP=8xh100, which "
+            "can be repeated, plans for a group of the file of --config, or for the first one, main."
+        ),
     ],
     memory_per_device: Annotated[
         str | None, typer.Option(help="Memory of one device, such as 80GiB, if its kind is not known.")
@@ -56,6 +62,7 @@ def plan(
     hlo: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --compile: folder for XLA's optimized HLO.")
     ] = None,
+    group: GroupNameOption = "",
     **options: Any,
 ) -> None:
     """Print how a server would use the memory of its devices, and how much work would fit.
@@ -70,7 +77,21 @@ def plan(
     are left out are tried, and the fastest is named.
     """
     del options["config"]  # its values came in as defaults of the other options
-    config, parsed_devices = ServerConfig(**options), parse_devices(devices, memory_per_device)
+    config = ServerConfig(**options)
+    if len(devices) > 1 or "=" in devices[0]:
+        if group or compiles:
+            raise StartError("--devices names groups; leave out --group and --compile, or name none in it")
+        config = with_groups(config, map(read_pairs, gather_groups(context, [])))
+        plans = _plans_of_groups(config, devices, memory_per_device)
+        if as_json:
+            typer.echo(_as_json({name: _facts(planned) for name, planned in plans.items()}))
+        for name, planned in {} if as_json else plans.items():
+            typer.echo(f"group {name}:")
+            show(planned)
+        return
+    parsed_devices = parse_devices(devices[0], memory_per_device)
+    if group:
+        (config,) = with_groups(config, [read_pairs(group)]).groups
     if compiles:
         names = tuple(name.strip() for name in only.split(",") if name.strip())
         compile.run(config, read_model(config), parsed_devices, Wish(names, hlo), as_json=as_json)
@@ -80,11 +101,36 @@ def plan(
             raise StartError(f"{option} is {str(value)!r}, which has no effect without --compile; add that")
     planned = make(config, parsed_devices)
     if as_json:
-        mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
-        facts = msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
-        typer.echo(msgspec.json.format(msgspec.json.encode(facts)).decode())
+        typer.echo(_as_json(_facts(planned)))
     else:
         show(planned)
+
+
+def _plans_of_groups(config: ServerConfig, devices: Sequence[str], memory: str | None) -> dict[str, Planned]:
+    """Plan for the devices of each group that is named, as "GROUP=8xh100". Raises StartError."""
+    configs = {each.group: each for each in config.all_groups}
+    plans = dict[str, Planned]()
+    for pair in devices:
+        name, equals, count = pair.partition("=")
+        if not equals or name not in configs or name in plans:
+            raise StartError(
+                f"--devices is {pair}; with several, name a group in each once, as in {MAIN}=8xh100; the "
+                f"groups are {', '.join(configs)}"
+            )
+        try:
+            plans[name] = make(configs[name], parse_devices(count, memory))
+        except StartError as error:
+            raise StartError(f"group {name}: {error}") from None
+    return plans
+
+
+def _facts(planned: Planned) -> dict[str, Any]:
+    mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
+    return msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
+
+
+def _as_json(facts: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(facts)).decode()
 
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
@@ -111,7 +157,10 @@ def read_model(config: ServerConfig) -> Model:
 
 
 def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
-    """Choose the least tensor parallelism with which training need not compute everything twice."""
+    """Choose the least tensor parallelism with which training need not compute everything twice.
+
+    Where nothing is trained, it is the least with which the model fits.
+    """
     fitting: list[Planned] = []
     refusals = Refusals(config, devices)
     for mesh in meshes:
@@ -121,8 +170,9 @@ def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequen
             refusals.add(mesh, error)
             continue
         fitting.append(planned)
-        if set(planned.plan.remat.values()) != {"full"}:
-            why = "the least tensor parallelism with which training need not compute everything twice"
+        if not config.trains or set(planned.plan.remat.values()) != {"full"}:
+            end = "training need not compute everything twice" if config.trains else "the model fits"
+            why = f"the least tensor parallelism with which {end}"
             return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
     if fitting:
         return replace(fitting[0], why="the least tensor parallelism with which the model fits")

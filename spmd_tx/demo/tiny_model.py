@@ -21,9 +21,22 @@ from spmd_tx.models.families.registry import declare
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # every byte is a token
 
+# Tools and calls are written as Qwen3 writes them, so that agents can be tried.
 CHAT_TEMPLATE = """\
+{%- if tools %}
+{{- '<|im_start|>system\\nTools:' }}
+{%- for tool in tools %}
+{{- '\\n' + tool | tojson }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endif %}
 {%- for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
+{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] }}
+{%- for call in message['tool_calls'] or [] %}
+{{- '\\n<tool_call>\\n{"name": "' + call['function']['name'] + '", "arguments": ' }}
+{{- call['function']['arguments'] | tojson + '}\\n</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
 {{- '<|im_start|>assistant\\n' }}

@@ -9,7 +9,6 @@ O output width.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,24 +18,24 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
 
-from spmd_tx.models.activations import gated
 from spmd_tx.models.adapters import lora
-from spmd_tx.models.adapters.lora import Adapters, Lora
+from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.attention import latent as latent
 from spmd_tx.models.attention.rope import grow_queries, rotate
 from spmd_tx.models.base_weights import Weights
-from spmd_tx.models.checkpoint.packed import Matrix, Packed, decoded
-from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.checkpoint.packed import Packed
+from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Cycle, Norm, StackPlace
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.experts import moe
-from spmd_tx.models.experts.routing import route
+from spmd_tx.models.feed_forward import experts_of, feed_forward
 from spmd_tx.models.forward_pass import Pass
-from spmd_tx.models.gates import open_by, query_and_gate, zero_centred_norm
-from spmd_tx.models.layers import embed, product, rms_norm
+from spmd_tx.models.gates import open_by, query_and_gate
+from spmd_tx.models.layer_pass import LayerPass, norm
+from spmd_tx.models.layers import embed, rms_norm
 from spmd_tx.models.linear_attention import state_pool
 from spmd_tx.models.linear_attention.delta_layer import mix
 from spmd_tx.models.linear_attention.state_pool import Keep
@@ -45,55 +44,6 @@ from spmd_tx.models.remat import rematerialised
 from spmd_tx.models.stack_product import reads_stack
 from spmd_tx.sharding.collectives import gather_inputs, varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
-
-EXPERTS = ("gate", "up", "down")  # the maps of a mixture's experts
-
-
-@dataclass(frozen=True)
-class LayerPass:
-    """Holds the weights and adapters of one layer, and the pass that runs it."""
-
-    model: Model
-    place: StackPlace
-    w: Named[Array]
-    lora: Named[Lora[Array]]  # of maps in ``stack``, too, those of all repetitions
-    how: Pass
-    stack: moe.Matrices  # matrices that are read where those of all repetitions are stacked,
-    number: Array | None  # and which of them is this layer's; None: there are none
-
-    def linear(self, x: Array, name: str, width_out: int) -> Array:
-        """Apply a map without its bias."""
-        if name in self.stack:
-            matrices, run = self.stack[name], self.how.stacked_map
-            assert self.number is not None
-            assert run is not None
-            assert not isinstance(matrices, Packed), "they are not read in place"
-            return run(x[:, 0], matrices, self.lora[name], self.number)[:, None]
-        y = self._multiply(x, self.w[name], width_out)
-        return y + self.how.apply_lora(x, self.lora[name]) if name in self.lora else y
-
-    def _multiply(self, x: Array, matrix: Matrix, width_out: int) -> Array:
-        def run(x: Array, matrix: Matrix) -> Array:
-            return self.how.linear(x, decoded(matrix, x.dtype), width_out)
-
-        if isinstance(matrix, Packed) and self.how.remat == "none":  # which would keep what is decoded
-            run = jax.checkpoint(run, prevent_cse=False)
-        return run(x, matrix)
-
-    def norm(self, x: Array, name: str) -> Array:
-        """Apply one of the layer's norms over the model width; return all T on every device."""
-        return self.how.gather(norm(x, self.w[name], self.place.layer.norm))
-
-    def columns(self, x_BTI: Array, name: str) -> Array:
-        """Apply a map whose outputs tp splits; return this device's [B, T, O]."""
-        width = (self.stack[name] if name in self.stack else self.w[name]).shape[-1]
-        y_BTO = self.linear(x_BTI, name, width)
-        return y_BTO + self.w[f"{name}_bias"][None, None] if f"{name}_bias" in self.w else y_BTO
-
-    def rows(self, x_BTI: Array, name: str) -> Array:
-        """Apply a map whose inputs tp splits; return the sum over tp [B, T, D], as ``Pass.reduce`` does."""
-        y_BTD = self.how.reduce(self.linear(x_BTI, name, self.model.d_model))
-        return y_BTD + self.w[f"{name}_bias"][None, None] if f"{name}_bias" in self.w else y_BTD
 
 
 def backbone(
@@ -136,11 +86,6 @@ def backbone(
     return h_BTD, cache, choices_BTLC
 
 
-def norm(x: Array, weight: Array, declared: Norm) -> Array:
-    """Apply a norm over the model width."""
-    return (zero_centred_norm if declared.is_zero_centred else rms_norm)(x, weight, declared.eps)
-
-
 def _inputs(
     model: Model,
     place: StackPlace,
@@ -171,7 +116,7 @@ def _stacked(
     channel, w = place.layer.channel, base.layers.part(place.prefix)
     found: moe.Matrices = {}
     if isinstance(channel, Mixture) and moe.reads_stack(w.up, model.d_model, channel.experts, how):
-        found |= _experts(w)
+        found |= experts_of(w)
     tp = lax.axis_size(TP)
     factors = Named(adapters.layers).part(place.prefix)
     for name in () if how.stacked_map is None else factors:
@@ -184,12 +129,6 @@ def _stacked(
 def _dense(stack: moe.Matrices) -> list[str]:
     """Return the names of matrices that are read in place, but for those of experts."""
     return [name for name, each in stack.items() if each.ndim == 3 and not name.endswith("_bias")]
-
-
-def _experts(w: Named[Array] | moe.Matrices) -> moe.Matrices:
-    """Return the experts' matrices, and their biases where they have some."""
-    names = (*EXPERTS, *(f"{name}_bias" for name in EXPERTS))
-    return {name: w[name] for name in names if name in w}
 
 
 def _run_cycle(
@@ -335,40 +274,3 @@ MIXERS: dict[type, Callable[..., tuple[Array, Any]]] = {
     Latent: latent_attention,
     DeltaRule: delta_rule,
 }
-
-
-def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> tuple[Array, Array | None]:
-    """Run the gated block, or a mixture, with its residual; return chosen experts, too."""
-    channel = layer.place.layer.channel
-    h_BTD = layer.norm(x_BTD, "mlp_norm")
-    if isinstance(channel, Mixture):
-        y_BTD, choices_BTC = _mixture(layer, channel, h_BTD, replayed_BTC)
-        return x_BTD + layer.how.reduce(y_BTD), choices_BTC
-    assert isinstance(channel, Glu)
-    return x_BTD + layer.rows(_gated(layer, channel, h_BTD), channel.prefix + "down"), None
-
-
-def _gated(layer: LayerPass, channel: Glu, h_BTD: Array) -> Array:
-    """Return what the down projection of a gated block takes (Shazeer 2020), [B, T, F]."""
-    gate_BTF = checkpoint_name(layer.columns(h_BTD, channel.prefix + "gate"), "gate")
-    up_BTF = checkpoint_name(layer.columns(h_BTD, channel.prefix + "up"), "up")
-    return gated(channel.activation, gate_BTF, up_BTF)
-
-
-def _mixture(
-    layer: LayerPass, channel: Mixture, h_BTD: Array, replayed_BTC: Array | None
-) -> tuple[Array, Array]:
-    """Return the sum of a token's experts and the shared one, to be summed over tp, and the choices."""
-    w = layer.w
-    bias_X, correction_X = (getattr(w, name, None) for name in ("router_bias", "correction"))
-    routed = route(channel.route, channel.chosen, w.router, h_BTD, replayed_BTC, bias_X, correction_X)
-    matrices, number = (_experts(layer.stack), layer.number) if "up" in layer.stack else (_experts(w), None)
-    factors = {name: layer.lora[name] for name in EXPERTS}
-    y_BTD = moe.mixture(matrices, factors, h_BTD, routed, layer.how, number, channel.activation)
-    if channel.shared is not None:
-        hidden_BTF = _gated(layer, channel.shared, h_BTD)
-        shared_BTD = layer.linear(hidden_BTF, channel.shared.prefix + "down", layer.model.d_model)
-        if channel.shared_gate is not None:
-            shared_BTD = open_by(shared_BTD, product("BTD,DO->BTO", h_BTD, w.shared_expert_gate))
-        y_BTD += shared_BTD
-    return y_BTD, routed[0]

@@ -11,6 +11,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int, UInt
 
 from spmd_tx.hlo.hints import USUALLY_FALSE
+from spmd_tx.models.grammar_draw import GrammarRows, mass_within
 from spmd_tx.sharding.collectives import from_first
 from spmd_tx.sharding.mesh import TP
 
@@ -19,6 +20,7 @@ BISECTIONS = 32
 # Bisections for which accelerators read the logits once: XLA puts up to eight sums into one kernel, and these
 # take seven. CPUs are limited by arithmetic, and take one at a time.
 TOGETHER = 3
+FIRST_DRAW, SECOND_DRAW = None, 1  # what is folded into the key of a position's random number
 LOWEST = -60.0  # nats below the most likely token; less likely tokens never survive a filter
 
 
@@ -30,17 +32,19 @@ def draw(
     top_k_B: Int[Array, " B"],
     top_p_B: Float[Array, " B"],
     together: int = 1,
+    grammar: GrammarRows | None = None,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
     """Draw one token per row; its log-probability is that of softmax(logits / temperature), unfiltered.
 
-    Temperature 0 takes the most likely token and reports its log-probability at temperature 1. The draw
-    depends on the row's own logits, seed and position only. Ties at the threshold of top_k or top_p are kept.
+    With ``grammar`` the token is one that the row's grammar allows, or the one that it forces. Temperature 0
+    takes the most likely token and reports its log-probability at temperature 1. The draw depends on the
+    row's own logits, seed and position only. Ties at the threshold of top_k or top_p are kept.
     ``together`` is how many bisections read the logits once; the result is the same.
     """
     is_greedy_B = temperatures_B <= 0
     # The division comes last: a logit over a tiny temperature could be infinite, and inf - inf is NaN.
-    below_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)  # nats below the most likely token
-    below_BV = below_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
+    nats_BV = logits_BV - jnp.max(logits_BV, axis=-1, keepdims=True)  # below the most likely token
+    below_BV = nats_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
     has_filter_B = filters(temperatures_B, top_k_B, top_p_B, logits_BV.shape[-1])
     no_floor_B = jnp.full_like(temperatures_B, -jnp.inf)
 
@@ -53,6 +57,16 @@ def draw(
     drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
     log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
+    if grammar is not None:
+
+        def redraw() -> Array:
+            allowed_BV = grammar.allowed(0, logits_BV.shape[-1])
+            within_BV = mass_within(nats_BV, below_BV > floor_B[:, None], allowed_BV, temperatures_B)
+            again_B = _inverse_cdf(within_BV, _uniform(seeds_B2, positions_B, SECOND_DRAW))
+            likeliest_B = jnp.argmax(jnp.where(allowed_BV, nats_BV, -jnp.inf), axis=-1).astype(jnp.int32)
+            return jnp.where(is_greedy_B, likeliest_B, again_B)
+
+        token_B = grammar.settle(token_B, redraw)
     return token_B, jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
 
 
@@ -69,6 +83,7 @@ def draw_split(
     top_k_B: Int[Array, " B"],
     top_p_B: Float[Array, " B"],
     any_filters: Array,
+    grammar: GrammarRows | None = None,
 ) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
     """Return what ``draw`` does, and the logarithm of the total mass, with the vocabulary split over tp.
 
@@ -80,7 +95,8 @@ def draw_split(
     highest_B = jnp.max(logits_BV, axis=-1)
     peak_B = lax.pmax(highest_B, TP)
     is_greedy_B = temperatures_B <= 0
-    below_BV = (logits_BV - peak_B[:, None]) / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
+    nats_BV = logits_BV - peak_B[:, None]
+    below_BV = nats_BV / jnp.where(is_greedy_B, 1.0, temperatures_B)[:, None]
 
     def floor() -> Array:
         return _floor(below_BV, top_k_B, top_p_B, TOGETHER, lambda x: lax.psum(x, TP), part * size)
@@ -91,17 +107,37 @@ def draw_split(
     kept_BV = jnp.where(below_BV > floor_B[:, None], mass_BV, 0.0)
     sums_B2 = jnp.stack([jnp.sum(kept_BV, axis=-1), jnp.sum(mass_BV, axis=-1)], axis=-1)
     sums_BS2 = lax.all_gather(sums_B2, TP, axis=1, to="invarying")
-    device_B, share_B = _device_of(sums_BS2[..., 0], _uniform(seeds_B2, positions_B))
-    device_B = from_first(device_B, TP)
-    local_B = _inverse_cdf(kept_BV, share_B)
-    drawn_B = lax.psum(jnp.where(device_B == lax.axis_index(TP), first + local_B, 0), TP)
+    drawn_B = _split_inverse_cdf(kept_BV, sums_BS2[..., 0], _uniform(seeds_B2, positions_B))
     greedy_B = _split_argmax(logits_BV, highest_B == peak_B)
     token_B = jnp.where(is_greedy_B, greedy_B, drawn_B)
+    if grammar is not None:
+
+        def redraw() -> Array:
+            allowed_BV = grammar.allowed(first, part)
+            kept = below_BV > floor_B[:, None]
+            within_BV = mass_within(nats_BV, kept, allowed_BV, temperatures_B, lambda x: lax.pmax(x, TP))
+            within_BS = lax.all_gather(jnp.sum(within_BV, axis=-1), TP, axis=1, to="invarying")
+            uniform_B = _uniform(seeds_B2, positions_B, SECOND_DRAW)
+            again_B = _split_inverse_cdf(within_BV, within_BS, uniform_B)
+            left_BV = jnp.where(allowed_BV, logits_BV, -jnp.inf)
+            highest_left_B = jnp.max(left_BV, axis=-1)
+            likeliest_B = _split_argmax(left_BV, highest_left_B == lax.pmax(highest_left_B, TP))
+            return jnp.where(is_greedy_B, likeliest_B, again_B)
+
+        token_B = grammar.settle(token_B, redraw)
     here_B = token_B - first
     is_here_B = (here_B >= 0) & (here_B < part)
     chosen_B = jnp.take_along_axis(below_BV, jnp.where(is_here_B, here_B, 0)[:, None], axis=-1)[:, 0]
     log_total_B = jnp.log(jnp.sum(sums_BS2[..., 1], axis=1))
     return token_B, lax.psum(jnp.where(is_here_B, chosen_B, 0.0), TP) - log_total_B, log_total_B
+
+
+def _split_inverse_cdf(mass_BV: Array, masses_BS: Array, uniform_B: Array) -> Array:
+    """Return what ``_inverse_cdf`` does, from all devices' parts; ``masses_BS`` are their sums."""
+    device_B, share_B = _device_of(masses_BS, uniform_B)
+    device_B = from_first(device_B, TP)
+    token_B = lax.axis_index(TP) * mass_BV.shape[-1] + _inverse_cdf(mass_BV, share_B)
+    return lax.psum(jnp.where(device_B == lax.axis_index(TP), token_B, 0), TP)
 
 
 def _device_of(masses_BS: Array, uniform_B: Array) -> tuple[Array, Array]:
@@ -187,12 +223,12 @@ def _several_uniforms(seeds_B2: Array, positions_B: Array, count: int) -> Array:
     return for_all(seeds_B2, positions_B, jnp.arange(count))
 
 
-def _uniform(seeds_B2: Array, positions_B: Array) -> Array:
-    """Return [B] in [0, 1), a function of seed and position."""
+def _uniform(seeds_B2: Array, positions_B: Array, draw_number: int | None = FIRST_DRAW) -> Array:
+    """Return [B] in [0, 1), a function of seed, position and which of the position's draws it is for."""
 
     def one(seed: Array, position: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed[0]), seed[1]), position)
-        return jax.random.uniform(key)
+        return jax.random.uniform(key if draw_number is None else jax.random.fold_in(key, draw_number))
 
     return jax.vmap(one)(seeds_B2, positions_B)
 

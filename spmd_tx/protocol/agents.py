@@ -24,6 +24,7 @@ class AgentHello(AgentReport, frozen=True, tag="agent_hello"):
     address: str  # under which the coordinator's host reaches this one
     coordinator: str  # address under which the agent reaches the coordinator
     devices: int | None = None  # for its worker; None: as many as the mesh asks for
+    group: str = ""  # that it joins; empty: the first one
     version: int = PROTOCOL_VERSION
 
 
@@ -55,6 +56,12 @@ class AgentRefuses(AgentReport, frozen=True, tag="agent_refuses"):
     """Says that this host cannot take part; the agent ends."""
 
     reason: str
+
+
+class AgentLeaves(AgentReport, frozen=True, tag="agent_leaves"):
+    """Says that this host is wanted elsewhere; Quit answers it as soon as its worker is not needed."""
+
+    seconds: float  # until the agent ends anyway
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
@@ -97,7 +104,7 @@ class Ping(Order, frozen=True, tag="ping"):
     """Asks for nothing; if it cannot be sent, the agent is gone."""
 
 
-AnyAgentReport = AgentHello | AgentBeat | WorkerEnded | DevicesFound | AgentRefuses
+AnyAgentReport = AgentHello | AgentBeat | WorkerEnded | DevicesFound | AgentRefuses | AgentLeaves
 AnyOrder = CountDevices | StartWorker | StopWorker | Refused | Quit | Ping
 
 decode_order = msgspec.msgpack.Decoder(AnyOrder).decode

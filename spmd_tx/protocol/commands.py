@@ -2,8 +2,8 @@
 
 Coordinator and workers share this package and import nothing else of each other. Dimension key for arrays:
 B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
-there are several), N pages in a row's table, C page copies, M new pages, K decode steps. A *data shard* is
-one (fsdp, ep) coordinate of the mesh.
+there are several), N pages in a row's table, C page copies, M new pages or masks, K decode steps, V
+vocabulary. A *data shard* is one (fsdp, ep) coordinate of the mesh.
 """
 
 import msgspec
@@ -262,9 +262,14 @@ class Decode(Command, frozen=True, tag="decode"):
     top: int = 0  # how many of the likeliest tokens to reply for each step
     active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
     block: int = 0  # rows of each data shard that the program takes at once; 0: all
-    # int32 [B, most steps]: tokens that are known already, to be fed instead of drawn ones; -1: draw. Present
-    # if and only if the setup is ``batch_invariant``.
+    # int32 [B, most steps]: tokens that are known already, to be taken instead of drawn ones; -1: draw.
+    # Present if the setup is ``batch_invariant``, and with ``masks``.
     forced: np.ndarray | None = None
+    # uint32 [M, V / 32]: of the next token of some rows, a bit for each that their grammars allow. A drawn
+    # token that is not allowed is drawn again among those that are. None: the program knows no masks.
+    masks: np.ndarray | None = None
+    mask_places: np.ndarray | None = None  # int32 [B]: which of them is the row's; -1: none
+    mask_steps: np.ndarray | None = None  # int32 [B]: the step for which it counts; -1: none
     # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill.
     states: np.ndarray | None = None
 

@@ -7,7 +7,7 @@ import msgspec
 Platform = Literal["cpu", "gpu", "tpu"]  # of JAX; "gpu": NVIDIA's
 
 # In which language a platform's own kernels are written, which is their name among implementations.
-PALLAS = {"tpu": "mosaic", "gpu": "triton"}
+PALLAS: dict[Platform, str] = {"tpu": "mosaic", "gpu": "triton"}
 
 
 class Kernels(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what workers have room for, per data shard, and what that takes of each device, in bytes."""
 
     pages: int  # including page 0, which holds nothing
-    train_tokens: int  # most of a training micro-batch; a single row may be longer
+    train_tokens: int  # most of a training micro-batch; a single row may be longer; 0: nothing is trained
     decode_rows: int  # most of one Decode
     block_tokens: tuple[
         int, ...
@@ -39,10 +39,11 @@ def uses(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
     states = ("states", plan.state_bytes, f"of {plan.state_slots - 1} sequences and prefixes")
+    training = ("training slots", plan.adapter_bytes, "weights, gradient and two moments in float32")
     compiling = ("compiling", plan.compiling_bytes, "to try kernels beside a step")
     return [
         ("base weights", plan.base_bytes, split),
-        ("training slots", plan.adapter_bytes, "weights, gradient and two moments in float32"),
+        *([training] if plan.train_tokens else []),
         ("sampler slots", plan.bank_bytes, ""),
         ("steps while they run", plan.step_bytes, f"most needs {largest}" if largest else ""),
         *([compiling] if plan.compiling_bytes else []),
@@ -59,12 +60,12 @@ def rows(plan: MemoryPlan) -> list[tuple[str, str, str]]:
 
 def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
     """Return what was chosen per data shard, as pairs of what and choice."""
-    return [
+    training = [
         ("micro-batch of training", f"up to {plan.train_tokens} tokens, or one longer sequence"),
         ("block of a micro-batch", _block(plan.block_tokens)),
         ("computed twice in training", _by_level(plan.remat)),
-        ("sequences sampled at once", str(plan.decode_rows)),
     ]
+    return [*(training if plan.train_tokens else []), ("sequences sampled at once", str(plan.decode_rows))]
 
 
 def summary(plan: MemoryPlan) -> str:

@@ -21,11 +21,13 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     top: int = 0  # likeliest tokens of each position that sampling returns
     named: int = 0  # tokens of each position whose log-probabilities a prefill returns
     draws: int = 0  # tokens that a prefill draws at each position
+    masked: bool = False  # whether rows of a decode may have masks and forced tokens
 
     def __str__(self) -> str:
         sizes = [self.rows, self.row_length, self.targets, self.table, self.active]
         scores = [self.top, self.named, self.draws]
         name = f"continued {self.step}" if self.step == "prefill" and self.table else self.step
+        name = f"masked {name}" if self.masked else name
         name += " of sequences" if self.sequences else ""
         name += " with scores" if self.step == "prefill" and any(scores) else ""
         name += " with logprobs" if self.logprobs and not any(scores) else ""

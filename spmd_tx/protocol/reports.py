@@ -6,7 +6,7 @@ import numpy as np
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import CompileReport
 
-PROTOCOL_VERSION = 17  # of commands and reports
+PROTOCOL_VERSION = 19  # of commands and reports
 
 FRAME_BYTES = 256 << 10  # of a report; longer ones come in several frames
 BEAT_SECONDS = 2.0  # between the heartbeats of workers and of agents
@@ -47,6 +47,7 @@ class Ready(Report, frozen=True, tag="ready"):
     kernels: str = ""  # which choices of kernels, made by trying them, programs are compiled with; "": none
     compiles_aside: bool = False  # whether programs that nobody waits for are compiled at nobody's expense
     compile_threads: int = 1  # that may compile what nobody waits for at the same time, if not so
+    numerics: dict[str, str] = {}  # what decides the bits of results, by name (worker/numerics.py)
 
 
 class Reply(Report, frozen=True, tag="reply"):

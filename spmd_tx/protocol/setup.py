@@ -1,8 +1,15 @@
 """What a worker must know before its first command."""
 
+from typing import Literal
+
 import msgspec
 
 from spmd_tx.protocol.kernels import Kernels
+
+WorkerRole = Literal["train", "sample"]  # of workers: those that train sample, too
+
+SHORTEST_ROW = 64  # tokens
+ROW_STEP = 1024  # tokens: kernels and parts of rows divide it
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
@@ -10,6 +17,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
 
     generation: int
     num_processes: int
+    host_processes: int = 0  # that may share a host's memory with this one, of all groups; 0: these
     jax_coordinator: str  # host:port of jax.distributed's service, hosted by process 0
     jax_port: int = 0  # this port; 0: the free port that process 0 has reported
     model_dir: str  # Hugging Face layout
@@ -18,7 +26,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     fsdp: int
     ep: int
     tp: int
-    adapter_slots: int  # training slots, numbered from 0
+    role: WorkerRole = "train"
+    adapter_slots: int  # training slots, numbered from 0; 0 where nothing is trained
     bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
     max_rank: int
     # How many copies of the whole model samplers draw from, with the base model itself; 0: adapters are
@@ -39,8 +48,21 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     kernels: Kernels = Kernels()  # those of CPUs; workers put in what they choose for their devices
     shard_base_weights: str = "auto"  # "yes", "no" or "auto": over fsdp if they are too large otherwise
     train_tokens: int = 0  # maximum of a micro-batch, per data shard; 0: as many as fit and are useful
-    longest_row: int = 0  # tokens of the longest training row; 0: the power of two that holds max_context
+    longest_row: int = 0  # tokens of the longest training row; 0: that of longest_row(max_context)
     loss_processes: int = 2  # that run custom losses, at most
     loss_memory_bytes: int = 8 << 30  # of each of them
     batch_invariant: bool = False  # whether the shapes of programs keep rows' bits apart from their company
     remat: str = "auto"  # what training computes twice, of remat.REMAT_LEVELS; "auto": by memory
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are training slots, and room for steps of training."""
+        return self.role == "train"
+
+
+def longest_row(max_context: int) -> int:
+    """Return the tokens of the longest rows: a power of two, or a multiple of ROW_STEP that is shorter."""
+    doubled = SHORTEST_ROW
+    while doubled < max_context:
+        doubled *= 2
+    return min(doubled, ROW_STEP * -(-max_context // ROW_STEP))

@@ -35,6 +35,7 @@ from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.kernel_choices import agreed, identity_of_choices
 from spmd_tx.worker.memory.decide import plan_memory
 from spmd_tx.worker.memory.plan import Plan, report
+from spmd_tx.worker.numerics import numerics
 from spmd_tx.worker.programs.adapters import AdapterPrograms
 from spmd_tx.worker.programs.agreement import Agreement, everybodys, must_agree
 from spmd_tx.worker.programs.aside import ahead_of_need
@@ -116,6 +117,11 @@ class Engine:
     def plan(self) -> MemoryPlan:
         """The memory plan, for the coordinator."""
         return report(self._plan)
+
+    @property
+    def numerics(self) -> dict[str, str]:
+        """What decides the bits of results, by name."""
+        return numerics(self._plan, self.mesh, self.programs.kernels)
 
     @property
     def device(self) -> str:

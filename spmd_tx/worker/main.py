@@ -100,6 +100,7 @@ def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, 
         kernels=programs.kernels,
         compiles_aside=programs.compiles_aside,
         compile_threads=programs.compile_threads,
+        numerics=engine.numerics,
     )
     with spans or nullcontext():
         Loop(engine.execute, inbox, is_leader, programs.at_work, spans).run()

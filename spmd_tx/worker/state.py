@@ -27,7 +27,7 @@ class WorkerState(PyTreeNode, frozen=False):
     """Holds all arrays of a worker, or their declarations (leaves are Weights)."""
 
     base: Weights[Any]
-    train: Any  # TrainState, or FullState where all weights are trained
+    train: Any  # TrainState, or FullState where all weights are trained; None: nothing is trained
     bank: Bank
     cache: KvCache | Keep
     rows: RowState  # that the last Decode left
@@ -63,7 +63,8 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
     unread = plan.sizes.model.unread
     base = load(Path(setup.model_dir), declared.base, mesh, progress, unread)
     progress("allocating adapters")
-    train, bank = zeros(mesh, declared.train), zeros(mesh, declared.bank)
+    train = zeros(mesh, declared.train) if setup.trains else None
+    bank = zeros(mesh, declared.bank)
     states = f", and {plan.state_slots} states" if plan.state_slots else ""
     progress(f"allocating {plan.pages} pages of {setup.page_size} tokens{states}")
     of_sampling = declared.cache, declared.rows, declared.next_rows, declared.tables

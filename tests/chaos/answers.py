@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.chaos import finals
+from tests.chaos import finals, tenants
+from tests.chaos.tenants import Tenant
 
 PROGRAM = Path(__file__).with_name("program.py")
 ERRORS = ("error", "log")
@@ -49,13 +50,21 @@ class Answers:
 
 
 class Program:
-    """Runs the tenants in their own process, which survives everything; ``prefix`` is its command's start."""
+    """Runs tenants in their own process, which survives everything; ``prefix`` is its command's start."""
 
-    def __init__(self, url: str, folder: Path, seed: int, rounds: int, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        seed: int,
+        rounds: int,
+        prefix: Sequence[str] = (),
+        who: Sequence[Tenant] = tenants.ALL,
+    ) -> None:
         self._path = folder / "record.jsonl"
         self._path.touch()
         command = [*prefix, sys.executable, "-W", "ignore::FutureWarning", str(PROGRAM)]
-        command += [url, str(folder), str(seed), str(rounds)]
+        command += [url, str(folder), str(seed), str(rounds), *(tenant.__name__ for tenant in who)]
         self._log = (folder / "program.log").open("w")
         self.process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 

@@ -3,7 +3,7 @@
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.chaos import points
 from tests.chaos.answers import Program
@@ -41,6 +41,7 @@ WORKER_POINTS = (
 POINTS = (*COORDINATOR_POINTS, *(f"{worker}.{point}" for worker in ("w0", "w1") for point in WORKER_POINTS))
 POINT_SECONDS = 6.0  # until a point that nobody passes is given up
 STUCK_SECONDS = 120.0  # without any answer to a client
+DATABASE = "database"
 
 
 class Attack:
@@ -64,6 +65,24 @@ class Attack:
             for _ in range(self._random.choice([1, 1, 2])):  # while it recovers
                 self._pause(self._random.uniform(0.05, 3.0))
                 self._kill("while it recovered", self._random.choice(ROLES))
+
+    def kill_each(
+        self, roles: Sequence[str], times: int, kill_database: Callable[[], None] | None = None
+    ) -> None:
+        """Kill every process, and the database, so many times, in random order."""
+        targets = [*roles, *([DATABASE] * bool(kill_database))] * times
+        self._random.shuffle(targets)
+        for target in targets:
+            self._wait_for_progress(self._random.randint(2, 5))
+            self._pause(self._random.uniform(0.0, 0.3))
+            if target == DATABASE and kill_database is not None:
+                kill_database()
+                self.kills[target] += 1
+                continue
+            before = self.kills[target]
+            while self.kills[target] == before and not self._is_over():
+                self._kill(target, target)
+                self._pause(0.05)
 
     def _is_over(self) -> bool:
         return self._program.is_over() or time.monotonic() > self._deadline
@@ -90,7 +109,7 @@ class Attack:
             case "database":
                 assert kill_database is not None
                 kill_database()
-                self.kills["database"] += 1
+                self.kills[DATABASE] += 1
 
     def _next_point(self) -> str:
         point = self._points.pop()

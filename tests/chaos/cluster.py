@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,9 @@ STOP_SECONDS = 60
 
 COORDINATOR, AGENT, WORKER_0, WORKER_1 = "coordinator", "agent", "worker 0", "worker 1"
 ROLES = COORDINATOR, AGENT, WORKER_0, WORKER_1
+TEACHERS_WORKER = "worker of the teacher"  # where there is one
+PARENTS = {WORKER_0: COORDINATOR, WORKER_1: AGENT, TEACHERS_WORKER: COORDINATOR}
+TEACHER = "teacher"  # its group, and the name of its model
 
 # One compiled shape of every step, so that a worker that starts again is soon at work.
 OPTIONS = {
@@ -43,7 +47,8 @@ OPTIONS = {
 class Cluster:
     """Holds what an operator runs; clients see ``url`` only."""
 
-    def __init__(self, folder: Path, **options: object) -> None:
+    def __init__(self, folder: Path, *, has_teacher: bool = False, **options: object) -> None:
+        """``has_teacher`` adds a group of one worker with another model, from which clients sample."""
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
         self.points.mkdir()
         self.data_dir.mkdir()
@@ -52,6 +57,10 @@ class Cluster:
         self.clients, self.link = Proxy(port), Proxy(worker_port)
         self.url = f"http://127.0.0.1:{self.clients.port}"
         model = tiny_model.write(folder / "model", SPEC)
+        if has_teacher:
+            teacher = tiny_model.write(folder / TEACHER, replace(SPEC, n_layers=1), seed=5)
+            pairs = f"name={TEACHER},base_model={teacher},served_model_name={TEACHER},role=sample"
+            options |= {"group": f"{pairs},num_processes=1"}
         (folder / "secret").write_text(SECRET)
         options = {
             "base_model": model,
@@ -89,16 +98,17 @@ class Cluster:
 
     def pid(self, role: str) -> int | None:
         """Return the id of a process that lives now."""
-        parent = {WORKER_0: COORDINATOR, WORKER_1: AGENT}.get(role)
+        parent = PARENTS.get(role)
         if parent is None:
             process = self._processes.get(role)
             return process.pid if process is not None and process.poll() is None else None
         parent_pid = self.pid(parent)
+        model = str(self.folder / (TEACHER if role == TEACHERS_WORKER else "model"))
         try:
             children = psutil.Process(parent_pid).children() if parent_pid is not None else []
-        except psutil.NoSuchProcess:
+            return next((each.pid for each in children if model in each.cmdline()), None)
+        except psutil.Error:
             return None
-        return children[0].pid if children else None
 
     def kill(self, *roles: str) -> int:
         """Send SIGKILL; return to how many processes."""

@@ -1,4 +1,4 @@
-"""The clients of the crash tests: program.py URL FOLDER SEED ROUNDS runs three tenants on the SDK.
+"""The clients of the crash tests: program.py URL FOLDER SEED ROUNDS TENANT... runs tenants on the SDK.
 
 All that the server answers goes into FOLDER/record.jsonl, one line per answer, with the time; values are
 written so that equal lines mean equal bits. What the SDK logs besides its retries goes there too.
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tinker
@@ -52,11 +52,12 @@ class Complaints(logging.Handler):
             self._record.write("sdk", "log", message)
 
 
-def main(url: str, folder: Path, seed: int, rounds: int) -> int:
+def main(url: str, folder: Path, seed: int, rounds: int, names: Sequence[str]) -> int:
     record = Record(folder / "record.jsonl")
     logging.getLogger("tinker").addHandler(Complaints(record))
     threads = [
-        threading.Thread(target=_live, args=(tenant, url, record, seed, rounds)) for tenant in tenants.ALL
+        threading.Thread(target=_live, args=(getattr(tenants, name), url, record, seed, rounds))
+        for name in names
     ]
     for thread in threads:
         thread.start()
@@ -82,4 +83,4 @@ def _live(tenant: Callable[..., None], url: str, record: Record, seed: int, roun
 
 if __name__ == "__main__":
     end_with(os.getppid())  # or it would ask for answers for ever when the tests are interrupted
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), sys.argv[5:]))

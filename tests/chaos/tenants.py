@@ -7,12 +7,13 @@ import numpy as np
 import tinker
 from tinker import types
 
-BASE_MODEL = "tiny"
+BASE_MODEL, TEACHER = "tiny", "teacher"
 VOCABULARY = 512
 ADAM = types.AdamParams(learning_rate=0.003, weight_decay=0.01, grad_clip_norm=1.0)
 CHUNK = 1024  # most datums of one request; the SDK cuts longer calls
 
 Note = Callable[[str, Any], None]
+Tenant = Callable[[tinker.ServiceClient, Note, int, int], None]
 
 
 def supervised(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
@@ -84,7 +85,31 @@ def checkpointing(service: tinker.ServiceClient, note: Note, seed: int, rounds: 
     _note_checkpoints(note, trainer, steps)
 
 
+def distilled(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Trains a student on what a teacher, which is another base model, writes and how it scores that."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=seed + 4).result()
+    teacher = service.create_sampling_client(base_model=TEACHER).result()
+    random = np.random.default_rng([seed, 4])
+    for number in range(rounds):
+        prompt = random.integers(0, VOCABULARY, 6).tolist()
+        params = types.SamplingParams(max_tokens=12, seed=seed * 1000 + number, stop=[])
+        answers = teacher.sample(types.ModelInput.from_ints(prompt), 3, params).result().sequences
+        note("samples", [list(answer.tokens) for answer in answers])
+        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        texts = [[*prompt, *answer.tokens] for answer in answers]
+        scores = [teacher.compute_logprobs(types.ModelInput.from_ints(text)).result() for text in texts]
+        note("scores", scores)
+        weights = [[float(np.exp(score or 0.0)) for score in each[1:]] for each in scores]
+        data = [_datum(text, weights=each) for text, each in zip(texts, weights, strict=True)]
+        gradient, step = trainer.forward_backward(data, "cross_entropy"), trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+    _note_training(note, trainer.forward(_sequences(random, lengths=(20, 31)), "cross_entropy").result())
+    _note_checkpoints(note, trainer, steps=rounds)
+
+
 ALL = (supervised, reinforced, checkpointing)
+WITH_TEACHER = (distilled, reinforced)
 
 
 def _note_training(note: Note, output: types.ForwardBackwardOutput) -> None:

@@ -4,19 +4,21 @@ import contextlib
 import functools
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.chaos import answers
+from tests.chaos import answers, tenants
 from tests.chaos.answers import Answers, Program
 from tests.chaos.attack import Attack
 from tests.chaos.cluster import AGENT, COORDINATOR, Cluster
 from tests.chaos.outcome import Outcome, table
 from tests.chaos.postgres import Postgres
+from tests.chaos.tenants import Tenant
 
-SHORT_ROUNDS, SHORT_KILLS = 2, 2  # of every run in the default suite
+SHORT_ROUNDS, SHORT_KILLS = 2, 2  # of the short runs
 LONG_ROUNDS, LONG_KILLS = 30, 27  # of every run of `make chaos`
 LONG_SECONDS = 18 * 60  # after which it kills no more
 SEEDS = 1, 2, 3, 4
@@ -31,11 +33,13 @@ pytestmark = pytest.mark.timeout(1300)
 
 
 @contextlib.contextmanager
-def running(folder: Path, seed: int, rounds: int, **options: object) -> Iterator[tuple[Cluster, Program]]:
+def running(
+    folder: Path, seed: int, rounds: int, *, who: Sequence[Tenant] = tenants.ALL, **options: Any
+) -> Iterator[tuple[Cluster, Program]]:
     """Start a cluster, and clients that use it."""
     folder.mkdir()
     cluster = Cluster(folder, snapshot_seconds=SNAPSHOT_SECONDS, **options)
-    program = Program(cluster.url, folder, seed, rounds)
+    program = Program(cluster.url, folder, seed, rounds, who=who)
     try:
         cluster.start()
         yield cluster, program
@@ -98,7 +102,7 @@ def disturbed(
 ) -> Outcome:
     """Run the same program once more, this time with kills, and compare."""
     expected, expected_data = undisturbed(seed, rounds)
-    options = {} if database is None else {"database_url": database.url}
+    options: dict[str, Any] = {} if database is None else {"database_url": database.url}
     with running(folder, seed, rounds, **options) as (cluster, program):
         attack = Attack(cluster, program, seed, deadline)
         attack.run(kills, database and database.kill)
@@ -123,6 +127,7 @@ def disturbed(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database", QUICKLY, indirect=True)
 def test_a_run_with_a_few_crashes_ends_like_one_without(tmp_path, undisturbed, database, outcomes):
     outcome = disturbed(

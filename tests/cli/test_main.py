@@ -91,7 +91,8 @@ def test_the_nearer_source_of_an_option_wins(
 
 
 def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, server, tmp_path, monkeypatch):
-    assert [*OPTIONS, "bounds"] == list(ServerConfig.__struct_fields__)
+    more = ["bounds", "group", "groups", "processes_beside"]
+    assert [*OPTIONS, *more] == list(ServerConfig.__struct_fields__)
     shown = run("serve", "--help").out
     for name in OPTIONS:
         assert f"--{name.replace('_', '-')} " in shown
@@ -115,10 +116,59 @@ def test_every_option_has_help_an_environment_variable_and_a_toml_key(run, serve
     assert server.config == expected
 
 
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("SPMD_TX_MAX_LORA_ADAPTER", "; perhaps SPMD_TX_MAX_LORA_ADAPTERS is meant"),
+        ("SPMD_TX_DATADIR", "; perhaps SPMD_TX_DATA_DIR is meant"),
+        ("SPMD_TX_SERVICE_HOST", "enableServiceLinks is false"),
+    ],
+)
+def test_a_variable_of_no_option_is_refused_by_every_command(run, monkeypatch, name, meant):
+    monkeypatch.setenv(name, "1")
+    for command in (["serve", "--base-model", "m"], ["keys", "list"]):
+        refused = run(*command)
+        assert refused.code == 2
+        assert f"{name} is set in the environment, and no option has that variable" in refused.err
+        assert meant in refused.err
+
+
+def test_the_variables_of_all_commands_are_known(run, server, monkeypatch):
+    for name, value in {"SECRET": "s", "COORDINATOR": "h:1", "PROCESS_ID": "1", "SECRET_FILE": "f"}.items():
+        monkeypatch.setenv(f"SPMD_TX_{name}", value)
+    run("serve", "--base-model", "m")
+    assert server.config.base_model == "m"
+
+
 def test_the_config_file_can_be_named_by_the_environment(run, server, tmp_path, monkeypatch):
     monkeypatch.setenv("SPMD_TX_CONFIG", toml(tmp_path, "base_model = 'from the file'"))
     run("serve")
     assert server.config.base_model == "from the file"
+
+
+def test_groups_of_the_file_come_before_those_of_the_command_line(run, server, tmp_path):
+    file = toml(
+        tmp_path,
+        """
+        base_model = "m"
+        [[groups]]
+        name = "teacher"
+        base_model = "t"
+        tensor_parallel_size = 2
+        full_parameters = true
+        """,
+    )
+    assert run("serve", "--config", file, "--group", "name=judge,base_model=j").code == 0
+    teacher, judge = server.config.groups
+    assert (teacher.group, teacher.tensor_parallel_size, teacher.full_parameters) == ("teacher", 2, True)
+    assert (judge.group, judge.base_model) == ("judge", "j")
+
+
+@pytest.mark.parametrize("text", ["groups = 3", "groups = ['name=t']", "[groups]\nname = 't'"])
+def test_groups_of_the_file_are_a_list_of_tables(run, server, tmp_path, text):
+    result = run("serve", "--config", toml(tmp_path, f"base_model = 'm'\n{text}"))
+    assert result.code == 2
+    assert "write each group below a line [[groups]]" in result.err
 
 
 def test_bounds_come_from_all_sources_and_of_each_the_nearest_counts(run, server, tmp_path, monkeypatch):
@@ -305,8 +355,16 @@ def test_a_worker_is_told_where_the_server_is_and_which_one_it_is(run, agents, t
             devices=4,
             base_model="/models/m",
             patience=600,
+            leave_seconds=20,
         )
     ]
+
+
+def test_a_worker_may_name_its_group(run, agents, tmp_path):
+    (tmp_path / "secret").write_text("0123456789abcdef\n")
+    arguments = "worker --coordinator node-a:8470 --process-id 0 --group teacher"
+    assert run(*arguments.split(), "--secret-file", str(tmp_path / "secret")).code == 0
+    assert [each.group for each in agents] == ["teacher"]
 
 
 def test_a_worker_without_the_secret_is_told_how_to_get_it(run, agents):

@@ -2,8 +2,10 @@
 
 import inspect
 import json
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from spmd_tx.cli import plan
 from spmd_tx.cli.main import app
 from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
+from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
 from spmd_tx.worker.memory.accelerators import parse_devices
 from tests.support.model_shapes import QWEN3_8B
@@ -60,6 +63,46 @@ def test_a_mesh_is_proposed_and_the_plan_adds_up(model_dir):
     assert told["train_tokens"] == 8192
 
 
+def test_a_group_of_the_file_is_planned_by_its_own_options(model_dir, tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text(
+        f"base_model = 'm'\ntensor_parallel_size = 4\n[[groups]]\nname = 'teacher'\n"
+        f"base_model = '{model_dir}'\nrole = 'sample'\n"
+    )
+
+    def of_group(name):
+        return run("m", "--config", str(file), "--group", name, "--devices", "2xh100", "--json")
+
+    told = json.loads(of_group("teacher").stdout)
+    assert told["fully_sharded_data_parallel_size"] * told["tensor_parallel_size"] == 2
+    assert told["adapter_bytes"] == 0
+    unknown = of_group("judge")
+    assert unknown.returncode == 2
+    assert "the groups of the file of --config are teacher" in unknown.stderr
+
+
+def test_several_groups_are_planned_each_for_its_devices(model_dir, tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text(
+        f"base_model = '{model_dir}'\n[[groups]]\nname = 'teacher'\nbase_model = '{model_dir}'\n"
+        "served_model_name = 'other'\nrole = 'sample'\n"
+    )
+
+    def planned(*devices):
+        arguments = ["plan", "--config", str(file), "--json"]
+        ended = CliRunner().invoke(app, [*arguments, *(f"--devices={each}" for each in devices)])
+        return json.loads(ended.output) if ended.exit_code == 0 else ended.exception
+
+    told = planned("main=4xh100", "teacher=2xh100")
+    assert [*told] == ["main", "teacher"]
+    meshes = [[each[size] for size in PARALLEL_SIZES] for each in told.values()]
+    assert [math.prod(mesh) for mesh in meshes] == [4, 2]
+    assert told["main"]["adapter_bytes"] > told["teacher"]["adapter_bytes"] == 0
+    for devices in (("judge=2xh100",), ("main=2xh100", "2xh100"), ("main=2xh100", "main=2xh100")):
+        assert "the groups are main, teacher" in str(planned(*devices))
+    assert "group teacher: " in str(planned("teacher=v5e:1x1"))
+
+
 def test_sizes_that_are_given_are_kept_and_the_others_are_chosen(model_dir):
     ended = run(model_dir, "--devices", "8xh100", "--tensor-parallel-size", "2", "--json")
     assert ended.returncode == 0, ended.stderr
@@ -80,7 +123,7 @@ def test_every_mesh_is_refused_with_its_own_reason_and_what_would_help(model_dir
     for tp in (3, 6):
         assert f"{6 // tp}, 1, {tp}: --tensor-parallel-size is {tp}, but 32 attention heads cannot" in told
     assert "3, 1, 2 needs the least memory, but this does not fit" in told
-    assert "--max-context-length 5120" in told
+    assert "--max-context-length 10240" in told
     assert told.count("would make it fit") == 1
 
 
@@ -103,6 +146,14 @@ def test_sizes_that_no_mesh_can_have_are_named(model_dir, sizes, words):
         plan.make(ServerConfig(base_model=str(model_dir), **sizes), parse_devices("8xh100", None))
 
 
+@pytest.mark.parametrize("role", ["train", "sample"])
+def test_a_mixture_of_which_all_weights_are_trained_is_refused_also_to_those_who_only_sample(tmp_path, role):
+    tiny_model.write(tmp_path, replace(tiny_model.PRESETS["tiny"], family="qwen3_moe"))
+    config = ServerConfig(base_model=str(tmp_path), full_parameters=True, role=role)
+    with pytest.raises(StartError, match="has experts, and --full-parameters trains dense models"):
+        plan.make(config, parse_devices("8xh100", None))
+
+
 @pytest.mark.parametrize("option", ["--only", "--hlo"])
 def test_options_of_compile_are_refused_without_it(model_dir, option):
     ended = CliRunner().invoke(
@@ -113,7 +164,17 @@ def test_options_of_compile_are_refused_without_it(model_dir, option):
 
 
 def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
-    of_plan = {"config", "devices", "memory_per_device", "as_json", "compiles", "only", "hlo"}
+    of_plan = {
+        "config",
+        "devices",
+        "memory_per_device",
+        "as_json",
+        "compiles",
+        "only",
+        "hlo",
+        "group",
+        "context",
+    }
     assert {*inspect.signature(plan.plan).parameters} == of_plan | {*options_of("plan")}
     assert {"base_model", *PARALLEL_SIZES} <= {*options_of("plan")}
 

@@ -1,5 +1,7 @@
 """Checks of arguments that change what a method does, and of those that this service refuses."""
 
+from typing import Any
+
 import numpy as np
 import pyrage
 import pytest
@@ -13,6 +15,7 @@ from tests.conformance.world import World, settled
 from tests.sdk.examples import greedy
 from tests.sdk.server import BASE_MODEL
 
+AGE: Any = pyrage  # its functions have no types
 IMAGE = types.ImageChunk(data=b"\x89PNG", format="png")
 DIMUON = types.DimuonOptimizerConfig()
 
@@ -36,12 +39,12 @@ def weights_access_token(world: World) -> None:
     effect="a recipient reads the adapter's configuration; a text that is no key is refused",
 )
 def age_encryption_recipients(world: World) -> None:
-    identity = pyrage.x25519.Identity.generate()
+    identity = AGE.x25519.Identity.generate()
     save = settled(world.new_trainer().save_weights_external)
     path = save(world.new_name(), age_encryption_recipients=[str(identity.to_public())]).path
     urls = settled(world.rest.get_external_weights_urls)(path).urls
     assert all(name.endswith(".age") for name in urls)
-    assert b'"r": 4' in pyrage.decrypt(fetch(urls["adapter_config.json.age"]), [identity])
+    assert b'"r": 4' in AGE.decrypt(fetch(urls["adapter_config.json.age"]), [identity])
     with pytest.raises(tinker.RequestFailedError, match="nonsense"):
         save(world.new_name(), age_encryption_recipients=["age1nonsense"])
 

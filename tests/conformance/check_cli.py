@@ -118,7 +118,7 @@ def checkpoint_publish(world: World) -> None:
 def checkpoint_set_ttl(world: World) -> None:
     path = new_state(world)
     run(world, "checkpoint", "set-ttl", path, "--ttl", "7200")
-    left = world.listed(path).expires_at - datetime.now(UTC)
+    left = world.expiry_of(path) - datetime.now(UTC)
     assert timedelta(hours=1.9) < left < timedelta(hours=2.1)
     run(world, "checkpoint", "set-ttl", path, "--remove")
     assert world.listed(path).expires_at is None

@@ -156,9 +156,9 @@ def set_checkpoint_ttl(world: World) -> None:
     for method in twins(world.rest, "set_checkpoint_ttl_from_tinker_path"):
         path = new_state(world)
         method(path, DAY)
-        first = world.listed(path).expires_at
+        first = world.expiry_of(path)
         method(path, 2 * DAY)
-        assert (world.listed(path).expires_at - first).total_seconds() == pytest.approx(DAY, abs=60)
+        assert (world.expiry_of(path) - first).total_seconds() == pytest.approx(DAY, abs=60)
         method(path, None)
         assert world.listed(path).expires_at is None
 
@@ -271,16 +271,17 @@ def list_sessions(world: World) -> None:
 )
 def search_sessions(world: World) -> None:
     name = world.new_name()
+    model_ids = []
     for number in range(2):
         service = world.new_service(user_metadata={"number": str(number)}, display_name=f"found by {name}")
-        model_id = settled(service.create_lora_training_client)(BASE_MODEL, rank=2).model_id
+        model_ids.append(settled(service.create_lora_training_client)(BASE_MODEL, rank=2).model_id)
         settled(service.close)("success")
     search = settled(world.rest.search_sessions)
     both = search(types.SessionSearchRequest(display_name=name)).sessions
     assert [each.display_name for each in both] == [f"found by {name}"] * 2
     request = types.SessionSearchRequest(display_name=name, user_metadata={"number": "1"})
     (found,) = search(request).sessions
-    assert found.session_id == model_id.split(":")[0]
+    assert found.session_id == model_ids[-1].split(":")[0]
     assert found.checkpoints_count == 0
     page = search(types.SessionSearchRequest(display_name=name, limit=1))
     rest = types.SessionSearchRequest(display_name=name, limit=1, cursor=page.next_cursor)

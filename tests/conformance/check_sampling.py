@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,8 +102,12 @@ def compute_logprobs(world: World) -> None:
 )
 def create(world: World) -> None:
     holder = world.base_sampler.holder
-    known = {"sampling_session_id": world.base_sampler._sampling_session_id}
-    for weights in ({"base_model": BASE_MODEL}, {"model_path": world.sampler_path}, known):
+    choices: list[dict[str, Any]] = [
+        {"base_model": BASE_MODEL},
+        {"model_path": world.sampler_path},
+        {"sampling_session_id": world.base_sampler._sampling_session_id},
+    ]
+    for weights in choices:
         opened = tinker.SamplingClient.create(holder, **weights).result(SECONDS)
         assert opened.sample(prompt(PROMPT), 1, greedy(2)).result(SECONDS).sequences
     path = "tinker://nobody:train:0/sampler_weights/x"

@@ -266,4 +266,5 @@ def agrees_with_trainer(sampler: tinker.SamplingClient, trainer: tinker.Training
     """The sampler's weights are the trainer's present ones."""
     sequence = sampler.sample(prompt(PROMPT), 1, drawn(max_tokens=5)).result(SECONDS).sequences[0]
     scored = logprobs_of(trainer, [supervised(PROMPT + list(sequence.tokens))])
+    assert sequence.logprobs is not None
     np.testing.assert_allclose(sequence.logprobs, scored[-5:], atol=1e-4)

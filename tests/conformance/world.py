@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,9 @@ class World:
 
     def new_sampler(self, path: str | None = None) -> Any:
         """A SamplingClient of a checkpoint or of the base model, or the future of one."""
-        weights = {"base_model": BASE_MODEL} if path is None else {"model_path": path}
-        return self.maybe_awaited(self.service.create_sampling_client(**weights))
+        base_model = BASE_MODEL if path is None else None
+        create = self.service.create_sampling_client
+        return self.maybe_awaited(create(model_path=path, base_model=base_model))
 
     def listed(self, path: str) -> tinker.Checkpoint:
         """A checkpoint as its run's list shows it."""
@@ -85,6 +87,12 @@ class World:
         listed = self.rest.list_checkpoints(run_id).result(SECONDS).checkpoints
         (found,) = [each for each in listed if each.tinker_path == path]
         return found
+
+    def expiry_of(self, path: str) -> datetime:
+        """When it will be deleted; it is not one that is kept."""
+        expires_at = self.listed(path).expires_at
+        assert expires_at is not None
+        return expires_at
 
     def post(self, path: str, body: dict) -> dict:
         """Without the SDK, for what it would not send."""

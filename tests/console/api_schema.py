@@ -11,7 +11,13 @@ from tests import write_openapi
 
 OWN = "/console/api/"  # every route below is the console's
 STREAM = "/console/api/stream"  # of events
-SDK_ROUTES = ("/api/v1/checkpoints", "/api/v1/audit", "/oai/api/v1/models")
+SDK_ROUTES = (
+    "/api/v1/checkpoints",
+    "/api/v1/audit",
+    "/api/v1/trajectories",
+    "/api/v1/trajectories/{trajectory_id}",
+    "/oai/api/v1/models",
+)
 
 
 def document() -> dict[str, Any]:

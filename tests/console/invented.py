@@ -5,6 +5,13 @@ import math
 
 STEPS = 400
 START = 1_790_000_000.0  # seconds since the epoch
+HEALTH = [
+    {"state": "waiting", "reason": "2 micro-batches of 1 other model ready", "failed": 0},
+    {"state": "errored", "reason": "KeyError: 'reward'", "failed": 0},
+    {"state": "finished", "reason": None, "failed": 0},
+    {"state": "interrupted", "reason": "its client was silent for 1800 seconds", "failed": 0},
+    {"state": "finished", "reason": None, "failed": 0},
+]
 WORDS = "The sum of the two numbers is found by adding their digits from the right .".split()
 
 
@@ -26,6 +33,7 @@ def runs() -> list[dict]:
             "created_at": START - 3600 * number,
             "is_open": number == 0,
             "silent_seconds": None,
+            "health": HEALTH[number],
             "metadata": ({} if number == 2 else {"name": name}) | {"optimizer": {"learning_rate": 1e-4}},
             "display_name": name if number == 2 else None,
             "steps": STEPS if number < 4 else 0,
@@ -70,6 +78,7 @@ def timing(window: float) -> dict:
         "since": since,
         "until": until,
         "summary": "The run spent most of this time waiting for its client (46 %), then computing (31 %).",
+        "group": {"name": "main", "is_only": False, "state": "ready", "phase": "running"},
         "shares": [
             {"cause": cause, "seconds": part * window, "advice": f"What helps against {cause}."}
             for cause, part in shares.items()
@@ -105,110 +114,6 @@ def _request(number: int, kind: str, seq_id: int, stages: list, *, is_open: bool
         "tokens": None if is_open else 4096,
         "reason": "3 micro-batches of 1 other model ready" if is_open else None,
     }
-
-
-def server() -> dict:
-    """A server of two hosts that has lost a worker, with three tenants."""
-    gib = 2**30
-    now = START + 1600.0
-    uses = {"base weights": 8.1, "training slots": 6.2, "sampler slots": 1.1, "steps while they run": 21.4}
-    programs = ["forward_backward 4x2048", "prefill 8x512", "decode 64x2048", "optim_step"]
-    tenants = [("ada", 0.52, 3, 2, 410), ("grace", 0.40, 1, 1, 1200), ("edsger", 0.08, 0, 0, 12)]
-    return {
-        "version": "0.9.0",
-        "model": "Qwen/Qwen3-4B",
-        "started_at": now - 9000,
-        "now": now,
-        "phase": "running",
-        "is_ready": True,
-        "refusal": None,
-        "mesh": {"fsdp": 4, "ep": 1, "tp": 2},
-        "device": "4 x H200",
-        "hosts": ["node-a", "node-b"],
-        "generations": [
-            _generation(2, now - 1200, None, None),
-            _generation(
-                1,
-                now - 9000,
-                now - 1210,
-                "worker 1 on node-b was killed by signal 9 (SIGKILL), during command 8812 (forward_backward)",
-            ),
-        ],
-        "programs": {
-            "ready": 121,
-            "planned": 133,
-            "compiling": "prefill 16x1024",
-            "recent": [
-                {
-                    "program": name,
-                    "seconds": 3.2 + n,
-                    "ended_at": now - 20 * n,
-                    "waiting": n % 2,
-                    "error": None,
-                }
-                for n, name in enumerate(programs)
-            ],
-        },
-        "memory": {
-            "device_bytes": 120 * gib,
-            "uses": [
-                *({"use": use, "bytes": int(size * gib), "note": ""} for use, size in uses.items()),
-                {"use": "keys and values", "bytes": 83 * gib, "note": "for 1204224 tokens"},
-            ],
-            "choices": [["micro-batch of training", "up to 16384 tokens, or one longer sequence"]],
-        },
-        "window_seconds": 300.0,
-        "tenants": [
-            {
-                "owner": owner,
-                "waiting": waiting,
-                "running": running,
-                "oldest_seconds": 2.5 if waiting else None,
-                "finished": finished,
-                "wait_median": 0.12,
-                "wait_most": 3.4,
-                "tokens": 900 * finished,
-                "device_share": share,
-            }
-            for owner, share, waiting, running, finished in tenants
-        ],
-        "queue": [
-            _unfinished("forward_backward", 14.2, "2 micro-batches of 1 other model ready"),
-            _unfinished("sample", 2.5, None),
-        ],
-        "queue_length": 5,
-        "throughput": [
-            {
-                "at": now - 300 + 5 * n,
-                "trained": 9000 + 2500 * math.sin(n / 5),
-                "sampled": 5200 + 1800 * math.cos(n / 3),
-                "busy": 0.9 + 0.08 * math.sin(n),
-            }
-            for n in range(60)
-        ],
-        "disk": {
-            "free_bytes": 410 * gib,
-            "bytes_by_kind": {"snapshots": 31 * gib, "checkpoints": 22 * gib, "payloads": 7 * gib},
-            "problem": None,
-        },
-        "suspects": [
-            {
-                "id": "9f31c2aa77d0",
-                "kind": "forward_backward",
-                "line": "00000003-train-0",
-                "owner": "grace",
-                "state": "unfinished",
-                "losses": 1,
-                "coordinator_losses": 0,
-                "reason": None,
-            }
-        ],
-    }
-
-
-def _unfinished(kind: str, seconds: float, reason: str | None) -> dict:
-    facts = {"id": "5f0c44a1", "kind": kind, "line": "00000000-0000:train:0", "owner": "grace"}
-    return {**facts, "seconds": seconds, "is_running": reason is None, "reason": reason}
 
 
 def samples(query: dict[str, str]) -> dict:
@@ -299,16 +204,6 @@ def completion(asked: dict) -> list[bytes]:
             )
     lines = [f"data: {json.dumps(each)}\n\n".encode() for each in events]
     return [b": still working\n\n", *lines, b"data: [DONE]\n\n"]
-
-
-def _generation(number: int, began_at: float, ended_at: float | None, reason: str | None) -> dict:
-    return {
-        "number": number,
-        "began_at": began_at,
-        "ready_at": began_at + 38.5,
-        "ended_at": ended_at,
-        "reason": reason,
-    }
 
 
 def keys() -> dict:

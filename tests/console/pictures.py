@@ -19,7 +19,7 @@ import tinker
 from spmd_tx.demo import tiny_model
 from spmd_tx.demo.run import load_example
 from tests.console.driver import drive
-from tests.console.test_live import create_key
+from tests.console.test_live import create_key, play
 from tests.sdk.server import BASE_MODEL, Server, serving
 
 EXAMPLE = load_example()
@@ -89,6 +89,7 @@ def main(folder: Path) -> None:
         for run, name in zip(runs, ("final", "final", "early"), strict=True):
             run.trainer.save_weights_for_sampler(name).result()
         runs[0].trainer.save_state("to go on from").result()
+        play(server.url, keys["ada"], "agent-1")
         is_over = threading.Event()
 
         def go_on() -> None:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.console import invented
+from tests.console import invented, invented_server, invented_trajectory
 
 STATIC = Path(__file__).parents[2] / "spmd_tx/coordinator/http/console/static"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -21,8 +21,11 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
     if path == "runs":
         return {"runs": listed, "next_cursor": None}
     match path.split("/"):
+        case ["open_runs"]:
+            silent = {"state": "silent", "reason": "no heartbeat for 14 s", "failed": 3}
+            return {"runs": {each["id"]: silent for each in listed if each["is_open"]}, "is_cut": False}
         case ["server"]:
-            return invented.server()
+            return invented_server.server()
         case ["keys"]:
             return invented.keys()
         case ["usage"]:
@@ -49,23 +52,51 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
     return None
 
 
+class StreamCount:
+    """Counts the streams that are open, and how many there were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.now -= 1
+
+
 class Handler(BaseHTTPRequestHandler):
     needs_key = False
+    streams = StreamCount()
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         path = unquote(url.path)
         if path == "/api/v1/audit":
             return self.send(200, invented.audit())
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        if path.startswith("/api/v1/trajectories"):
+            is_list = path == "/api/v1/trajectories"
+            return self.send(
+                200, invented_trajectory.listed() if is_list else invented_trajectory.tree(query)
+            )
         if path == "/oai/api/v1/models":
             names = ["Qwen/Qwen3-4B", "tinker://00000000-train-0/sampler_weights/step 240"]
             return self.send(200, {"data": [{"id": name} for name in names]})
         if path.startswith("/console/api/"):
             if self.needs_key and self.headers.get("X-Api-Key") != KEY:
                 return self.send(401, {"error": "this API key is not known"})
-            query = {name: values[0] for name, values in parse_qs(url.query).items()}
             if path == "/console/api/stream":
-                return self.stream()
+                with self.streams.one_more():
+                    return self.stream()
+            if path == "/console/api/stream-count":  # for the test
+                return self.send(200, {"now": self.streams.now, "most": self.streams.most})
             found = answer(path.removeprefix("/console/api/"), query)
             return self.send(200, found) if found is not None else self.send(404, {"error": f"no {path}"})
         file = STATIC / path.removeprefix("/console/") if "/assets/" in path else STATIC / "index.html"
@@ -96,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         try:
-            for _ in range(100):
+            for _ in range(300):
                 self.wfile.write(b": alive\n\n")
                 time.sleep(0.2)
         except OSError:
@@ -118,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(*, needs_key: bool = False) -> Iterator[str]:
     """Serve on loopback, and give the address."""
-    handler = type("StandIn", (Handler,), {"needs_key": needs_key})
+    handler = type("StandIn", (Handler,), {"needs_key": needs_key, "streams": StreamCount()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)

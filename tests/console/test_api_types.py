@@ -9,9 +9,10 @@ from spmd_tx.coordinator.http.console.sign_in import SignedIn
 from spmd_tx.coordinator.wire.console.people import KeysResponse, UseResponse
 from spmd_tx.coordinator.wire.console.run_samples import SampleGroup, SamplesPage
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming
-from spmd_tx.coordinator.wire.console.runs import MetricsResponse, Run, RunsResponse
+from spmd_tx.coordinator.wire.console.runs import MetricsResponse, OpenRunsResponse, Run, RunsResponse
 from spmd_tx.coordinator.wire.console.server_page import ServerPage
-from tests.console import api_schema, invented, stand_in
+from spmd_tx.coordinator.wire.trajectories import TrajectoryList, TrajectoryTree
+from tests.console import api_schema, invented, invented_trajectory, stand_in
 
 TYPES = Path(__file__).parents[2] / "console/src/api_types.ts"
 RUN = f"runs/{invented.runs()[0]['id']}"
@@ -26,6 +27,7 @@ def test_the_types_are_generated_from_the_routes_of_today():
     [
         ("runs", RunsResponse),
         (RUN, Run),
+        ("open_runs", OpenRunsResponse),
         (f"{RUN}/metrics", MetricsResponse),
         (f"{RUN}/timing", RunTiming),
         (f"{RUN}/samples", SamplesPage),
@@ -39,3 +41,9 @@ def test_the_types_are_generated_from_the_routes_of_today():
 def test_invented_answers_are_like_those_of_the_routes(path: str, type_: type):
     query = {"hours": "24", "limit": "20", "seconds": "300", "after": "0"}
     msgspec.convert(stand_in.answer(path, query), type_)
+
+
+@pytest.mark.parametrize("query", [{"outline": "true"}, {"turns_of": "request-5", "tokens": "true"}, {}])
+def test_invented_trajectories_are_like_those_of_the_routes(query: dict[str, str]):
+    msgspec.convert(invented_trajectory.listed(), TrajectoryList)
+    assert msgspec.convert(invented_trajectory.tree(query), TrajectoryTree).turns

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -14,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import anthropic
 import httpx
+import openai
 import pytest
 import tinker
 from tinker import types
@@ -168,6 +171,16 @@ def see_cause(tenants: Tenants, trainer: tinker.TrainingClient, cause: str) -> N
     drive("live_timing", tenants.server.url, **facts)
 
 
+def test_a_killed_client_is_silent(tenants):
+    url, key = tenants.server.url, tenants.keys["alice"]
+    command = [sys.executable, "-m", "tests.console.lasting_client", url, key, "to be killed"]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as client:
+        try:
+            drive("live_health", url, {"kill": client.kill}, key=key, name="to be killed")
+        finally:
+            client.kill()
+
+
 def test_curves_grow_without_a_reload(tenants):
     with (
         tenants.trainer("alice", "growing") as trainer,
@@ -220,6 +233,38 @@ def test_checkpoints_are_sampled_in_the_playground(tenants):
         trainer.save_weights_for_sampler("to play with").result(SECONDS)
         drive("live_playground", tenants.server.url, key=tenants.keys["alice"])
         drive("live_playground", tenants.server.url, key=reader, may_sample="no")
+
+
+def play(url: str, key: str, name: str) -> None:
+    """Chat in a trajectory as two agents do, with a retry and an edited message."""
+    first, more = {"role": "user", "content": "Look at 3."}, {"role": "user", "content": "And at 4?"}
+    asked = {"model": BASE_MODEL, "max_tokens": 12, "seed": 3, "temperature": 1}
+    with openai.OpenAI(base_url=f"{url}/oai/api/in/{name}/v1", api_key=key, timeout=SECONDS) as agent:
+
+        def chat(*messages: object) -> object:
+            return agent.chat.completions.create(messages=list(messages), **asked).choices[0].message
+
+        said = chat(first)
+        for text in ("And at 4?", "And at 4?", "And at <b>5</b>?"):
+            chat(first, said, more | {"content": text})
+    with anthropic.Anthropic(
+        base_url=f"{url}/anthropic/api/in/{name}", api_key=key, timeout=SECONDS
+    ) as agent:
+        question = {"role": "user", "content": "Find out more."}
+        agent.messages.create(model=BASE_MODEL, max_tokens=12, messages=[question])
+
+
+def test_a_trajectory_is_a_tree_that_says_why(tenants):
+    reader = create_key(tenants.server.data_dir, "alice", "read-only")
+    url, keys = tenants.server.url, tenants.keys
+    play(url, keys["alice"], "agent-1")
+    play(url, keys["bob"], "agent-of-bob")
+    headers, routes = {"X-Api-Key": keys["alice"]}, f"{url}/api/v1/trajectories"
+    (entry,) = httpx.get(routes, headers=headers).raise_for_status().json()["trajectories"]
+    httpx.post(f"{routes}/{entry['id']}/rewards", headers=headers, json={"reward": 0.75}).raise_for_status()
+    facts = {"name": "agent-1", "theirs": "agent-of-bob"}
+    on = {"more": lambda: play(url, keys["alice"], "agent-2")}
+    drive("live_trajectories", url, on, key=reader, **facts)
 
 
 def test_a_tenant_sees_nothing_of_another(tenants):

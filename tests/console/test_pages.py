@@ -1,3 +1,4 @@
+import httpx
 import pytest
 
 from tests.console import stand_in
@@ -7,7 +8,19 @@ pytestmark = [pytest.mark.console, needs_chromium]
 
 
 @pytest.mark.parametrize(
-    "story", ["runs", "run", "timing", "samples", "playground", "server", "people", "not_found", "phone"]
+    "story",
+    [
+        "runs",
+        "run",
+        "timing",
+        "samples",
+        "trajectories",
+        "playground",
+        "server",
+        "people",
+        "not_found",
+        "phone",
+    ],
 )
 def test_a_page_works(story):
     with stand_in.serving() as address:
@@ -17,3 +30,9 @@ def test_a_page_works(story):
 def test_a_page_asks_for_a_key():
     with stand_in.serving(needs_key=True) as address:
         drive("sign_in", address)
+
+
+def test_ten_tabs_share_one_stream():
+    with stand_in.serving() as address:
+        drive("tabs", address)
+        assert httpx.get(f"{address}/console/api/stream-count").json()["most"] == 1

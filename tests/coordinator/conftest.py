@@ -7,26 +7,27 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, Literal, cast
 
 import httpx
 import pytest
 from litestar import Litestar
 from tokenizers import Tokenizer
 
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import MAIN, ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
 from spmd_tx.coordinator.http.app import make_app
-from spmd_tx.coordinator.http.services import Backend, Services, open_services
+from spmd_tx.coordinator.http.services import Backend, Services, Stores, open_services
 from spmd_tx.coordinator.requests import payload_files
 from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
+from spmd_tx.coordinator.retention.reaper import Reaped, Reaper
 from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.build import open_stores
-from spmd_tx.coordinator.server.telemetry import open_telemetry
+from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
@@ -128,13 +129,33 @@ async def queue(database: Database, tmp_path: Path, arrivals: list[Request]) -> 
 
 
 @dataclass
+class FakeGroup:
+    name: str
+    base: str
+    base_key: str
+    state: str = "ready"
+    phase: str = "running"
+    role: Literal["train and sample", "sample"] = "train and sample"
+    programs: ProgramsHealth | None = None
+    record: MeshTimeline = field(default_factory=MeshTimeline)
+
+
+@dataclass
 class FakeHealth:
     phase: str = "running"
     ready: bool = True
     refusal: str | None = None
     programs: ProgramsHealth | None = None
-    record: MeshTimeline = field(default_factory=MeshTimeline)
     closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    groups: list[FakeGroup] = field(default_factory=lambda: [FakeGroup(MAIN, BASE_MODEL, BASE_MODEL)])
+    problems: dict[str, str] = field(default_factory=dict)  # by the keys of base models
+
+    @property
+    def record(self) -> MeshTimeline:
+        return self.groups[0].record
+
+    def problem_of(self, base: str) -> str | None:
+        return self.problems.get(base)
 
 
 @functools.cache
@@ -159,6 +180,18 @@ def tiny_served_model(directory: Path) -> ServedModel:
     return ServedModel(directory, TINY_MODEL, TINY_MODEL.max_positions, text)
 
 
+async def _open_stores(config: ServerConfig, stack: AsyncExitStack, telemetry: Telemetry | None) -> Stores:
+    """Do not look for what is too old in a new data directory, which takes half of a test's time."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not (config.data_dir / "payloads").exists():
+            patch.setattr(Reaper, "reap", _reap_nothing)
+        return await open_stores(config, stack, telemetry)
+
+
+async def _reap_nothing(self: Reaper, **how: object) -> list[Reaped]:
+    return []
+
+
 @asynccontextmanager
 async def run_services(
     data_dir: Path, database_url: str | None = None, more: MoreBases = lambda data_dir, stack: []
@@ -174,7 +207,7 @@ async def run_services(
         telemetry = open_telemetry(os.environ)
         if telemetry is not None:
             stack.push_async_callback(asyncio.to_thread, telemetry.close)
-        stores = await open_stores(config, stack, telemetry)
+        stores = await _open_stores(config, stack, telemetry)
         bases = Bases(
             [open_base(config, tiny_served_model(data_dir / "model"), stack), *more(data_dir, stack)]
         )
@@ -212,7 +245,7 @@ def app(services: Services) -> Litestar:
 
 @pytest.fixture
 async def api(app: Litestar) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=app)
+    transport = httpx.ASGITransport(cast(Any, app))
     async with httpx.AsyncClient(transport=transport, base_url="http://server/api/v1/") as client:
         yield client
 
@@ -224,12 +257,12 @@ async def client_for(
     """Make a key, and a client that sends it: ``await client_for("alice", role="read-only")``."""
     async with AsyncExitStack() as stack:
 
-        async def client_for(owner: str, **wish: object) -> httpx.AsyncClient:
+        async def client_for(owner: str, **wish: Any) -> httpx.AsyncClient:
             async with services.database.transaction() as db:
                 token, _ = await keys.create(db, keys.NewKeyOptions(owner, **wish))
             await services.keyring.look()
             client = httpx.AsyncClient(
-                transport=httpx.ASGITransport(app=app),
+                transport=httpx.ASGITransport(cast(Any, app)),
                 base_url="http://server/api/v1/",
                 headers={"x-api-key": token},
             )

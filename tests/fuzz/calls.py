@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 BASE_MODEL = "tiny"
-API, OPENAI = "/api/v1/", "/oai/api/v1/"
+API, OPENAI, ANTHROPIC = "/api/v1/", "/oai/api/v1/", "/anthropic/api/v1/"
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
 
 
@@ -18,6 +18,7 @@ class Call:
     body: bytes | None = None
     content_type: str = JSON
     is_poll: bool = False  # it may wait for long, and is left after a while
+    is_refused: bool = False  # it asks for what nobody can do, and may not be taken
 
     def __str__(self) -> str:
         body = b"" if self.body is None else self.body
@@ -31,9 +32,12 @@ class Names:
     """Of one session; lists of what was answered only hold what a choice falls back from when it is empty."""
 
     session: str = "none"
+    rank: int = 4  # of models; 0: the server trains all weights
     requests: list[str] = field(default_factory=list)
     losses: list[tuple[str, list[dict[str, Any]]]] = field(default_factory=list)  # with their inputs
     links: list[str] = field(default_factory=list)
+    trajectories: list[str] = field(default_factory=list)
+    turns: dict[str, list[Any]] = field(default_factory=dict)  # what was answered in a dialect, to go on from
     training_number: int = 0
     sample_number: int = 0
     other_number: int = 0  # of models, samplers and losses
@@ -48,6 +52,10 @@ class Names:
 
     def checkpoint(self, kind: str, name: str = "ck") -> str:
         return f"tinker://{self.model}/{kind}/{name}"
+
+    @property
+    def latest_request(self) -> str:
+        return self.requests[-1] if self.requests else "none"
 
     def next_training(self) -> int:
         self.training_number += 1

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from spmd_tx.demo import tiny_model
 from tests.fuzz.alice import Note
 from tests.fuzz.fuzzing import in_peace
+from tests.fuzz.option_sets import write_model
 from tests.fuzz.served import serving
 
 DATABASES = "SQLite", pytest.param("PostgreSQL", marks=pytest.mark.fuzz)
@@ -36,7 +36,7 @@ def database_url(request: pytest.FixtureRequest) -> Iterator[str | None]:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_model.write(tmp_path_factory.mktemp("model"))
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")

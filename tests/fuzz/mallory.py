@@ -21,9 +21,10 @@ from tests.fuzz.calls import API, Call, Names
 CONNECTIONS = 6
 SECONDS = 60  # for an answer; what takes longer hangs
 PAUSE = 0.1  # seconds between two attempts
-POLL_SECONDS = 2  # after which a poll is left
+POLL_SECONDS = 5  # after which a poll is left
 BUSY = 503  # as when the database is locked; the SDK asks again
 UNFINISHED = 408  # of a poll
+TAKEN = "taken, although it says what nobody reads, or two things at once"
 LAST = 12  # calls that are shown of what was sent before a death
 
 
@@ -38,6 +39,7 @@ class Book:
     requests: dict[str, str] = field(default_factory=dict)  # by id: the call that it came from
     sessions: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)  # of futures
+    in_vain: set[str] = field(default_factory=set)  # ids of requests that must fail by their sender
     sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     last: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=LAST))  # with their stories
@@ -66,6 +68,12 @@ class Book:
             if is_bad:
                 self.findings.append(f"answered with {status}: {answer[:300]}\n    {line}")
 
+    def note_end(self, line: str, outcome: str, answer: httpx.Response) -> None:
+        """Of a future."""
+        with self.lock, self.log.open("a") as log:
+            self.outcomes[outcome] += 1
+            log.write(f"{line}\n  => {outcome} {answer.text[:300]!r}\n")
+
     def find(self, what: str, line: str) -> None:
         with self.lock:
             self.findings.append(f"{what}\n    {line}")
@@ -78,9 +86,12 @@ class Book:
 class Mallory:
     """Plays stories as long as the server lives."""
 
-    def __init__(self, url: str, token: str, seed: int, book: Book, is_alive: Callable[[], bool]) -> None:
-        self._url, self._token, self._seed = url, token, seed
-        self._book, self._is_alive = book, is_alive
+    def __init__(
+        self, client: tuple[str, str], seed: int, book: Book, is_alive: Callable[[], bool], rank: int
+    ) -> None:
+        """``client`` has the server's URL and a key; ``rank`` is that of her models."""
+        (self._url, self._token), self._seed = client, seed
+        self._book, self._is_alive, self._rank = book, is_alive, rank
 
     def play(self, numbers: Iterable[int]) -> None:
         """Some stories at a time."""
@@ -104,7 +115,7 @@ class Mallory:
         return httpx.Client(base_url=self._url, headers={"x-api-key": self._token}, timeout=SECONDS)
 
     def _play(self, client: httpx.Client, number: int) -> None:
-        names = Names()
+        names = Names(rank=self._rank)
         for place, call in enumerate(stories.told(self._seed, number, names)):
             line = f"story {number} call {place}: {call}"
             self._book.note_sending(number, line)
@@ -119,11 +130,18 @@ class Mallory:
                     break
                 continue  # a request that HTTP itself cannot carry
             self._book.note(line, answer.status_code, answer.text)
-            if answer.is_success:
-                _learn(
-                    names, call, answer, lambda request_id, line=line: self._book.requested(request_id, line)
-                )
+            if call.is_refused and answer.is_success:
+                self._expect_failure(answer, line)
+            _learn(names, call, answer, lambda request_id, line=line: self._book.requested(request_id, line))
         self._book.sessions.append(names.session)
+
+    def _expect_failure(self, answer: httpx.Response, line: str) -> None:
+        told = _json(answer)
+        request_id = told.get("request_id") if isinstance(told, dict) else None
+        if isinstance(request_id, str):
+            self._book.in_vain.add(request_id)
+        else:
+            self._book.find(f"{TAKEN}: {answer.text[:300]}", line)
 
     def send(self, client: httpx.Client, call: Call) -> httpx.Response:
         headers = {} if call.body is None else {"content-type": call.content_type}
@@ -156,19 +174,20 @@ class Mallory:
         except httpx.TransportError as error:
             self._book.find(f"its future cannot be asked for: {error!r}", line)
             return
-        self._judge(answer, line)
+        self._judge(answer, line, must_fail=request_id in self._book.in_vain)
 
-    def _judge(self, answer: httpx.Response, line: str) -> None:
+    def _judge(self, answer: httpx.Response, line: str, *, must_fail: bool) -> None:
         failed = (
             _json(answer) if answer.headers.get("content-type", "").startswith("application/json") else {}
         )
         category = failed.get("category", "none") if isinstance(failed, dict) else "none"
-        with self._book.lock:
-            self._book.outcomes[f"{answer.status_code} {category}"] += 1
+        self._book.note_end(line, f"{answer.status_code} {category}", answer)
         if answer.status_code == UNFINISHED:
             self._book.find(f"its future has no end: {answer.text[:300]}", line)
         elif answer.status_code >= 500 or category == "server":
             self._book.find(f"its future failed by the server: {answer.text[:500]}", line)
+        elif must_fail and category != "user":
+            self._book.find(TAKEN, line)
 
 
 def _post(
@@ -184,9 +203,12 @@ def _post(
 
 def _learn(names: Names, call: Call, answer: httpx.Response, requested: Callable[[str], None]) -> None:
     """What the next requests need, and the futures that must end."""
+    if "location" in answer.headers:
+        names.links.append(httpx.URL(answer.headers["location"]).raw_path.decode())
     told = _json(answer)
-    if not isinstance(told, dict):
+    if not answer.is_success or not isinstance(told, dict):
         return
+    _learn_turn(names, call.path, told)
     if call.path == API + "create_session" and names.session == "none":
         names.session = told["session_id"]
     for url in (told.get("urls") or {}).values():
@@ -202,6 +224,20 @@ def _learn(names: Names, call: Call, answer: httpx.Response, requested: Callable
             return
         inputs = [{"name": each.name, "rank": each.rank} for each in loss.inputs]
         names.losses.append(("loss-" + told["request_id"], inputs))
+
+
+def _learn_turn(names: Names, path: str, told: dict[str, Any]) -> None:
+    """What an agent has been answered, and the trajectories that there are."""
+    if path == API + "trajectories":
+        names.trajectories.append(told["id"])
+    if path.startswith(API + "trajectories?"):
+        names.trajectories += [each["id"] for each in told["trajectories"]][:3]
+    dialects = {"chat/completions": "chat", "/responses": "responses", "/messages": "messages"}
+    dialect = next((dialects[end] for end in dialects if path.endswith(end)), None)
+    if dialect is not None:
+        of_chat = [choice["message"] for choice in told.get("choices", ())]
+        answered = {"chat": of_chat, "responses": [told.get("output")], "messages": [told.get("content")]}
+        names.turns.setdefault(dialect, []).extend(answered[dialect])
 
 
 def _json(answer: httpx.Response) -> object:

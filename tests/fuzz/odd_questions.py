@@ -13,6 +13,11 @@ EDGES = (
     "2026-01-01T00:00:00Z",
     "1970-01-01T00:00:00Z",
 )
+PERIODS = (
+    ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"),
+    ("9999-12-31T00:00:00Z", "9999-12-31T23:00:00Z"),
+    ("0001-01-01T00:00:00Z", "0001-01-01T01:00:00Z"),
+)
 DAYS = "0001-01-01", "9999-12-31", "9999-12-30", "2026-02-29", "1970-01-01", "10000-01-01"
 
 
@@ -30,7 +35,7 @@ def about_session(odd: Oddities, names: Names) -> Call:
             body = odd.spoilt({"project_id": "p"})
             return Call("PUT", f"{API}{where}/project", as_json(body, odd.random))
         case 2:
-            return _asked(odd, f"{where}/trace_export", {})
+            return asked(odd, f"{where}/trace_export", {})
         case 3:
             return posted(odd, "get_info", {"model_id": names.model})
     return posted(odd, "weights_info", {"tinker_path": names.checkpoint("weights")})
@@ -55,26 +60,24 @@ def search(odd: Oddities, names: Names) -> Call:
 
 def query(odd: Oddities, names: Names) -> Call:
     page = {"limit": "20", "offset": "0"}
+    period = odd.random.choice(PERIODS if odd.chance(0.8) else [EDGES[:2]])
     questions = {
         "audit": {"event_type": "all", "day": odd.random.choice(DAYS)},
-        "billing/usage/events": {
-            "starting_on": odd.random.choice(EDGES),
-            "ending_before": odd.random.choice(EDGES),
-        },
+        "billing/usage/events": dict(zip(("starting_on", "ending_before"), period, strict=True)),
         "billing/usage/checkpoints/current": {"project_id": "p"},
         "training_runs": {**page, "access_scope": "owned", "project_id": "p"},
         "checkpoints": page,
         "sessions": {**page, "access_scope": "accessible"},
     }
     path = odd.random.choice(list(questions))
-    return _asked(odd, path, questions[path])
+    return asked(odd, path, questions[path])
 
 
 def about_checkpoint(odd: Oddities, names: Names) -> Call:
     kind = odd.random.choice(["weights", "sampler_weights", "external_weights"])
-    name = odd.text() if odd.chance(0.3) else "ck"
-    where = f"{API}training_runs/{_path(names.model)}/checkpoints/{kind}/{_path(name)}"
-    match odd.random.randrange(7):
+    name = odd.text() if odd.chance(0.15) else "ck"
+    where = f"{API}training_runs/{quoted(names.model)}/checkpoints/{kind}/{quoted(name)}"
+    match odd.random.randrange(8):
         case 0:
             return Call("PUT", where + "/ttl", as_json(odd.spoilt({"ttl_seconds": 3600}), odd.random))
         case 1:
@@ -82,10 +85,13 @@ def about_checkpoint(odd: Oddities, names: Names) -> Call:
         case 2:
             return Call("DELETE", where + "/publish")
         case 3:
-            return Call("GET", where + odd.random.choice(["/archive", "/external_weights_urls"]))
+            place = odd.random.choice(["archive", "external_weights_urls"])
+            if place == "external_weights_urls" and odd.chance(0.8):
+                where = where.replace(f"/{kind}/", "/external_weights/")
+            return Call("GET", f"{where}/{place}")
         case 4:
             return Call("DELETE", where)
-        case 5:
+        case 5 | 6:
             return Call("GET", pick(odd.random, names.links, API + "downloads/files/a/b/c/d/e"))
     return copy(odd, names, kind)
 
@@ -101,16 +107,16 @@ def copy(odd: Oddities, names: Names, kind: str) -> Call:
 
 def finish(odd: Oddities, names: Names) -> Call:
     body = {"reason": {"type": "success"}, "detail": "done"}
-    return posted(odd, f"sessions/{_path(names.session)}/finish", body, 0.3)
+    return posted(odd, f"sessions/{quoted(names.session)}/finish", body, 0.3)
 
 
-def _asked(odd: Oddities, path: str, questions: dict[str, str]) -> Call:
-    asked = dict(questions)
-    if asked and odd.chance(0.5):
+def asked(odd: Oddities, path: str, questions: dict[str, str]) -> Call:
+    parameters = dict(questions)
+    if parameters and odd.chance(0.4):
         odd_one = odd.random.choice([odd.text()[:2000], str(odd.integer()), str(odd.number())])
-        asked[odd.random.choice(list(asked))] = odd_one
-    return Call("GET", f"{API}{path}?{urlencode(asked, errors='surrogatepass')}")
+        parameters[odd.random.choice(list(parameters))] = odd_one
+    return Call("GET", f"{API}{path}?{urlencode(parameters, errors='surrogatepass')}")
 
 
-def _path(text: str) -> str:
+def quoted(text: str) -> str:
     return quote(text[:3000], safe=":", errors="surrogatepass") or "-"

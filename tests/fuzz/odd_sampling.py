@@ -1,10 +1,10 @@
-"""Odd requests that sample, by the routes of the SDK and of OpenAI, and that ask for results."""
+"""Odd requests that sample by the routes of the SDK, and that ask for results."""
 
 from typing import Any
 
-from tests.fuzz.calls import BASE_MODEL, OPENAI, Call, Names, pick
+from tests.fuzz.calls import BASE_MODEL, Call, Names, pick
 from tests.fuzz.odd_training import posted
-from tests.fuzz.oddities import Oddities, as_json
+from tests.fuzz.oddities import Oddities
 
 
 def create_sampler(odd: Oddities, names: Names) -> Call:
@@ -34,10 +34,12 @@ def sample(odd: Oddities, names: Names) -> Call:
     }
     for key, value in _wishes(odd, tokens).items():
         if odd.chance(0.3):
-            body[key] = odd.spoilt({"one": value})["one"] if odd.chance(0.4) else value
+            body[key] = odd.spoilt({"one": value})["one"] if odd.chance(0.3) else value
+    if "prompt_logprobs_last_n" in body and odd.chance(0.9):
+        body["prompt_logprobs"] = True
     if odd.chance(0.3):
         body["sampling_params"] = odd.spoilt(params)
-    return posted(odd, "asample", body, 0.4)
+    return posted(odd, "asample", body, 0.25)
 
 
 def _wishes(odd: Oddities, tokens: list[int]) -> dict[str, Any]:
@@ -54,29 +56,6 @@ def _wishes(odd: Oddities, tokens: list[int]) -> dict[str, Any]:
         "target_prompt_logprobs": targets,
         "record_stability_info": True,
     }
-
-
-def complete(odd: Oddities, names: Names) -> Call:
-    """OpenAI's two routes; few tokens, as the answer is waited for."""
-    body: dict[str, Any] = {"model": BASE_MODEL, "max_tokens": 2, "n": 1, "temperature": 1.0, "seed": 3}
-    extras = {"top_p": 0.9, "top_k": 5, "stop": ["a"], "stream": True, "return_token_ids": True}
-    body |= {key: value for key, value in extras.items() if odd.chance(0.3)}
-    if odd.chance(0.2):
-        body["model"] = names.checkpoint("sampler_weights")
-    if odd.chance(0.5):
-        prompts = ["a b", [1, 2, 3], ["a", "b"], [[1, 2], [3]]]
-        return _open_ai(odd, "completions", {**body, "prompt": odd.random.choice(prompts), "logprobs": 1})
-    messages = [
-        {"role": "system", "content": "a"},
-        {"role": "user", "content": [{"type": "text", "text": "b"}]},
-    ]
-    more = {"logprobs": True, "chat_template_kwargs": {"a": 1}} if odd.chance(0.3) else {}
-    return _open_ai(odd, "chat/completions", {**body, **more, "messages": messages})
-
-
-def _open_ai(odd: Oddities, path: str, body: dict[str, Any]) -> Call:
-    content = as_json(odd.spoilt(body) if odd.chance(0.7) else body, odd.random)
-    return Call("POST", OPENAI + path, content, is_poll=True)
 
 
 def ask_for_result(odd: Oddities, names: Names) -> Call:

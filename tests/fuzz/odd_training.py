@@ -16,7 +16,7 @@ INPUTS = {
     "ppo": ("logprobs", "advantages"),
     "cispo": ("logprobs", "advantages"),
     "dro": ("logprobs", "advantages"),
-    "gspo": ("logprobs", "advantages"),
+    "gspo": ("logprobs", "advantages", "sequence_ratio_mask"),
     "stable_reinforce": ("advantages",),
 }
 NUMBERS = {
@@ -35,7 +35,7 @@ def posted(odd: Oddities, path: str, body: Body, spoil: float = 0.7) -> Call:
 
 def create_model(odd: Oddities, names: Names) -> Call:
     lora = {
-        "rank": odd.random.choice([1, 4, 8]),
+        "rank": odd.random.choice([1, 4, 8]) if names.rank else 0,
         "seed": 9,
         "train_unembed": True,
         "train_mlp": True,
@@ -52,6 +52,14 @@ def forward_backward(odd: Oddities, names: Names) -> Call:
     return _sent(odd, body)
 
 
+def batch_in_json(odd: Oddities, names: Names) -> Call:
+    return _as_json(odd, _batch(odd, names, "cross_entropy", [{"name": "weights", "rank": 1}]))
+
+
+def batch_in_protobuf(odd: Oddities, names: Names) -> pb.ForwardBackwardRequest:
+    return _message(_batch(odd, names, "cross_entropy", [{"name": "weights", "rank": 1}]))
+
+
 def custom_batch(odd: Oddities, names: Names) -> Call:
     loss_id, inputs = pick(odd.random, names.losses, ("loss-none", [{"name": "logprobs", "rank": 1}]))
     body = _batch(odd, names, "custom", [each for each in inputs if each["name"] != "logprobs"])
@@ -61,7 +69,7 @@ def custom_batch(odd: Oddities, names: Names) -> Call:
 def create_custom_loss(odd: Oddities, names: Names) -> Call:
     definitions = [each.definition for each in recorded().values()]
     definition = copy.deepcopy(odd.random.choice(definitions))
-    if odd.chance(0.5):
+    if odd.chance(0.3):
         node = odd.random.randrange(len(definition["graph"]["nodes"]))
         definition["graph"]["nodes"][node] = odd.spoilt(definition["graph"]["nodes"][node])
     body = {"session_id": names.session, "custom_loss_seq_id": names.next_other(), **definition}
@@ -134,8 +142,8 @@ def _datum(odd: Oddities, names: Names, inputs: list[Body]) -> Body:
         shape = [[1], [length], [length, 2]][each["rank"]]
         values = [float(odd.random.randint(-2, 2)) for _ in range(int(np.prod(shape)))]
         tensors[each["name"]] = {"data": values, "dtype": "float32", "shape": shape}
-    if odd.chance(0.15):
-        tensor = tensors[odd.random.choice(list(tensors))]
+    is_of_one_target = [each["name"] for each in inputs] != ["weights"]
+    for tensor in tensors.values() if odd.chance(0.02 if is_of_one_target else 0.4) else ():
         rows = {"shape": [length, 3], "sparse_crow_indices": list(range(length + 1))}
         tensor.update(rows, data=tensor["data"][:length], sparse_col_indices=[0] * length)
     sequence = f"{pick(odd.random, names.requests, 'none')}:0"
@@ -148,9 +156,9 @@ def _datum(odd: Oddities, names: Names, inputs: list[Body]) -> Body:
 
 
 def _sent(odd: Oddities, body: Body) -> Call:
-    if odd.chance(0.4):
+    if odd.chance(0.25):
         body = odd.spoilt(body)
-    elif odd.chance(0.8):
+    elif odd.chance(0.5):
         datum = odd.random.choice(body["data"])
         place = odd.random.choice([datum, datum["loss_fn_inputs"], datum["loss_fn_inputs"]])
         name = odd.random.choice(list(place))
@@ -169,6 +177,9 @@ def _sent(odd: Oddities, body: Body) -> Call:
 def _as_json(odd: Oddities, body: Body) -> Call:
     numbered = {key: body.get(key) for key in ("model_id", "seq_id")}
     loss = {key: body.get(key) for key in ("data", "loss_fn", "loss_fn_config")}
+    for datum in loss["data"] if isinstance(loss["data"], list) else ():
+        if isinstance(datum, dict):
+            datum.pop("spans", None)  # protobuf alone has them
     name = "forward" if body.get("forward_only") is True else "forward_backward"
     return Call("POST", API + name, as_json({**numbered, f"{name}_input": loss}, odd.random))
 

@@ -3,8 +3,12 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
 from tests.fuzz.alice import TOLERANCE
+from tests.support.chat_templates import QWEN3
+
+PROSE = r"# Tools\n\nSignatures of functions are within <tools></tools> XML tags:\n"  # of 60 tokens
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,14 @@ class OptionSet:
     rank: int = 4  # of the bystander's model; 0: all weights
 
     def write_model(self, folder: Path) -> Path:
-        return tiny_model.write(folder, replace(tiny_model.PRESETS["tiny"], family=self.family))
+        return write_model(folder, self.family)
+
+
+def write_model(folder: Path, family: str = "qwen3") -> Path:
+    """With a template that shows tools and reasoning: without it all turns of agents would be refused."""
+    tiny_model.write(folder, replace(tiny_model.PRESETS["tiny"], family=family))
+    (folder / TEMPLATE).write_text(QWEN3.replace(PROSE, ""))
+    return folder
 
 
 OPTION_SETS = {
@@ -33,6 +44,7 @@ OPTION_SETS = {
     "all weights": OptionSet({"full_parameters": True}, rank=0),
     "little room": OptionSet(
         {
+            "max_context_length": 64,
             "page_size": 4,
             "kv_cache_tokens": 96,
             "decode_rows": 3,
@@ -56,6 +68,7 @@ _CONNECTIONS = "changes who may connect, and nothing that a request meets"
 _KEPT = "deletes what is old; a run is over long before"
 NOT_FUZZED = {
     "expert_weights": "says how devices hold experts of checkpoints that the fuzzer's small models are not",
+    "role": "refuses what the stories train; tests/sdk/test_role.py has a server that only samples",
     "revision": "names a state of a hub's repository; the fuzzer's models are directories",
     "host": _CONNECTIONS,
     "trusted_proxies": _CONNECTIONS,
@@ -64,6 +77,7 @@ NOT_FUZZED = {
     "worker_port": _CONNECTIONS,
     "jax_port": _CONNECTIONS,
     "secret_file": _CONNECTIONS,
+    "worker_devices": "says which devices of a host are whose; tests of the mesh choice do",
     "local_processes": "says on which hosts workers start; tests/hosts does",
     "log_format": "changes how lines of the log look",
     "checkpoints_base": "remote stores have stories of their own: tests/coordinator/checkpoints and make s3",
@@ -77,5 +91,8 @@ NOT_FUZZED = {
     "keep_metrics_days": _KEPT,
     "max_compilation_cache": _KEPT,
     "max_checkpoint_cache": _KEPT,
+    "group": "names the group whose options they are",
+    "groups": "have stories of their own: tests/sdk/test_groups.py",
+    "processes_beside": "counts the workers of those groups",
     "bounds": "are numbers that requests are compared with; tests/test_bounds.py has each",
 }

@@ -34,8 +34,12 @@ class Tenant:
     def get(self, path: str) -> httpx.Response:
         return self.http.get(API + path)
 
+    def number(self) -> int:
+        """One that no request has had."""
+        return next(self._numbers)
+
     def model(self) -> str:
-        number = next(self._numbers)
+        number = self.number()
         body = {"session_id": self.session, "model_seq_id": number, "base_model": BASE_MODEL}
         self.post("create_model", {**body, "lora_config": {"rank": 4, "seed": 1}}).raise_for_status()
         return f"{self.session}:train:{number}"
@@ -43,7 +47,7 @@ class Tenant:
     def sample(
         self, tokens: list[int] = TOKENS, params: dict[str, Any] | None = None, **more: Any
     ) -> httpx.Response:
-        body = {"sampling_session_id": f"{self.session}:sample:0", "seq_id": next(self._numbers)}
+        body = {"sampling_session_id": f"{self.session}:sample:0", "seq_id": self.number()}
         prompt = {"chunks": [{"tokens": tokens}]}
         params = {"max_tokens": 3, "seed": 1, "stop": [], **(params or {})}
         return self.post("asample", {**body, "prompt": prompt, "sampling_params": params, **more})

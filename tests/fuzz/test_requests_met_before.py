@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from tests.fuzz import odd_grammars
 from tests.fuzz.alice import Alice, Note, differences
-from tests.fuzz.calls import BASE_MODEL, OPENAI
+from tests.fuzz.calls import ANTHROPIC, BASE_MODEL, OPENAI
 from tests.fuzz.conftest import DATABASES, ROUNDS, new_database
 from tests.fuzz.fuzzing import errors_in
 from tests.fuzz.served import Served, serving
@@ -84,12 +85,15 @@ def _sparse_json(starts: list[int], columns: list[int]) -> dict[str, object]:
 
 def _custom_loss(**changes: str) -> Callable[[Tenant], httpx.Response]:
     node = {"op": "call_function", "name": "a", "target": "torch.exp", "args": [], **changes}
-    body = {"custom_loss_seq_id": 0, "name": "l", "inputs": [{"name": "logprobs", "rank": 1}]}
+    body = {"name": "l", "inputs": [{"name": "logprobs", "rank": 1}]}
     logprobs = {"op": "placeholder", "name": "logprobs", "target": "logprobs"}
     graph = {"nodes": [logprobs, node, {"op": "output", "name": "output", "target": "output"}]}
-    return lambda tenant: tenant.post(
-        "create_custom_loss", {**body, "session_id": tenant.session, "graph": graph}
-    )
+
+    def send(tenant: Tenant) -> httpx.Response:
+        numbered = {"session_id": tenant.session, "custom_loss_seq_id": tenant.number()}
+        return tenant.post("create_custom_loss", {**numbered, **body, "graph": graph})
+
+    return send
 
 
 def _stops(stop: list[str]) -> Callable[[Tenant], httpx.Response]:
@@ -109,6 +113,17 @@ def _prompt(route: str, **body: object) -> Callable[[Tenant], httpx.Response]:
     return lambda tenant: tenant.http.post(
         OPENAI + route, json={"model": BASE_MODEL, "max_tokens": 1, **body}
     )
+
+
+def _message(**body: object) -> Callable[[Tenant], httpx.Response]:
+    asked = {"model": BASE_MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "a"}], **body}
+    return lambda tenant: tenant.http.post(ANTHROPIC + "messages", json=asked)
+
+
+def _form(schema: object) -> Callable[[Tenant], httpx.Response]:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    said = [{"role": "user", "content": "a"}]
+    return _prompt("chat/completions", messages=said, response_format=form)
 
 
 LONG = "many words " * (1 << 18)
@@ -152,6 +167,20 @@ MET_BEFORE: dict[str, Callable[[Tenant], httpx.Response]] = {
     "a long prompt": _prompt("completions", prompt=LONG),
     "many long prompts": _prompt("completions", prompt=[LONG[: 1 << 19]] * 4),
     "a long message": _prompt("chat/completions", messages=[{"role": "user", "content": LONG}]),
+    "a long message of Anthropic's": _message(messages=[{"role": "user", "content": LONG}]),
+    "megabytes of tools": _message(tools=[{"name": "f", "description": LONG, "input_schema": {}}]),
+    "a message of many blanks": _message(messages=[{"role": "user", "content": " " * 100_000}]),
+    "ten million samples": lambda tenant: tenant.sample(num_samples=10**7),
+    "wide log-probabilities of many samples": lambda tenant: tenant.sample(
+        params={"max_tokens": 500}, num_samples=1024, topk_sample_logprobs=20
+    ),
+    "wide log-probabilities of many choices": _prompt(
+        "completions", prompt=[[1, 2]] * 8, n=128, max_tokens=500, logprobs=20
+    ),
+    "a chain of 3,000 references": _form(odd_grammars.chained(3000)),
+    "rules within each other": _prompt("completions", prompt="a", grammar=odd_grammars.WITHIN_EACH_OTHER),
+    "many patterns for one text": _form(odd_grammars.of_patterns(60)),
+    "9,000 optional properties": _form(odd_grammars.optional(9000)),
     "a search from the year 10000": _search("253402300800"),
     "usage until the year 10000": _asked(
         "billing/usage/events?starting_on=0001-01-01T00:00:00Z&ending_before=253402300800"
@@ -197,7 +226,9 @@ def scene(
 @pytest.mark.parametrize("name", MET_BEFORE)
 def test_it_is_refused_or_fails_by_the_sender(scene: Scene, name: str) -> None:
     scene.alice.allow()
-    assert scene.tenant.verdict(MET_BEFORE[name](scene.tenant)) in (REFUSED, FAILED)
+    answer = MET_BEFORE[name](scene.tenant)
+    assert scene.tenant.verdict(answer) in (REFUSED, FAILED)
+    assert "not known" not in answer.text  # it is refused for what it says, and not for a field of the test
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -230,5 +261,5 @@ def test_after_kills_all_is_as_it_was(scene: Scene, peace: list[Note]) -> None:
     assert differences(peace, scene.alice.notes) == []
     assert len(scene.alice.notes) == len(peace)
     assert scene.alice.refusals == 0
-    assert served.metric("spmd_tx_generation") == 1 + KILLS
+    assert served.metric('spmd_tx_generation{group="main"}') == 1 + KILLS
     assert errors_in(served.log.read_text()) == []

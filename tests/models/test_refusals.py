@@ -67,6 +67,10 @@ def test_a_value_that_a_family_cannot_follow_is_named_with_its_key(family, chang
             yarn(factor=1e9),
             "has a factor of 1e+09 in its rotary embedding, times 2048 positions before scaling",
         ),
+        (
+            yarn(beta_fats=32),
+            "sets beta_fats of its rotary embedding to 32, which is not known; known are att",
+        ),
         (yarn(truncate="no"), "sets truncate of its rotary embedding to 'no', which must be true or false"),
         (yarn(original_max_position_embeddings=True), "sets original_max_position_embeddings of its rotary"),
         (yarn(beta_fast=1, beta_slow=2), "has a beta_fast of 1 in its rotary embedding, below beta_slow 2"),

@@ -2,6 +2,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinker
@@ -37,6 +38,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed:
         for server in servers.running:
             report.sections.append((f"log of {server.url}", server.log[-10_000:]))
+        servers.forget_closed()
     return report
 
 
@@ -120,7 +122,7 @@ def api(live_server: Server) -> Iterator[RawApi]:
 def new_trainer(service: tinker.ServiceClient) -> NewTrainer:
     """Models that are told the same start the same."""
 
-    def new_trainer(rank: int = 8, seed: int = 1, **more: bool) -> tinker.TrainingClient:
+    def new_trainer(rank: int = 8, seed: int = 1, **more: Any) -> tinker.TrainingClient:
         return service.create_lora_training_client(BASE_MODEL, rank=rank, seed=seed, **more).result(SECONDS)
 
     return new_trainer

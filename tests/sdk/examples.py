@@ -1,6 +1,8 @@
 """Makes small training data, and common calls of a client."""
 
+import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import tinker
@@ -86,3 +88,13 @@ def sample(
     sampler: tinker.SamplingClient, tokens: Sequence[int], params: types.SamplingParams
 ) -> types.SampledSequence:
     return sampler.sample(prompt(tokens), 1, params).result(SECONDS).sequences[0]
+
+
+def digests(data_dir: Path, path: str) -> list[str]:
+    """Return the digest of the last written weights of checkpoints with a path like this."""
+    *_, kind, name = path.split("/")
+    folders = [each for each in (data_dir / "checkpoints").rglob(name) if each.is_dir() and kind in str(each)]
+    files = [file for folder in folders for file in folder.rglob("*.safetensors")]
+    assert files, f"{path} has no files below {data_dir / 'checkpoints'}"
+    newest = max(files, key=lambda file: file.stat().st_mtime)
+    return [hashlib.sha256(newest.read_bytes()).hexdigest()]

@@ -1,5 +1,6 @@
 """Starts a server as an operator does: ``spmd-tx serve`` in its own process, with a tiny model."""
 
+import itertools
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from spmd_tx.coordinator.server.preflight import free_port
@@ -66,6 +68,11 @@ class Server:
     def log(self) -> str:
         return self.log_path.read_text()
 
+    @property
+    def is_closed(self) -> bool:
+        assert self.process.stdout is not None
+        return self.process.stdout.closed
+
     def wait_until_ready(self) -> None:
         """Wait until the server says that it is ready."""
         assert self.process.stdout is not None
@@ -74,8 +81,9 @@ class Server:
 
     def worker_pids(self) -> list[int]:
         """Return the workers' process ids, by their numbers."""
-        workers = psutil.Process(self.process.pid).children()
-        return [worker.pid for worker in sorted(workers, key=_process_id)]
+        children = psutil.Process(self.process.pid).children()  # some of which call foreign code
+        workers = [child for child in children if _process_id(child) is not None]
+        return [worker.pid for worker in sorted(workers, key=lambda worker: _process_id(worker) or 0)]
 
     def terminate(self) -> int:
         """Send SIGTERM, and return the exit code."""
@@ -98,14 +106,43 @@ class Server:
         self.process.stdout.close()
 
 
+def groups_of(server: Server) -> dict[str, dict[str, Any]]:
+    """Return what the server tells of its groups, by name."""
+    return httpx.get(f"{server.url}/healthz", timeout=STOP_SECONDS).json()["groups"]
+
+
+def generation_of(server: Server, group: str) -> int:
+    """Return the number of a group's present generation of workers."""
+    text = httpx.get(f"{server.url}/metrics", timeout=STOP_SECONDS).text
+    (number,) = re.findall(rf'^spmd_tx_generation{{group="{group}"}} (\d+)', text, re.MULTILINE)
+    return int(number)
+
+
+def worker_of_group(server: Server, group: str) -> int:
+    """Return the process id of the only worker of a group."""
+    workers = psutil.Process(server.process.pid).children()
+    its_own = ["--generation", str(generation_of(server, group))]
+    (found,) = [
+        worker.pid for worker in workers if its_own in map(list, itertools.pairwise(worker.cmdline()))
+    ]
+    return found
+
+
 @contextmanager
 def serving(model_dir: Path, data_dir: Path, **options: Any) -> Iterator[Server]:
-    """Start a server; it may not be ready yet."""
+    """Start a server; it may not be ready yet. It ends with the block, and its log is kept if that fails."""
     server = Server(model_dir, data_dir, **options)
     running.append(server)
-    yield server
-    server.close()
+    try:
+        yield server
+    finally:
+        server.close()
     running.remove(server)
+
+
+def forget_closed() -> None:
+    """Leave out of later reports the servers of a test that has failed."""
+    running[:] = [server for server in running if not server.is_closed]
 
 
 def share_compiled_programs(data_dir: Path) -> None:
@@ -116,7 +153,7 @@ def share_compiled_programs(data_dir: Path) -> None:
         os.symlink(COMPILED, data_dir / "compilation_cache")
 
 
-def _process_id(worker: psutil.Process) -> int:
-    found = re.search(r"--process-id (\d+)", " ".join(worker.cmdline()))
-    assert found is not None
-    return int(found[1])
+def _process_id(child: psutil.Process) -> int | None:
+    """Of a worker; None: it is none."""
+    found = re.search(r"--process-id (\d+)", " ".join(child.cmdline()))
+    return None if found is None else int(found[1])

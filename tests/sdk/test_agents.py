@@ -1,7 +1,11 @@
 """An agent on a real server. Its model is trained to call a tool, to read the result and to answer."""
 
+import json
+
+import anthropic
 import openai
 import pytest
+import tinker
 from tinker import types
 from tokenizers import Tokenizer
 
@@ -33,6 +37,13 @@ def client(server):
         yield client
 
 
+@pytest.fixture(scope="module")
+def messages_client(server):
+    url = f"{server.url}/anthropic/api"
+    with anthropic.Anthropic(base_url=url, api_key="tml-test", timeout=SECONDS, max_retries=0) as client:
+        yield client
+
+
 def answer(client, model, messages, *, streamed):
     """The choice of an answer."""
     asked = {"model": model, "messages": messages, "tools": [LOOK], "temperature": 0}
@@ -50,8 +61,8 @@ def play(client, model, *, streamed):
     return calling, answer(client, model, [ASK, calling.message, result], streamed=streamed)
 
 
-@pytest.fixture
-def scripted(client, new_trainer, model_dir):
+@pytest.fixture(scope="module")
+def scripted(client, server, model_dir):
     """A model that follows the script."""
     tokenizer = Tokenizer.from_file(str(model_dir / TOKENIZER))
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"n": 3}'}}
@@ -65,7 +76,8 @@ def scripted(client, new_trainer, model_dir):
         ).prompt_token_ids
         tokens = tokenizer.encode(text).ids
         data.append(supervised([*prompt, *tokens], [0.0] * (len(prompt) - 1) + [1.0] * len(tokens)))
-    trainer = new_trainer(rank=16)
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=16, seed=1).result(SECONDS)
     trained = sum(len(tokenizer.encode(text).ids) for text in SCRIPT)
     loss = float("inf")
     for _ in range(STEPS):
@@ -75,7 +87,8 @@ def scripted(client, new_trainer, model_dir):
         if loss < LEARNED:
             break
     assert loss < LEARNED
-    return trainer.save_weights_for_sampler("scripted").result(SECONDS).path
+    yield trainer.save_weights_for_sampler("scripted").result(SECONDS).path
+    service.close("success").result(SECONDS)
 
 
 def test_an_agent_calls_a_tool_reads_its_result_and_answers(client, scripted):
@@ -86,3 +99,60 @@ def test_an_agent_calls_a_tool_reads_its_result_and_answers(client, scripted):
         assert (call.function.name, call.function.arguments) == ("look", '{"n":3}')
         assert (calling.message.content or None, calling.message.reasoning_content) == (None, "I look.")
         assert (last.message.content, last.message.reasoning_content) == ("Red.", "It is red.")
+
+
+def message(client, model, messages, *, streamed):
+    """The assistant's next message, by Anthropic's API."""
+    function = LOOK["function"]
+    tool = {"name": function["name"], "input_schema": function["parameters"]}
+    asked = {"model": model, "messages": messages, "tools": [tool], "max_tokens": 32_000}
+    asked["extra_body"] = {"temperature": 0}
+    if not streamed:
+        return client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        return stream.get_final_message()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_finishes_by_anthropics_messages(messages_client, scripted, streamed):
+    calling = message(messages_client, scripted, [ASK], streamed=streamed)
+    thinking, use = calling.content
+    assert (thinking.thinking, use.name, use.input, calling.stop_reason) == (
+        "I look.",
+        "look",
+        {"n": 3},
+        "tool_use",
+    )
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "red"}
+    called = {"role": "assistant", "content": calling.content}
+    talk = [ASK, called, {"role": "user", "content": [result]}]
+    last = message(messages_client, scripted, talk, streamed=streamed)
+    assert (last.content[0].thinking, last.content[1].text, last.stop_reason) == (
+        "It is red.",
+        "Red.",
+        "end_turn",
+    )
+
+
+def response(client, model, items, *, streamed):
+    """The answer by OpenAI's Responses."""
+    asked = {"model": model, "input": items, "tools": [{"type": "function", **LOOK["function"]}]}
+    asked |= {"temperature": 0, "store": False, "include": ["reasoning.encrypted_content"]}
+    if not streamed:
+        return client.responses.create(**asked)
+    with client.responses.stream(**asked) as stream:
+        return stream.get_final_response()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_agent_finishes_by_responses(client, scripted, streamed):
+    calling = response(client, scripted, [ASK], streamed=streamed)
+    reasoning, call = calling.output
+    assert (reasoning.summary[0].text, call.name, json.loads(call.arguments)) == ("I look.", "look", {"n": 3})
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "red"}
+    last = response(client, scripted, [ASK, *calling.output, output], streamed=streamed)
+    assert (last.output_text, last.status, last.output[0].summary[0].text) == (
+        "Red.",
+        "completed",
+        "It is red.",
+    )

@@ -73,6 +73,13 @@ def test_imitation_and_reinforcement_run_to_a_saved_state(run_example):
     assert answer.startswith("Tell me a tale.")
 
 
+@pytest.mark.slow  # .venv/bin/pytest -m slow tests/sdk/test_guides.py -k agent
+def test_an_agent_learns_which_tool_call_is_rewarded(run_example):
+    rewards = [numbers(line)[0] for line in run_example("train_agent.py").splitlines()]
+    assert rewards[0] <= 0.5
+    assert rewards[-1] >= 0.95
+
+
 def test_two_tenants_share_a_server_and_do_not_see_each_other(model_dir, tmp_path):
     with serving(model_dir, tmp_path / "data") as server:
         server.wait_until_ready()

@@ -294,4 +294,4 @@ def test_more_models_than_slots_learn_what_each_would_alone(new_trainer, server)
     for logprobs in others:
         np.testing.assert_array_equal(logprobs, first)
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-        assert 'spmd_tx_swap_seconds_count{direction="in",tier="host"}' in answer.read().decode()
+        assert 'spmd_tx_swap_seconds_count{direction="in",group="main",tier="host"}' in answer.read().decode()

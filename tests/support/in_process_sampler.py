@@ -8,7 +8,7 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SamplingModel
+from spmd_tx.coordinator.sampling.new_job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams

@@ -3,14 +3,16 @@
 import jax
 from msgspec.structs import replace
 
-from spmd_tx.protocol.kernels import PALLAS, Kernels, references
+from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform, references
 from spmd_tx.sharding.mesh import make_mesh, platform
 
 
 def kernels_of(name: str, *, interpret: bool = True) -> Kernels:
     """Choose an implementation for every task, on the platform that has it; kernels run as plain programs."""
-    where = next((platform for platform, language in PALLAS.items() if language == name), "cpu")
-    return Kernels(where, rows=name, pages=name, products=name, interpret=interpret)
+    platforms: list[Platform] = [platform for platform, language in PALLAS.items() if language == name]
+    return Kernels(
+        platforms[0] if platforms else "cpu", rows=name, pages=name, products=name, interpret=interpret
+    )
 
 
 def kernels_here(**others: str) -> Kernels:

@@ -14,12 +14,10 @@ def is_one_of(command, kinds):
 
 def refusal_of(command, refused):
     """Return what workers say to a command that loads one of these folders; None: it is carried out."""
-    is_load = isinstance(command, Move) and isinstance(command.source, StateFolder | WeightsFolder)
-    return (
-        f"{command.source.path} is of another base model"
-        if is_load and command.source.path in refused
-        else None
-    )
+    source = command.source if isinstance(command, Move) else None
+    if isinstance(source, StateFolder | WeightsFolder) and source.path in refused:
+        return f"{source.path} is of another base model"
+    return None
 
 
 def create_adapter(slot=0, seed=0, adapter=ADAPTER):
@@ -49,9 +47,9 @@ def swap_in(slot, name):
 
 def save_sampler(slot, bank, adapter=ADAPTER, path=None):
     """Into the bank, and into a folder if there is a path; into the folder alone if ``bank`` is None."""
-    folder = None if path is None else WeightsFolder(str(path))
     if bank is None:
-        return Move(source=TrainSlot(slot), target=folder, adapter=adapter)
+        return Move(source=TrainSlot(slot), target=WeightsFolder(str(path)), adapter=adapter)
+    folder = None if path is None else WeightsFolder(str(path))
     return Move(source=TrainSlot(slot), target=BankSlot(bank), adapter=adapter, also=folder)
 
 

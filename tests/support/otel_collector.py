@@ -50,7 +50,7 @@ def collecting() -> Iterator[Collector]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -248,7 +248,7 @@ def _write_tokenizer(path: Path, release: Release) -> dict[str, int]:
 
 
 def _write_configs(path: Path, release: Release, ends: list[int]) -> None:
-    config = _read(path / "config.json") | release.config
+    config = _read(path / "config.json") | dict(release.config)
     config["eos_token_id"] = None
     (path / "generation_config.json").unlink()
     shown = ends if len(ends) > 1 else ends[0]

@@ -137,7 +137,8 @@ def number(value):
 def test_a_worker_gets_ready_runs_commands_and_ends(start):
     group = start()
     (ready,), before = group.until(Ready)
-    assert ready == Ready(generation=GENERATION, process=0, plan=PLAN, device="2 x cpu")
+    numerics = {"dtype": "float32"}
+    assert ready == Ready(generation=GENERATION, process=0, plan=PLAN, device="2 x cpu", numerics=numerics)
     assert [report.message for report in before if isinstance(report, Progress)] == ["loading weights 50 %"]
     for value in (3, 4):
         group.send(number(value))
@@ -249,7 +250,7 @@ def test_a_worker_ends_with_its_coordinator(start):
     assert "worker 0 of generation 5 has lost the coordinator" in said
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_signal_to_terminate_ends_a_worker_and_an_interrupt_does_not(start, count):
     group = start(count)
     group.until(Ready)

@@ -20,7 +20,7 @@ from tests.support.tiny_engine import (
         pytest.param((8, 1, 1), "dense", marks=pytest.mark.slow),
         pytest.param((8, 1, 1), "mixture", marks=pytest.mark.slow),
         pytest.param((2, 2, 2), "mixture", marks=pytest.mark.slow),
-        ((2, 1, 2), "latent"),
+        pytest.param((2, 1, 2), "latent", marks=pytest.mark.slow),
         pytest.param((2, 1, 2), "linear", marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),

@@ -33,6 +33,7 @@ class SumEngine:
 
     def __init__(self, setup, programs, report_aside):
         self.report_aside = report_aside
+        self.numerics = {"dtype": "float32"}
         self.mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         self.device = f"{self.mesh.size} x {jax.devices()[0].platform}"
         self.programs = programs

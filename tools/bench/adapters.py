@@ -109,7 +109,7 @@ def swaps(server: Server) -> dict[str, tuple[float, float]]:
     """Return seconds and number of swaps by direction and tier."""
     with urllib.request.urlopen(f"{server.url}/metrics") as answer:
         text = answer.read().decode()
-    pattern = r'spmd_tx_swap_seconds_(sum|count)\{direction="(\w+)",tier="(\w+)"\} (\S+)'
+    pattern = r'spmd_tx_swap_seconds_(sum|count)\{direction="(\w+)",group="main",tier="(\w+)"\} (\S+)'
     found = {(f"{way} {tier}", what): float(value) for what, way, tier, value in re.findall(pattern, text)}
     return {name: (found[name, "sum"], found[name, "count"]) for name, what in found if what == "sum"}
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SamplingModel
+from spmd_tx.coordinator.sampling.new_job import SamplingModel
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.protocol.commands import AdapterSpec

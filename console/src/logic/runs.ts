@@ -1,6 +1,5 @@
 // Runs as a list shows them: their names and states, and which answer counts.
-import type { Run } from "../api_types";
-import { duration } from "./format";
+import type { OpenRunsResponse, Run, RunHealth } from "../api_types";
 
 /** The name that the client has given to the run or to its session, or else the ID. */
 export function runName(run: Run): string {
@@ -10,10 +9,25 @@ export function runName(run: Run): string {
   return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : run.id;
 }
 
-/** Whether the run's session is open, and its client there. */
-export function state(run: Run): string {
-  if (!run.is_open) return "ended";
-  return run.silent_seconds == null ? "open" : `open, no heartbeat for ${duration(run.silent_seconds)}`;
+/** How a run is, in a sentence. */
+export function healthText({ state, reason }: RunHealth): string {
+  const word = state === "silent" ? "client silent" : state;
+  return reason === null ? word : `${word}: ${reason}`;
+}
+
+/** The colour of a state. */
+export function healthClass({ state }: RunHealth): "good" | "bad" | "dim" {
+  if (state === "running") return "good";
+  return state === "silent" || state === "errored" || state === "interrupted" ? "bad" : "dim";
+}
+
+/** The runs with the health that a later answer has told; and those of them that have ended since. */
+export function withHealth(runs: Run[], { runs: open, is_cut }: OpenRunsResponse): { runs: Run[]; ended: string[] } {
+  const hasEnded = (run: Run) => run.is_open && !is_cut && !Object.hasOwn(open, run.id);
+  return {
+    runs: runs.map((run) => ({ ...run, health: open[run.id] ?? run.health })),
+    ended: runs.filter(hasEnded).map((run) => run.id),
+  };
 }
 
 /** An ID that fits into a table: the beginning, and what tells the runs of a session apart. */

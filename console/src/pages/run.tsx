@@ -6,11 +6,11 @@ import { Curves } from "../curves";
 import { Histories } from "../history";
 import { poll, watch } from "../live";
 import { ago, dateTime, number } from "../logic/format";
-import { runName, state } from "../logic/runs";
+import { healthClass, healthText, runName } from "../logic/runs";
 import { Copy, Loading, Problem } from "../parts";
 import { RunHeader } from "../run_header";
 
-const HEARTBEAT_SECONDS = 10; // between two of a client
+const POLL_SECONDS = 3;
 
 export function Run({ id }: { id: string }) {
   const [run, setRun] = useState<RunFacts | null>(null);
@@ -23,7 +23,7 @@ export function Run({ id }: { id: string }) {
     };
     const load = () => getRun(id).then(show, (refused: Error) => setError(refused.message));
     void histories.refresh([id]);
-    const endPoll = poll(load, HEARTBEAT_SECONDS); // a client that is gone brings no news
+    const endPoll = poll(load, POLL_SECONDS); // a client that is gone brings no news
     const endWatch = watch((changed) => {
       if (changed !== "all" && !changed.has(id)) return;
       void load();
@@ -59,9 +59,12 @@ function Facts({ run }: { run: RunFacts }) {
     ["Owner", run.owner],
     ["Rank", String(run.rank)],
     ["Created", dateTime(run.created_at)],
-    ["State", state(run)],
+    ["State", healthText(run.health)],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],
+    ...(run.health.failed > 0
+      ? [["Failed requests", `${number(run.health.failed)} in the last 15 min`] as [string, string]]
+      : []),
     ...Object.entries(run.metadata ?? {})
       .filter(([, value]) => value !== runName(run))
       .map(([name, value]): [string, string] => [name, typeof value === "string" ? value : JSON.stringify(value)]),
@@ -71,7 +74,7 @@ function Facts({ run }: { run: RunFacts }) {
       {facts.map(([name, value]) => (
         <div key={name}>
           <dt>{name}</dt>
-          <dd>
+          <dd class={name === "State" ? healthClass(run.health) : undefined}>
             {value || "–"}
             {name === "Run" && <Copy text={value} />}
           </dd>

@@ -1,15 +1,15 @@
 // All training runs, and the curves of those that are chosen.
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { caller, getRun, listRuns } from "../api";
+import { caller, getOpenRuns, getRun, listRuns } from "../api";
 import type { Run } from "../api_types";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
 import { Histories } from "../history";
-import { watch } from "../live";
+import { poll, watch } from "../live";
 import { url } from "../logic/addresses";
 import { fits } from "../logic/filters";
 import { ago, number, shortName } from "../logic/format";
-import { merged, runName, runText, state } from "../logic/runs";
+import { healthClass, healthText, merged, runName, runText, withHealth } from "../logic/runs";
 import { headline } from "../logic/series";
 import { Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
@@ -18,6 +18,7 @@ import { address, place, remember } from "../router";
 const COLORS = ["#3b7dd8", "#d1602f", "#2e9463", "#9a63d3", "#a8821a", "#1593a5", "#d24b86", "#7b8494"];
 const SHOWN_AT_FIRST = 3;
 const MOST_SINGLY = 5; // runs that are loaded one by one when they change
+const HEALTH_SECONDS = 3;
 
 export function Runs() {
   const [runs, setRuns] = useState<Run[] | null>(null);
@@ -46,20 +47,29 @@ export function Runs() {
       setError((refused as Error).message);
     }
   };
+  const loadOne = (id: string) =>
+    getRun(id).then(
+      (run) => setRuns((known) => merged(known ?? [], [run])),
+      () => undefined,
+    );
+  const look = () =>
+    getOpenRuns().then(
+      (answer) =>
+        setRuns((known) => {
+          const news = withHealth(known ?? [], answer);
+          news.ended.slice(0, MOST_SINGLY).forEach(loadOne);
+          return known && news.runs;
+        }),
+      () => undefined, // what loads the list says why
+    );
   const ids = chosen ?? [];
   useEffect(() => void load(null), []);
+  useEffect(() => poll(look, HEALTH_SECONDS), []);
   useEffect(() => {
     void histories.refresh(ids);
     return watch((changed) => {
       if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
-      else
-        changed.forEach(
-          (id) =>
-            void getRun(id).then(
-              (run) => setRuns((known) => merged(known ?? [], [run])),
-              () => undefined,
-            ),
-        );
+      else changed.forEach(loadOne);
       void histories.refresh(ids, changed);
     });
   }, [ids.join()]);
@@ -160,8 +170,15 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
         {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
       </span>
       <span class="when">
-        {run.is_open ? <em>{state(run)}</em> : ""} {ago(run.last_at ?? run.created_at)}
+        <span class={healthClass(run.health)}>{run.health.state}</span> {ago(run.last_at ?? run.created_at)}
       </span>
+      {(run.health.reason || run.health.failed > 0) && (
+        <span class={`reason ${healthClass(run.health)}`} title={healthText(run.health)}>
+          {[run.health.failed > 0 && `${number(run.health.failed)} requests have failed`, run.health.reason]
+            .filter(Boolean)
+            .join("; ")}
+        </span>
+      )}
     </li>
   );
 }

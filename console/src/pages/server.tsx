@@ -8,9 +8,10 @@ import { ago, bytes, dateTime, number, percent, span } from "../logic/format";
 import { shortId } from "../logic/runs";
 import { Columns, Head, Loading, Parts, Problem, Wide } from "../parts";
 import { address } from "../router";
+import { Groups } from "../server_groups";
+import { Share } from "../share";
 
 const POLL_SECONDS = 3;
-const MOST_PROGRAMS = 8;
 
 export function Server() {
   const [page, setPage] = useState<ServerPage | null>(null);
@@ -32,17 +33,11 @@ export function Server() {
       {page && (
         <>
           <About page={page} />
+          <Groups groups={page.groups} now={page.now} />
           <Tenants page={page} />
           <Queue page={page} />
           <Work page={page} />
-          <div class="columns">
-            <Memory page={page} />
-            <Disk page={page} />
-          </div>
-          <div class="columns">
-            <Generations page={page} />
-            <Programs page={page} />
-          </div>
+          <Disk page={page} />
           <Suspects page={page} />
         </>
       )}
@@ -56,26 +51,10 @@ function Phase({ page }: { page: ServerPage }) {
 }
 
 function About({ page }: { page: ServerPage }) {
-  const mesh = Object.entries(page.mesh)
-    .map(([axis, size]) => `${axis} ${size}`)
-    .join(" · ");
-  const shown: [string, string][] = [
-    ["Base model", page.model],
-    ["Mesh", mesh],
-    ["Devices", page.device ?? ""],
-    ["Hosts", [...new Set(page.hosts)].join(", ")],
-    ["Started", `${dateTime(page.started_at)}, ${ago(page.started_at, page.now)}`],
-    ["Version", page.version],
-  ];
   return (
-    <dl class="facts">
-      {shown.map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>{value || "–"}</dd>
-        </div>
-      ))}
-    </dl>
+    <p class="note">
+      Version {page.version}, started {ago(page.started_at, page.now)}, {dateTime(page.started_at)}
+    </p>
   );
 }
 
@@ -187,18 +166,6 @@ function Of({ line }: { line: string }) {
   );
 }
 
-function Share({ part }: { part: number }) {
-  return (
-    <>
-      <svg class="meter" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">
-        <rect class="p-rest" width="100" height="6" />
-        <rect class="p-0" width={100 * part} height="6" />
-      </svg>
-      <span class="value">{percent(part, 1)}</span>
-    </>
-  );
-}
-
 function Work({ page }: { page: ServerPage }) {
   const rate = (value: number) => `${number(Math.round(value))} / s`;
   return (
@@ -208,39 +175,12 @@ function Work({ page }: { page: ServerPage }) {
         <Columns name="Tokens trained" values={page.throughput.map((slice) => slice.trained)} show={rate} />
         <Columns name="Tokens sampled and read" values={page.throughput.map((slice) => slice.sampled)} show={rate} />
         <Columns
-          name="Devices at work"
+          name={page.groups.length > 1 ? "Devices at work, in all groups" : "Devices at work"}
           values={page.throughput.map((slice) => slice.busy)}
           show={(value) => percent(value, 1)}
           most={1}
         />
       </div>
-    </section>
-  );
-}
-
-function Memory({ page: { memory } }: { page: ServerPage }) {
-  return (
-    <section>
-      <h2>Memory of each device {memory && <small>{bytes(memory.device_bytes)} in all</small>}</h2>
-      {!memory && <p class="empty">No workers were ready yet.</p>}
-      {memory && (
-        <Parts
-          label="Memory"
-          whole={memory.device_bytes}
-          show={bytes}
-          parts={memory.uses.map(({ use, bytes: size, note }) => ({ name: use, size, note }))}
-        />
-      )}
-      {memory && (
-        <dl class="pairs">
-          {memory.choices.map(([what, choice]) => (
-            <div key={what}>
-              <dt>{what}</dt>
-              <dd>{choice}</dd>
-            </div>
-          ))}
-        </dl>
-      )}
     </section>
   );
 }
@@ -269,71 +209,6 @@ function Disk({ page: { disk } }: { page: ServerPage }) {
         />
       )}
     </section>
-  );
-}
-
-function Generations({ page }: { page: ServerPage }) {
-  return (
-    <Wide label="Generations of workers">
-      <h2>Generations of workers</h2>
-      <table class="rows">
-        <Head names={["No.", "Began", "Start took", "End"]} numbers={["Began", "Start took"]} />
-        <tbody>
-          {page.generations.map((each) => (
-            <tr key={each.number}>
-              <th scope="row">{each.number}</th>
-              <td class="number">{ago(each.began_at, page.now)}</td>
-              <td class="number">{each.ready_at === null ? "–" : span(each.ready_at - each.began_at)}</td>
-              <td>
-                {each.ended_at === null ? (
-                  <span class="good">{each.ready_at === null ? "starting" : "running"}</span>
-                ) : (
-                  `${ago(each.ended_at, page.now)}: ${each.reason}`
-                )}
-              </td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </Wide>
-  );
-}
-
-function Programs({ page: { programs, now } }: { page: ServerPage }) {
-  const recent = programs.recent.slice(0, MOST_PROGRAMS);
-  return (
-    <Wide label="Programs">
-      <h2>
-        Programs{" "}
-        <small>
-          {[
-            programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`,
-            programs.compiling && `compiling ${programs.compiling}`,
-          ]
-            .filter(Boolean)
-            .join(", ")}
-        </small>
-      </h2>
-      {recent.length === 0 && <p class="empty">None has been compiled.</p>}
-      {recent.length > 0 && (
-        <table class="rows">
-          <Head names={["Program", "Took", "Sessions waiting", "When"]} numbers={["Took", "Sessions waiting"]} />
-          <tbody>
-            {recent.map((each) => (
-              <tr key={`${each.program} ${each.ended_at}`}>
-                <th scope="row">
-                  {each.program}
-                  {each.error && <span class="bad"> {each.error}</span>}
-                </th>
-                <td class="number">{span(each.seconds)}</td>
-                <td class="number">{each.waiting || "–"}</td>
-                <td>{ago(each.ended_at, now)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      )}
-    </Wide>
   );
 }
 

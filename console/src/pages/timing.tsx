@@ -61,11 +61,24 @@ export function Timing({ id }: { id: string }) {
   );
 }
 
+/** Which workers the run needs, where the server has several groups or they do not work. */
+function Workers({ timing: { group } }: { timing: RunTiming }) {
+  if (group === null) return <p class="problem">The base model of this run is not served now. Its requests wait.</p>;
+  if (group.is_only && group.state === "ready") return null;
+  return (
+    <p class={group.state === "failed" ? "problem" : "note"}>
+      The run needs the workers of the group {group.name}: {group.state === "ready" ? "ready" : group.phase}. Shares are
+      of this group's devices.
+    </p>
+  );
+}
+
 function Why({ timing }: { timing: RunTiming }) {
   const whole = timing.until - timing.since;
   return (
     <section class="why" aria-label="Why it takes so long">
       <p class="summary">{timing.summary}</p>
+      <Workers timing={timing} />
       <Bar timing={timing} />
       <div class="columns">
         <table class="shares">

@@ -1,10 +1,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { Checkpoint, Run } from "../../src/api_types";
+import type { Checkpoint, Run, RunHealth } from "../../src/api_types";
 import { decoded, filled, url } from "../../src/logic/addresses";
 import { checkpointText, modelName, pathParts } from "../../src/logic/checkpoints";
 import { fits } from "../../src/logic/filters";
-import { merged, runName, runText, shortId, state, together } from "../../src/logic/runs";
+import { healthClass, healthText, merged, runName, runText, shortId, together, withHealth } from "../../src/logic/runs";
 
 const RUN: Run = {
   id: "0123456789ab:train:2",
@@ -15,6 +15,7 @@ const RUN: Run = {
   created_at: 100,
   is_open: true,
   silent_seconds: null,
+  health: { state: "running", reason: null, failed: 0 },
   metadata: null,
   display_name: null,
   steps: 0,
@@ -54,10 +55,28 @@ test("a run is named by its client, by its session, or by its ID", () => {
   assert.equal(shortId(RUN.id), "01234567…:train:2");
 });
 
-test("a run is open, silent or ended", () => {
-  assert.equal(state(RUN), "open");
-  assert.equal(state({ ...RUN, silent_seconds: 90 }), "open, no heartbeat for 1.5 min");
-  assert.equal(state({ ...RUN, is_open: false, silent_seconds: 90 }), "ended");
+test("a run says how it is", () => {
+  assert.equal(healthText(RUN.health), "running");
+  const silent: RunHealth = { state: "silent", reason: "no heartbeat for 14 s", failed: 0 };
+  assert.equal(healthText(silent), "client silent: no heartbeat for 14 s");
+  assert.deepEqual([RUN.health, silent].map(healthClass), ["good", "bad"]);
+  assert.equal(healthClass({ state: "waiting", reason: "for others", failed: 0 }), "dim");
+});
+
+test("newer health replaces the old one, and says which runs have ended", () => {
+  const waiting: RunHealth = { state: "waiting", reason: "for others", failed: 1 };
+  const [other, old] = [
+    { ...RUN, id: "other" },
+    { ...RUN, id: "old", is_open: false },
+  ];
+  const open = { runs: { [RUN.id]: waiting }, is_cut: false };
+  const found = withHealth([RUN, other, old], open);
+  assert.deepEqual(
+    found.runs.map(({ health }) => health.state),
+    ["waiting", "running", "running"],
+  );
+  assert.deepEqual(found.ended, ["other"]);
+  assert.deepEqual(withHealth([RUN, other, old], { ...open, is_cut: true }).ended, []);
 });
 
 test("a filter of runs sees IDs, models, owners and metadata", () => {

@@ -22,6 +22,7 @@ from spmd_tx.protocol import addresses
 from spmd_tx.protocol.agents import (
     AgentBeat,
     AgentHello,
+    AgentLeaves,
     AgentRefuses,
     CountDevices,
     DevicesFound,
@@ -51,7 +52,9 @@ class AgentOptions:
     secret: str
     devices: int | None = None  # of its worker; None: as many as the mesh asks for
     base_model: str | None = None  # its place on this host; None: the same place as on the coordinator's
+    group: str = ""  # whose worker it is; empty: the first one's
     patience: float | None = None  # seconds without a coordinator until it gives up; None: never
+    leave_seconds: float = 0.0  # that it may take to let the worker go after SIGTERM
 
 
 class Agent:
@@ -85,6 +88,16 @@ class Agent:
             self._process.kill()
             await self._process.stop(patience=0)
             await self._link.close()
+
+    def leave(self, seconds: float) -> bool:
+        """Ask the coordinator to let the worker go; False: there is none, and nothing to wait for.
+
+        ``run`` returns when it has, if that takes no longer than its caller waits.
+        """
+        if not self._was_connected or self._alone_since is not None:
+            return False
+        self._link.send(AgentLeaves(process=self._options.process, seconds=seconds))
+        return True
 
     def kill(self) -> None:
         """Kill the worker."""
@@ -141,6 +154,7 @@ class Agent:
                 address=local_address(self._link.address),
                 coordinator=addresses.split(self._link.address)[0],
                 devices=self._options.devices,
+                group=self._options.group,
             )
         )
 

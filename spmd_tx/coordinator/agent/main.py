@@ -34,18 +34,21 @@ async def run(options: AgentOptions, worker: Sequence[str] = WORKER, log_format:
     log_to_stderr(log_format)
     agent = Agent(options, worker)
     running = asyncio.create_task(agent.run())
-    has_signal = False
+    loop, has_signal = asyncio.get_running_loop(), False
 
-    def end() -> None:
+    def end(seconds: float) -> None:
         nonlocal has_signal
         if has_signal:
             agent.kill()
             os._exit(1)
         has_signal = True
-        running.cancel()
+        if seconds and agent.leave(seconds):
+            loop.call_later(seconds, running.cancel)
+        else:
+            running.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, end)
+    loop.add_signal_handler(signal.SIGINT, end, 0.0)
+    loop.add_signal_handler(signal.SIGTERM, end, options.leave_seconds)
     await asyncio.wait([running])
     if not running.cancelled():
         running.result()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.served_names import ServedNames, tokenizer_id
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
+from spmd_tx.coordinator.grammar.compiler import Grammars
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.limits import Limits
@@ -47,6 +48,15 @@ class ServedBase:
         names = dict.fromkeys([self.name, *self.history.names])
         return CheckpointBase(tuple(names), self.model.config)
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        return Grammars(
+            self.model.text,
+            self.model.config.vocab_size,
+            self.limits.bounds.grammar_bytes,
+            self.prompt_texts,
+        )
+
 
 def open_base(
     config: ServerConfig,
@@ -54,7 +64,6 @@ def open_base(
     stack: AsyncExitStack,
     *,
     history: BaseHistory | None = None,
-    is_trainable: bool = True,
 ) -> ServedBase:
     """Make what lives for the base model of a configuration; the stack closes it.
 
@@ -69,5 +78,5 @@ def open_base(
         limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
         tokenizer_id=tokenizer_id(config.base_model, model.directory),
         prompt_texts=prompt_texts,
-        is_trainable=is_trainable,
+        is_trainable=config.trains,
     )

@@ -6,7 +6,7 @@ This process is the only writer, so rows that were looked up once are answered f
 import logging
 import uuid
 from collections.abc import Collection, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import select, update
@@ -35,7 +35,8 @@ def model_id(session_id: str, seq_id: int) -> str:
     return f"{session_id}:train:{seq_id}"
 
 
-def sampler_id(session_id: str, seq_id: int) -> str:
+def sampler_id(session_id: str, seq_id: int | Literal[""]) -> str:
+    """Return the id of a sampler; with "", what those of a session begin with."""
     return f"{session_id}:sample:{seq_id}"
 
 
@@ -110,9 +111,13 @@ class Catalog:
 
     def silent_seconds(self, session_id: str) -> float | None:
         """How long the client of an open session has been silent; None as long as that is nothing unusual."""
-        seen = self._last_seen.get(session_id)
-        seconds = 0.0 if seen is None else clock.now() - seen
+        seconds = self.unheard_seconds(session_id)
         return seconds if seconds >= SILENT_SECONDS else None
+
+    def unheard_seconds(self, session_id: str) -> float:
+        """Return the time since the last heartbeat of an open session; 0 for others."""
+        seen = self._last_seen.get(session_id)
+        return 0.0 if seen is None else clock.now() - seen
 
     async def set_project(self, session_id: str, project_id: str | None, caller: Caller = EVERYONE) -> None:
         session = await self.session(session_id)

@@ -123,7 +123,8 @@ class Snapshots:
             for row in outdated:
                 await db.delete(row)
         self._newest[model_id], self._size[model_id] = seq_id, size
-        metrics.SNAPSHOT_SECONDS.observe(self.clock() - self._taken_at.get(model_id, self.clock()))
+        seconds = self.clock() - self._taken_at.get(model_id, self.clock())
+        metrics.SNAPSHOT_SECONDS.labels(metrics.group()).observe(seconds)
         for row in outdated:
             await asyncio.to_thread(shutil.rmtree, self.place(model_id, row.seq_id), ignore_errors=True)
 

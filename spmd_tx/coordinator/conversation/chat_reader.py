@@ -9,6 +9,7 @@ from typing import Any
 from spmd_tx.coordinator.conversation.messages import (
     REASONING,
     Conversation,
+    Fields,
     Message,
     ToolCall,
     in_order_of_calls,
@@ -21,8 +22,6 @@ from spmd_tx.errors import InvalidRequest, WrongField
 CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 READ = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
-
-Fields = Mapping[str, Any]
 
 
 def read_conversation(

@@ -1,6 +1,6 @@
 """What a conversation consists of: messages, tool calls and their results, in no dialect. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -11,6 +11,9 @@ from spmd_tx.errors import InvalidRequest
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = "system", "developer", "user", "assistant", "tool"
 INSTRUCTING = frozenset({SYSTEM, DEVELOPER})  # roles of the same meaning
 REASONING = ("reasoning_content", "reasoning", "thinking")  # its names, in dialects and in templates
+
+Fields = Mapping[str, Any]  # of a JSON object in a request
+OpenSeal = Callable[[str], str | None]  # returns the id of the turn that a client's seal names
 
 MOST_SHOWN, MOST_CHARACTERS = 8, 80  # ids, and characters of a value, in a message about it
 
@@ -34,6 +37,7 @@ class Message:
     calls: tuple[ToolCall, ...] = ()
     call_id: str | None = None  # of the call whose result this is
     others: Mapping[str, Any] = field(default_factory=dict)  # fields of the dialect that templates may know
+    turn_id: str | None = None  # REQUEST:NUMBER of the sample that it is, if its dialect has told
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,13 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()  # which it may call
     has_parallel_calls: bool = True  # whether it may call several in one answer
+    later_tools: tuple[Tool, ...] = ()  # it may call them, too; messages describe them, not the template
+    has_own_instructions: bool = False  # whether the first message counts for this answer alone
+
+    @property
+    def known_tools(self) -> tuple[Tool, ...]:
+        """All tools that the model may call."""
+        return self.tools + self.later_tools
 
 
 def in_order_of_calls(messages: Sequence[Message]) -> list[Message]:

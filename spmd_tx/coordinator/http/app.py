@@ -8,22 +8,35 @@ from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
+from spmd_tx.coordinator.http import error_shapes
+from spmd_tx.coordinator.http.addresses import provide_address
 from spmd_tx.coordinator.http.answer_guard import AnswerGuard
+from spmd_tx.coordinator.http.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
+from spmd_tx.coordinator.http.anthropic.routes import MessagesController, MessagesInTrajectoryController
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
-from spmd_tx.coordinator.http.console.pages import PagesController
+from spmd_tx.coordinator.http.console.pages import PagesController, RootController
 from spmd_tx.coordinator.http.console.people import PeopleController
-from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController, StreamController
+from spmd_tx.coordinator.http.console.runs import (
+    OpenRunsController,
+    RunMetricsController,
+    RunsController,
+    StreamController,
+)
 from spmd_tx.coordinator.http.console.samples import SamplesController
 from spmd_tx.coordinator.http.console.sdk_links import SdkLinksController
 from spmd_tx.coordinator.http.console.server import ServerController
 from spmd_tx.coordinator.http.console.sign_in import SignInController
 from spmd_tx.coordinator.http.console.timeline import TimelineController
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
-from spmd_tx.coordinator.http.openai.errors import EXCEPTION_HANDLERS
-from spmd_tx.coordinator.http.openai.routes import OpenAIController
+from spmd_tx.coordinator.http.openai.errors import ERRORS as OPENAI_ERRORS
+from spmd_tx.coordinator.http.openai.response_routes import (
+    ResponsesController,
+    ResponsesInTrajectoryController,
+)
+from spmd_tx.coordinator.http.openai.routes import OpenAIController, OpenAIInTrajectoryController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
-from spmd_tx.coordinator.http.services import Services, provide_access, provide_address, provide_services
+from spmd_tx.coordinator.http.services import Services, provide_access, provide_services
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
 from spmd_tx.coordinator.http.tinker.downloads import DownloadsController
 from spmd_tx.coordinator.http.tinker.futures import FuturesController
@@ -32,9 +45,11 @@ from spmd_tx.coordinator.http.tinker.models import ModelsController
 from spmd_tx.coordinator.http.tinker.sampling import SamplingController
 from spmd_tx.coordinator.http.tinker.sessions import SessionsController, TracesController
 from spmd_tx.coordinator.http.tinker.training import CustomLossesController, TrainingController
+from spmd_tx.coordinator.http.tinker.trajectories import TrajectoriesController
 from spmd_tx.coordinator.http.tinker.uploads import UploadsController
 from spmd_tx.coordinator.http.tinker.usage import UsageController
 from spmd_tx.coordinator.http.trace_headers import TraceHeaders
+from spmd_tx.coordinator.http.unknown_parameters import refuse_unknown
 
 
 def make_app(services: Services) -> Litestar:
@@ -56,24 +71,33 @@ def make_app(services: Services) -> Litestar:
             HealthController,
             MetricsController,
             OpenAIController,
+            ResponsesController,
+            MessagesController,
+            OpenAIInTrajectoryController,
+            ResponsesInTrajectoryController,
+            MessagesInTrajectoryController,
+            TrajectoriesController,
             RunsController,
             RunMetricsController,
             TimelineController,
             SamplesController,
             ServerController,
             PeopleController,
+            OpenRunsController,
             StreamController,
+            RootController,
             PagesController,
             SdkLinksController,
             SignInController,
         ],
         guards=[authenticate],
+        before_request=refuse_unknown,
         dependencies={
             "services": Provide(provide_services, sync_to_thread=False),
             "access": Provide(provide_access, sync_to_thread=False),
             "address": Provide(provide_address),
         },
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers=error_shapes.handlers((OPENAI_ERRORS, ANTHROPIC_ERRORS)),
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,
         middleware=[AnswerGuard(), BodyGuard(), TraceHeaders()],

@@ -9,7 +9,7 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Headers
 from litestar.handlers import BaseRouteHandler
 
-from spmd_tx.coordinator.http.security import console_cookie, cross_site
+from spmd_tx.coordinator.http.security import console_cookie, cross_site, trajectory_keys
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden, InvalidRequest
@@ -35,6 +35,7 @@ PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as pro
 BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
 
 BEARER = "bearer "
+IN_TRAJECTORY = "trajectory"  # the parameter of paths whose calls are kept in one
 
 
 async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> None:
@@ -73,12 +74,24 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
 def _caller(connection: ASGIConnection, services: Services) -> Caller:
     """Return who holds the request's key or, without one, who has signed in to the console."""
     token = presented_key(connection.headers)
+    if token is not None and token.startswith(trajectory_keys.PREFIX):
+        return _sampling_caller(token, connection, services)
     value = None if token is not None else connection.cookies.get(console_cookie.NAME)
     if value is None or services.keyring.is_open:
         return services.keyring.caller(token)
     if connection.scope.get("method") not in ("GET", "HEAD"):
         check_console_header(connection.headers)
     return console_cookie.caller(value, services.signed_urls, services.keyring)
+
+
+def _sampling_caller(token: str, connection: ASGIConnection, services: Services) -> Caller:
+    """Return who holds the key of a trajectory. Raises Forbidden for what is not below its address."""
+    caller = trajectory_keys.caller(token, services.signed_urls, services.keyring)
+    if IN_TRAJECTORY not in connection.path_params:
+        raise Forbidden(
+            "this key can only sample in one trajectory, below the base URL that came with it; use an API key"
+        )
+    return caller
 
 
 def check_console_header(headers: Headers) -> None:

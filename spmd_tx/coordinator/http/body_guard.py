@@ -114,10 +114,10 @@ class _Body:
         if IS_STREAMED in opt:
             self._is_streamed, self._most = True, math.inf
             return
-        if IS_READING in opt:
-            self._most = self._bounds.reading_body_bytes
-        elif HAS_PROMPTS in opt:
+        if HAS_PROMPTS in opt:
             self._most = self._bounds.prompt_body_bytes
+        elif IS_READING in opt:
+            self._most = self._bounds.reading_body_bytes
         elif HAS_BATCH not in opt:
             self._most = self._bounds.plain_body_bytes
         length = headers.get(b"content-length", b"")

@@ -4,9 +4,12 @@ Each set of weights has a session of its own, which ends like any other when it 
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
+
+from sqlalchemy import Executable
 
 from spmd_tx.coordinator.bases.bases import AskedBase, Bases, check_same_base
 from spmd_tx.coordinator.bases.served_base import ServedBase
@@ -18,6 +21,8 @@ from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import NotFound
+
+StoredWith = Callable[[SamplerRow, int], Awaitable[Sequence[Executable]]]
 
 TAG = "openai"  # of the sessions, in listings
 SCHEME = "tinker://"
@@ -39,6 +44,7 @@ class ImplicitSampler:
     row: SamplerRow
     base: ServedBase
     numbers: count = field(default_factory=count)
+    stored_with: StoredWith | None = None  # what is stored together with a request, by its number
 
 
 class ImplicitSamplers:

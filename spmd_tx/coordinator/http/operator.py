@@ -1,12 +1,14 @@
 """Routes for the operator: liveness, readiness, and metrics for Prometheus."""
 
 from litestar import Controller, Response, get
+from litestar.params import FromQuery
 from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
 
 from spmd_tx.coordinator.http.authentication import OPEN
-from spmd_tx.coordinator.http.services import Health, Service
+from spmd_tx.coordinator.http.services import GroupStatus, Health, Service, Services
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.coordinator.wire.sessions import HealthResponse
+from spmd_tx.coordinator.wire.sessions import GroupHealthResponse, HealthResponse
+from spmd_tx.errors import NotFound
 
 
 class MetricsController(Controller):
@@ -22,12 +24,43 @@ class HealthController(Controller):
     @get("/healthz", opt=OPEN)
     async def healthz(self, services: Service) -> HealthResponse:
         """Answer 200 as long as the API works, even without workers: a restart would not help."""
-        return HealthResponse("ok", programs=services.health.programs)
+        health = services.health
+        groups = {each.name: _of_group(each) for each in health.groups} if len(health.groups) > 1 else None
+        return HealthResponse("ok", programs=health.programs, groups=groups)
 
     @get("/readyz", opt=OPEN)
-    async def readyz(self, services: Service) -> Response[HealthResponse]:
-        """Answer 200 while workers run commands, else 503 with the reason."""
-        return readiness(services.health)
+    async def readyz(
+        self,
+        services: Service,
+        group: FromQuery[str | None] = None,
+        base: FromQuery[str | None] = None,
+    ) -> Response[HealthResponse]:
+        """Answer 200 while any workers run commands, of a group or of a base model if one is named.
+
+        Else the answer is 503 with the reason.
+        """
+        if group is None and base is None:
+            return readiness(services.health)
+        return _readiness_of_some(services, group, base)
+
+
+def _of_group(group: GroupStatus) -> GroupHealthResponse:
+    detail = None if group.state == "ready" else group.phase
+    return GroupHealthResponse(group.base, group.state, detail, group.programs)
+
+
+def _readiness_of_some(services: Services, group: str | None, base: str | None) -> Response[HealthResponse]:
+    """Say whether any group of this name, of this base model, is ready. Raises NotFound if there is none."""
+    health = services.health
+    wanted = None if base is None else services.bases.need(base).base.key
+    found = [each for each in health.groups if group in (None, each.name) and wanted in (None, each.base_key)]
+    if not found:
+        names = ", ".join(each.name for each in health.groups)
+        raise NotFound(f"there is no group {group!r} of that base model; groups: {names}")
+    if health.refusal is None and not any(each.state == "ready" for each in found):
+        detail = "; ".join(f"{each.name}: {each.phase}" for each in found)
+        return Response(HealthResponse("starting", detail), status_code=HTTP_503_SERVICE_UNAVAILABLE)
+    return readiness(health)
 
 
 def readiness(health: Health) -> Response[HealthResponse]:

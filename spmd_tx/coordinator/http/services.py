@@ -1,20 +1,20 @@
 """The services that routes use, and their injection into routes."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
-from litestar.params import FromPath
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.uploads import Uploads
@@ -26,14 +26,15 @@ from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
-from spmd_tx.coordinator.http.security.signed_urls import SignedUrls, open_signed_urls
+from spmd_tx.coordinator.http.security.signed_urls import SignedUrls, open_secret
+from spmd_tx.coordinator.http.security.turn_seals import TurnSeals
 from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
 from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
-from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
+from spmd_tx.coordinator.requests.runs.sample_reader import SampleReaders
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
@@ -41,12 +42,11 @@ from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
-from spmd_tx.coordinator.wire import checkpoint_paths
+from spmd_tx.coordinator.text.turn_memory import TurnMemory
+from spmd_tx.coordinator.trajectories.trajectories import Trajectories, make_trajectories
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
-
-OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with each request
 
 
 class QueuedStatus(Protocol):
@@ -72,9 +72,37 @@ class RequestScheduler(Protocol):
 
     def cancel(self, request_id: str) -> None: ...
 
-    def retire(self, samplers: Collection[str]) -> None:
-        """Give up the versions of samplers that were not used for long."""
+    def retire(self, samplers: Mapping[str, str]) -> None:
+        """Give up the versions of samplers that were not used for long; they have their bases' names."""
         ...
+
+
+class GroupStatus(Protocol):
+    """Says how one group of workers is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def base(self) -> str: ...  # the name of its base model
+
+    @property
+    def base_key(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...  # "ready", or what else
+
+    @property
+    def phase(self) -> str: ...  # what it does, in words
+
+    @property
+    def programs(self) -> ProgramsHealth | None: ...
+
+    @property
+    def role(self) -> Literal["train and sample", "sample"]: ...
+
+    @property
+    def record(self) -> MeshTimeline: ...  # what became of its workers so far
 
 
 class Health(Protocol):
@@ -89,11 +117,15 @@ class Health(Protocol):
     @property
     def refusal(self) -> str | None: ...  # why it accepts no more work
 
-    @property
-    def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
+    def problem_of(self, base: str) -> str | None:
+        """Say why nothing can be carried out on a base model, by its key; None: it can, sooner or later."""
+        ...
 
     @property
-    def record(self) -> MeshTimeline: ...  # what became of the workers so far
+    def groups(self) -> Sequence[GroupStatus]: ...
+
+    @property
+    def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
 
     @property
     def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
@@ -130,9 +162,10 @@ class Services(Stores, Backend):
     uploads: CheckpointUploads
     keyring: Keyring
     signed_urls: SignedUrls
+    turn_seals: TurnSeals
     traces: TraceExports
     quotas: Quotas
-    samples: Mapping[str, SampleReader]  # by the name of the base
+    samples: SampleReaders
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
@@ -142,6 +175,8 @@ class Services(Stores, Backend):
     streams: NewsStreams
     shared_answers: SharedAnswers
     body_rooms: BodyRooms
+    turn_memory: TurnMemory
+    trajectories: Trajectories
 
 
 async def open_services(
@@ -150,11 +185,9 @@ async def open_services(
     """Make what the routes need, around a scheduler; the stack closes it."""
     database, queue, bounds = stores.database, stores.queue, config.bounds
     keyring = await open_keyring(database, config.data_dir)
-    samples = dict[str, SampleReader]()
-    for base in bases.all:
-        places = SamplePlaces(config.data_dir / "payloads", base.model.directory)
-        samples[base.name] = SampleReader(places, base.model.text, bounds)
-        stack.push_async_callback(samples[base.name].close)
+    secret = await asyncio.to_thread(open_secret, config.data_dir)
+    samples = SampleReaders(config.data_dir / "payloads", bounds)
+    stack.push_async_callback(samples.close)
     uploads = CheckpointUploads(
         Uploads(config.data_dir, bounds.open_uploads),
         stores.checkpoints,
@@ -162,6 +195,8 @@ async def open_services(
         stores.storage,
         bases,
     )
+    trajectories = make_trajectories(database, bounds)
+    stack.push_async_callback(trajectories.close)
     return Services(
         **vars(stores),
         **vars(backend),
@@ -170,7 +205,8 @@ async def open_services(
         copies=CheckpointCopies(stores.checkpoints, queue, bases),
         uploads=uploads,
         keyring=keyring,
-        signed_urls=await asyncio.to_thread(open_signed_urls, config.data_dir),
+        signed_urls=SignedUrls(secret),
+        turn_seals=TurnSeals(secret),
         traces=TraceExports(database, config.data_dir),
         quotas=Quotas(database, stores.catalog, queue, bounds),
         samples=samples,
@@ -183,6 +219,8 @@ async def open_services(
         metric_names=MetricNames(database, bounds.metric_names, bounds.metric_name_characters),
         streams=NewsStreams(queue.news, stores.catalog, keyring, bounds),
         shared_answers=SharedAnswers(),
+        turn_memory=TurnMemory(bounds.turn_memory_bytes),
+        trajectories=trajectories,
     )
 
 
@@ -200,17 +238,11 @@ def provide_access(request: Request, services: Service) -> Access:
     return Access(request.auth, services.catalog, services.checkpoints, services.queue)
 
 
-async def provide_address(
-    request: Request, access: Accessible, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
-) -> CheckpointPath:
-    """Return the checkpoint that the route's path names; it need not exist.
-
-    Raises InvalidRequest where the SDK, which puts names into URLs as they are, may mean another one.
-    """
-    path = checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
-    if OF_THE_SDK in request.headers:
-        await access.check_meant(path)
-    return path
+def check_running(services: Services, base: ServedBase) -> None:
+    """Raise Unavailable where all workers of a base model have failed, so that new work would only wait."""
+    problem = services.health.problem_of(base.key)
+    if problem is not None:
+        raise Unavailable(problem)
 
 
 async def accepts_work(connection: ASGIConnection, _: BaseRouteHandler) -> None:

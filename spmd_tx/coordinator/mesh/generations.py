@@ -11,12 +11,11 @@ import msgspec
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
-from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
-from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.coordinator.runtime import log_groups, metrics
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
-from spmd_tx.protocol.agents import AgentReport, StartWorker
+from spmd_tx.protocol.agents import AgentLeaves, AnyAgentReport, StartWorker
 from spmd_tx.protocol.commands import Shutdown
 from spmd_tx.protocol.reports import AnyReport, Failure, Ready
 from spmd_tx.protocol.setup import Setup
@@ -48,17 +47,25 @@ class GenerationPlan:
     setup: Setup | None = None  # without generation and address; None: ``settle`` returns the whole plan
     devices: int | None = None  # of each process; None: likewise
     settle: Callable[[list[HostDevices]], Awaitable["GenerationPlan"]] | None = None
+    find_files: Callable[[], dict[str, str]] | None = None  # what ``model_files`` were found with; blocks
     revision: str | None = None  # the model's commit on the Hugging Face Hub, where one was asked for
 
 
 class Generations:
-    """Runs workers for the coordinator's life. ``receive``, ``watch`` and ``run`` must run side by side."""
+    """Runs the workers of one mesh. ``watch`` and ``run`` must run side by side; reports are handed over."""
 
     def __init__(
-        self, port: WorkerPort, hub: Hub, roster: AgentRoster, signs: LossSigns, plan: GenerationPlan
+        self,
+        hub: Hub,
+        roster: AgentRoster,
+        signs: LossSigns,
+        plan: GenerationPlan,
+        *,
+        may_be_killed: bool = False,
     ) -> None:
-        self._port = port
+        """``may_be_killed``: whether losses from outside never count as a crash loop: others do its work."""
         self._hub = hub
+        self._may_be_killed = may_be_killed
         self._roster = roster
         self._plan = plan
         self._watchdog: Watchdog | None = None
@@ -71,14 +78,26 @@ class Generations:
         """Whether the workers execute commands now."""
         return self._ready_at is not None
 
-    async def receive(self) -> NoReturn:
-        """Process the reports of agents and workers."""
-        while True:
-            identity, report = await self._port.receive()
-            if isinstance(report, AgentReport):
-                self._roster.take(identity, report)
-            else:
-                self._take(identity, report)
+    def take_of_agent(self, identity: bytes, report: AnyAgentReport) -> None:
+        """Process the report of an agent."""
+        self._roster.take(identity, report)
+
+    def includes(self, report: AnyReport) -> bool:
+        """Whether a worker of the present generation has sent a report."""
+        return self._hub.includes(report)
+
+    def take(self, identity: bytes, report: AnyReport) -> None:
+        """Process the report of a worker."""
+        if self._watchdog is not None and self.includes(report):
+            self._watchdog.heard(report)
+            if isinstance(report, Failure):
+                story = report.message if report.is_consequence else report.traceback
+                logger.error("worker %d failed:\n%s", report.process, story)
+                self._signs.add(of_failure(report, self._roster.host(report.process)))
+        try:
+            self._hub.take(identity, report)
+        except MeshError as error:
+            self._signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
 
     async def watch(self) -> NoReturn:
         """Notice silent workers and agents, and missed deadlines."""
@@ -99,7 +118,7 @@ class Generations:
             loss, was_fruitful = await self._run_one(work)
             if was_fruitful:
                 fruitless = 0
-            elif loss.cause.suspicion not in NO_LOOPS:
+            elif loss.cause.suspicion not in NO_LOOPS and not self._was_expected(loss):
                 fruitless += 1
             if fruitless == MAX_FRUITLESS:
                 raise CrashLoop(
@@ -109,6 +128,36 @@ class Generations:
             delay = min(FIRST_DELAY * 2**fruitless, LONGEST_DELAY)
             logger.error("%s; starting the workers again in %g s", loss.story, delay)
             await asyncio.sleep(delay)
+
+    def _was_expected(self, loss: GenerationLoss) -> bool:
+        is_from_outside = loss.cause.suspicion == Suspicion.KILLED and not loss.cause.by_command
+        return self._may_be_killed and is_from_outside
+
+    async def give_up(self, error: StartError | CrashLoop) -> None:
+        """Kill what is left of the last generation, so that ``run`` may be called again later."""
+        self._hub.lose(WorkerLost(str(error)), NO_COMMAND)
+        await self._roster.stop(STOP_SECONDS)
+
+    async def look_again(self) -> None:
+        """Look at the files of the model again, before another try: they may have been repaired.
+
+        Once workers were ready, they stay those that results were computed with. Raises StartError.
+        """
+        if self._plan.find_files is not None and not self._has_been_ready:
+            files = await asyncio.to_thread(self._plan.find_files)
+            self._plan = replace(self._plan, model_files=files)
+
+    async def leaving(self) -> AgentLeaves:
+        """Return when an agent says that it has to leave."""
+        return await self._roster.leaving()
+
+    def let_go(self, process: int) -> None:
+        """Let an agent go that has to leave: the present workers are lost."""
+        self._roster.let_go(process)
+
+    async def another_agent(self) -> None:
+        """Return when an agent joins."""
+        await self._roster.another()
 
     async def shut_down(self, patience: float) -> None:
         """Let workers end within ``patience`` seconds, kill the rest, then end the agents and ``run``."""
@@ -122,8 +171,8 @@ class Generations:
     async def _run_one(self, work: GenerationWork) -> tuple[GenerationLoss, bool]:
         """Run a generation until its workers are gone: its loss, and whether it was fruitful."""
         number = await self._plan.next_number()
-        metrics.GENERATION.set(number)
-        metrics.GENERATIONS.inc()
+        metrics.GENERATION.labels(metrics.group()).set(number)
+        metrics.GENERATIONS.labels(metrics.group()).inc()
         await self._wait_for_agents()
         if self._plan.setup is None:
             self._plan = await self._settle_plan(self._plan)
@@ -202,18 +251,6 @@ class Generations:
             self._hub.be_busy(f"waiting for the agent of worker {', '.join(map(str, absent))}")
             await self._roster.changed()
 
-    def _take(self, identity: bytes, report: AnyReport) -> None:
-        if self._watchdog is not None and self._hub.includes(report):
-            self._watchdog.heard(report)
-            if isinstance(report, Failure):
-                story = report.message if report.is_consequence else report.traceback
-                logger.error("worker %d failed:\n%s", report.process, story)
-                self._signs.add(of_failure(report, self._roster.host(report.process)))
-        try:
-            self._hub.take(identity, report)
-        except MeshError as error:
-            self._signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
-
     async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
@@ -241,7 +278,8 @@ class Generations:
             culprit = max(culprit, sign.sequence or 0)  # a worker may be ahead of its replies
             message += f", during command {culprit} ({self._hub.name_of(culprit)})"
         self._ready_at = None
-        loss = WorkerLost(message, sign.by_command)
+        group = log_groups.current()  # the log names it anyway
+        loss = WorkerLost(message if group is None else f"group {group}: {message}", sign.by_command)
         self._hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
         return GenerationLoss(sign, message)
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
+from spmd_tx.coordinator.mesh.device_shares import DeviceShares
 from spmd_tx.coordinator.mesh.hub import Send
 from spmd_tx.coordinator.mesh.loss_causes import LossSign, of_agent, of_exit
 from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
 from spmd_tx.protocol.agents import (
     AgentHello,
+    AgentLeaves,
     AgentRefuses,
     AnyAgentReport,
     AnyOrder,
@@ -54,15 +56,29 @@ class AgentRoster:
     """Knows the present agents of the mesh's processes, and sends them orders."""
 
     def __init__(
-        self, send: Send, processes: int, devices: int | None, on_sign: Callable[[LossSign], None]
+        self,
+        send: Send,
+        processes: int,
+        devices: int | None,
+        on_sign: Callable[[LossSign], None],
+        *,
+        group: str = "",
+        shares: DeviceShares | None = None,
     ) -> None:
-        """``on_sign`` hears when a worker or its agent is gone. ``devices`` is None until ``expect``."""
+        """``on_sign`` hears when a worker or its agent is gone. ``devices`` is None until ``expect``.
+
+        ``shares`` are of the devices that groups have beside each other; None: there is one group.
+        """
+        self._group = group
+        self._shares = shares or DeviceShares()
         self._on_sign = on_sign
         self._send = send
         self._processes = processes
         self._devices = devices  # of each process
         self._agents: dict[int, _Agent] = {}
         self._change = asyncio.Event()
+        self._joins = 0  # so far
+        self._leaving: asyncio.Queue[AgentLeaves] = asyncio.Queue()
 
     def take(self, identity: bytes, report: AnyAgentReport) -> None:
         """Process an agent's report."""
@@ -79,6 +95,11 @@ class AgentRoster:
             self._on_sign(of_exit(exit, agent.hello.host))
         elif isinstance(report, DevicesFound):
             agent.found = report
+        elif isinstance(report, AgentLeaves):
+            logger.info(
+                "the agent of %s has to leave within %g s", self.place(report.process), report.seconds
+            )
+            self._leaving.put_nowait(report)
         elif isinstance(report, AgentRefuses):
             logger.error("the agent of %s has left: %s", self.place(report.process), report.reason)
             self._drop(report.process, f"has left: {report.reason}")
@@ -106,6 +127,12 @@ class AgentRoster:
         """Return at the next join, leave or report of an agent."""
         self._change.clear()
         await self._change.wait()
+
+    async def another(self) -> None:
+        """Return when an agent joins."""
+        joins = self._joins
+        while self._joins == joins:
+            await self.changed()
 
     async def count_devices(self) -> list[HostDevices] | None:
         """Ask all agents which devices they have; None: one of them has left before it has answered."""
@@ -154,6 +181,17 @@ class AgentRoster:
             return False
         return True
 
+    async def leaving(self) -> AgentLeaves:
+        """Return when an agent says that it has to leave."""
+        return await self._leaving.get()
+
+    def let_go(self, process: int) -> None:
+        """Order an agent to end, and its worker with it, unless it has left."""
+        agent = self._agents.get(process)
+        if agent is not None:
+            self._tell(agent, Quit())
+            self._drop(process, "has left, as it had announced")
+
     def quit(self) -> None:
         """Order all agents to end."""
         for agent in self._agents.values():
@@ -201,6 +239,8 @@ class AgentRoster:
             self._send(identity, encode(refused))
             return
         self._agents[hello.process] = _Agent(identity, hello)
+        self._shares.expect(hello.host, self._group)
+        self._joins += 1
         logger.info("the agent of worker %d on %s has joined", hello.process, hello.host)
         self._change.set()
 
@@ -226,6 +266,9 @@ class AgentRoster:
     def _device_ids(self, process: int) -> list[int] | None:
         """The devices of a process that shares its host with others; None: all visible devices."""
         host = self._agents[process].hello.host
+        if self._shares.is_shared(host):
+            assert self._devices is not None, "workers are started before it is known on how many devices"
+            return self._shares.take(host, (self._group, process), self._devices)
         sharing = sorted(other for other, agent in self._agents.items() if agent.hello.host == host)
         if len(sharing) == 1:
             return None

@@ -41,10 +41,11 @@ class CompileProgress:
         before = {(each.program, each.source): each for each in self._last.counts}
         for each in report.counts:
             last = before.get((each.program, each.source))
-            labels = each.program, each.source
+            labels = each.program, each.source, metrics.group()
             metrics.COMPILES.labels(*labels).inc(each.count - (last.count if last else 0))
             metrics.COMPILE_SECONDS.labels(*labels).inc(each.seconds - (last.seconds if last else 0.0))
-        metrics.UNFORESEEN_COMPILES.inc(report.unforeseen - self._last.unforeseen)
+        unforeseen = report.unforeseen - self._last.unforeseen
+        metrics.UNFORESEEN_COMPILES.labels(metrics.group()).inc(unforeseen)
         self._last = report
 
     @property
@@ -55,5 +56,5 @@ class CompileProgress:
 
     def _set_gauges(self) -> None:
         now = self._progress
-        metrics.PROGRAMS_PLANNED.set(now.planned if now else 0)
-        metrics.PROGRAMS_READY.set(now.ready if now else 0)
+        metrics.PROGRAMS_PLANNED.labels(metrics.group()).set(now.planned if now else 0)
+        metrics.PROGRAMS_READY.labels(metrics.group()).set(now.ready if now else 0)

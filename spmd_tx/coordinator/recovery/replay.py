@@ -86,9 +86,9 @@ class Replay:
             outcome = failure(
                 error, f"the result of {request.kind} {request.seq_id} of {request.line}, again,"
             )
-        metrics.REPLAYED_REQUESTS.inc()
+        metrics.REPLAYED_REQUESTS.labels(metrics.group()).inc()
         if digest is not None and outcome.digest != digest:
-            metrics.REPLAY_DIGEST_MISMATCHES.inc()
+            metrics.REPLAY_DIGEST_MISMATCHES.labels(metrics.group()).inc()
             logger.error(
                 "%s %d of %s, run again, did not give the same result; the stored one stays. Is this the "
                 "same kind of device, and the same mesh, as before?",

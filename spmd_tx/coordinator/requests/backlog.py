@@ -23,6 +23,10 @@ class Backlog:
             self._tokens_of[request.id] = tokens
             self._count(request.session_id, tokens)
 
+    def tokens_of(self, request_id: str) -> int:
+        """Return the tokens that a request takes at most; 0: they are not known."""
+        return self._tokens_of.get(request_id, 0)
+
     def remove(self, request: Request) -> None:
         self.requests[request.session_id] -= 1
         if not self.requests[request.session_id]:

@@ -13,6 +13,7 @@ from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.completions import MICROSECONDS
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     BodyPlace,
@@ -29,11 +30,13 @@ from spmd_tx.coordinator.requests.records import (
     RequestTimes,
 )
 from spmd_tx.coordinator.requests.runs import run_metrics
-from spmd_tx.coordinator.requests.sample_notes import NoteWriter
+from spmd_tx.coordinator.requests.sample_notes import NoteWriter, owner_holder
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Aside, Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.tenancy import audit, usage
+from spmd_tx.coordinator.trajectories import turn_rows
+from spmd_tx.coordinator.trajectories.turn_rows import EndedSample, OpenTurn
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 AUDITED: dict[RequestKind, str] = {
@@ -126,7 +129,9 @@ class GroupWriter:
         known = rows.known(db, {each.key for each in group.submissions})
         unfinished = rows.unfinished(db) if self._is_unsure else []
         fresh = first_of_each_key(group.submissions, known)
-        places = aside(lambda: self._write_bodies(fresh, group.endings))
+        samples = [each.request.id for each in group.endings if each.request.kind == "sample"]
+        turns = turn_rows.open_turns(db, samples)
+        places = aside(lambda: self._write_bodies(fresh, group.endings, turns))
         new_rows = [
             NewRow(self._new_request(each), place, each.refused, each.accepted_at)
             for each, place in zip(fresh, places, strict=True)
@@ -138,17 +143,22 @@ class GroupWriter:
         # A commit that seemed to fail may have counted some already.
         record(db, rows.without_outcome(db, settled) if self._is_unsure else settled)
         rows.settle(db, settled)
+        turn_rows.settle(db, [_ended_sample(each) for each in group.endings], turns)
         requests = [row.request for row in new_rows]
         known |= {(each.line, each.seq_id): known_as(each) for each in requests}
         return WrittenGroup(list(zip(requests, fresh, strict=True)), known, unfinished)
 
-    def _write_bodies(self, submissions: Sequence[Submission], endings: Sequence[Ending]) -> list[BodyRef]:
+    def _write_bodies(
+        self, submissions: Sequence[Submission], endings: Sequence[Ending], turns: Mapping[str, OpenTurn]
+    ) -> list[BodyRef]:
         """Write payloads, and results that were not written before. The result is where the payloads are."""
         results: dict[str, bytes] = {}
         for request, outcome, *_ in endings:
             if isinstance(outcome, Finished) and request.id not in self._placed:
                 if outcome.notes:  # before the result: a client may train on a sample at once
-                    self._notes.write(request.session_id, request.id, outcome.notes)
+                    turn = turns.get(request.id)
+                    holder = request.session_id if turn is None else owner_holder(turn.owner)
+                    self._notes.write(holder, request.id, outcome.notes)
                 results[request.id] = outcome.body
         self._notes.finish()
         bodies = [*(each.payload for each in submissions), *results.values()]
@@ -163,6 +173,11 @@ class GroupWriter:
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
         return Request(number, secrets.token_hex(16), *submission[:5])
+
+
+def _ended_sample(ending: Ending) -> EndedSample:
+    body = ending.outcome.body if isinstance(ending.outcome, Finished) else None
+    return EndedSample(ending.request.id, ending.completion / MICROSECONDS, body)
 
 
 def first_of_each_key(

@@ -7,7 +7,7 @@ after the second, and until then it runs alone.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,7 @@ class Quarantine:
 
     at_work: AtWork = field(default_factory=AtWork)
     ends: Mapping[str, int] = field(default_factory=dict)  # by request
+    _watched: list[Callable[[], bool]] = field(default_factory=list)
 
     def verdict(self, request_id: str) -> Failed | None:
         """The outcome of a request that is given up; None: it may run."""
@@ -47,6 +48,14 @@ class Quarantine:
             for request_id, times in self.ends.items()
             if times >= MAX_ENDS
         }
+
+    def watch(self, is_careful: Callable[[], bool]) -> None:
+        """Have all be careful while this says so: a request that may end this process is unfinished."""
+        self._watched.append(is_careful)
+
+    def is_careful(self) -> bool:
+        """Whether nothing may compute beside a request that may end this process."""
+        return any(is_careful() for is_careful in self._watched)
 
     def is_suspect(self, request_id: str) -> bool:
         """Whether a request may end this process, and runs alone."""

@@ -37,7 +37,7 @@ from spmd_tx.coordinator.requests.runs.recent import RecentWork, Timed
 from spmd_tx.coordinator.requests.runs.run_news import RunNews
 from spmd_tx.coordinator.requests.runs.sampler_lag import SamplerLag
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
-from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.runtime import clock, metrics
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.runtime.trace_context import TRACEPARENT
@@ -149,7 +149,8 @@ class RequestQueue:
     def worked(self, request_ids: Iterable[str], seconds: float) -> None:
         """Note that devices have just worked so long for these requests; unknown ones are passed over."""
         requests = (self._waiting[id].request for id in request_ids if id in self._waiting)
-        self.recent.worked({(request.session_id, request.line) for request in requests}, seconds)
+        lines = {(request.session_id, request.line) for request in requests}
+        self.recent.worked(lines, seconds, metrics.group())
 
     def at_work(self) -> list[Timed]:
         """List the requests without an outcome with their times, in the order of acceptance."""
@@ -196,6 +197,10 @@ class RequestQueue:
                     "the server has lost the body of this request: its file is damaged or missing"
                 ) from error
         return body
+
+    def body_at_hand(self, request: Request) -> bytes | None:
+        """Return the body of a request, if that takes no time."""
+        return self._payloads.get(request.id)
 
     def resolve(self, request_id: str, outcome: Outcome) -> None:
         """Set the outcome of a request. The first one counts; callers get it when it is durable."""

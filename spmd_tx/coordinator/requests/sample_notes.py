@@ -6,7 +6,8 @@ Files are found by session and request, so a session does not find another sessi
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -23,6 +24,10 @@ KINDS = (ROUTING, STABILITY)
 CACHE_BYTES = 64 << 20
 SEQUENCE_ID = re.compile(r"([0-9A-Za-z_-]{1,64}):([0-9]{1,9})")  # request, and number of the sample in it
 
+OF_OWNER = "owner-"  # no session's id begins with it
+
+Holders = Sequence[str]  # whose notes a request may use: its session, its owner's trajectories
+
 Note = TypeVar("Note", bound=msgspec.Struct)
 
 
@@ -33,6 +38,11 @@ def encode(note: msgspec.Struct) -> bytes:
 
 def folder_of(session_id: str) -> str:
     return session_id.replace(":", "_")
+
+
+def owner_holder(owner: str) -> str:
+    """Return what stands in the place of a session for notes of an owner's trajectories."""
+    return f"{OF_OWNER}{blake2b(owner.encode(), digest_size=16).hexdigest()}"
 
 
 class NoteWriter:
@@ -86,6 +96,7 @@ class NoteFiles(Generic[Note]):
             note = self._recent.get(str(path))
         if note is None:
             try:
+                os.utime(path, (now := clock.now(), now))  # the time of the last use
                 plain = zstandard.ZstdDecompressor().decompress(path.read_bytes())
                 note = msgspec.msgpack.decode(plain, type=self._kind)
             except FileNotFoundError:

@@ -7,11 +7,22 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from spmd_tx.config import GROUPS_FOLDER
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.errors import StartError
 
 DATABASE = "spmd_tx.db"
 FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "kernel_choices")
+# Names and layouts of base models, in the forms of all versions, and the mesh: for equal bits it must stay
+FILES = (
+    "bases.json",
+    "base_model.json",
+    "expert_lora",
+    "mesh.json",
+    "sampling_mesh.json",
+    "program_uses.json",
+)
+OF_GROUPS = ("mesh.json", "sampling_mesh.json", "program_uses.json")  # of each group beside the main one
 UNFINISHED = (".staged", ".partial", ".deleted", ".tmp", "lock")
 
 
@@ -56,6 +67,9 @@ def _copy_files(data_dir: Path, destination: Path) -> int:
 
 def _files(data_dir: Path) -> Iterator[Path]:
     """List all complete files."""
+    yield from (data_dir / name for name in FILES if (data_dir / name).is_file())
+    for name in OF_GROUPS:
+        yield from (data_dir / GROUPS_FOLDER).glob(f"*/{name}")
     for folder in FOLDERS:
         for path in (data_dir / folder).rglob("*"):
             parts = path.relative_to(data_dir).parts

@@ -9,20 +9,20 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size, show_size
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import GROUPS_FOLDER, ServerConfig
 from spmd_tx.coordinator.catalog.catalog import model_id
 from spmd_tx.coordinator.checkpoints import uploads
 from spmd_tx.coordinator.requests import traces
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.runs import run_metrics
-from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY, folder_of
+from spmd_tx.coordinator.requests.sample_notes import KINDS, OF_OWNER, ROUTING, STABILITY, folder_of
 from spmd_tx.coordinator.retention import rules
 from spmd_tx.coordinator.retention.rules import Ages
 from spmd_tx.coordinator.runtime import clock
@@ -33,6 +33,7 @@ from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database, check_exists, open_database
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
+from spmd_tx.coordinator.trajectories import catalog
 from spmd_tx.errors import StartError
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class RetentionLimits:
     audit: float
     metrics: float
     compilation_cache: int  # bytes
+    trajectories: float
 
 
 def limits_of(config: ServerConfig) -> RetentionLimits:
@@ -59,6 +61,7 @@ def limits_of(config: ServerConfig) -> RetentionLimits:
         audit=config.keep_audit_days * 24 * 3600,
         metrics=config.keep_metrics_days * 24 * 3600,
         compilation_cache=parse_size(config.max_compilation_cache, whole=0),
+        trajectories=config.bounds.trajectory_days * 24 * 3600,
     )
 
 
@@ -107,7 +110,7 @@ class Reaper:
         *,
         at_rest: bool = False,
         dry_run: bool = False,
-        retire: Callable[[Collection[str]], None] = lambda samplers: None,
+        retire: Callable[[Mapping[str, str]], None] = lambda samplers: None,
     ) -> list[Reaped]:
         """Reap once. ``at_rest`` means that no server uses the directory now.
 
@@ -129,6 +132,7 @@ class Reaper:
                 await self._notes(db, ROUTING, at_rest, now),
                 await self._notes(db, STABILITY, at_rest, now),
                 await self._old_stability(db, ages.now),
+                await self._notes_of_turns(db, ages.now),
                 await self._finished_uploads(db),
             ]
             superseded = await rules.superseded_versions(db, ages)
@@ -138,7 +142,7 @@ class Reaper:
         unfinished = await asyncio.to_thread(uploads.expired, self._data_dir, now)
         doomed.append(_Doomed("uploads that were not finished", unfinished))
         doomed.append(_Doomed("traces", await asyncio.to_thread(traces.old_files, self._data_dir, now)))
-        old = ["scratch", "idle_adapters"] if at_rest else ["scratch"]
+        old = ["scratch", "idle_adapters", f"{GROUPS_FOLDER}/*/idle_adapters"] if at_rest else ["scratch"]
         doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))
         versions = self._data_dir / "versions"
         retired = [versions / folder_name(id) for id in superseded if (versions / folder_name(id)).exists()]
@@ -172,11 +176,13 @@ class Reaper:
         await stored_checkpoints.forget(db, ages.now)
         await audit.forget(db, ages.now - self._limits.audit)
         await run_metrics.forget(db, ages.now - self._limits.metrics, ages.now - THINNED_AFTER_SECONDS)
+        trajectories = await catalog.forget(db, ages.now - self._limits.trajectories)
         logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
         return [
             Reaped("finished requests", requests.count, 0),
             Reaped("results of requests that a replay needs", results.count, 0),
             Reaped("samplers of sessions that ended long ago", samplers, 0),
+            Reaped("trajectories, long unused", trajectories, 0),
         ]
 
     async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
@@ -211,6 +217,7 @@ class Reaper:
         """Find notes of samples; a training request may name them while their session is in use."""
         folder = self._data_dir / kind
         in_use = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
+        in_use |= set(folder.glob(f"{OF_OWNER}*"))
         return _Doomed(
             f"{kind} of samples of ended sessions",
             await asyncio.to_thread(_others, folder.glob("*"), in_use, at_rest, now),
@@ -236,6 +243,20 @@ class Reaper:
             return [path for path in notes if _modified_at(path) < limits.get(path.parent.name, 0.0)]
 
         return _Doomed("stability of samples, long unused", await asyncio.to_thread(old))
+
+    async def _notes_of_turns(self, db: AsyncSession, now: float) -> _Doomed:
+        """Find notes of turns that are gone, and that no gradient to be replayed needs."""
+        oldest = min((await rules.oldest_to_restore(db)).values(), default=now)
+        limit = min(now - KEPT_SECONDS, oldest) - YOUNG_SECONDS
+        folders = [self._data_dir / kind for kind in KINDS]
+
+        def old() -> list[Path]:
+            notes = [path for folder in folders for path in folder.glob(f"{OF_OWNER}*/*")]
+            return [path for path in notes if _modified_at(path) < limit]
+
+        unused = await asyncio.to_thread(old)
+        kept = await catalog.turns_among(db, [path.stem for path in unused])
+        return _Doomed("notes of turns that are gone", [path for path in unused if path.stem not in kept])
 
     def _compilation_cache(self) -> _Doomed:
         """Find the least recently used entries beyond the size limit. JAX touches entries that it uses."""

@@ -144,13 +144,19 @@ async def oldest_to_restore(db: AsyncSession) -> dict[str, float]:
 
 
 async def versions_in_use(db: AsyncSession) -> set[str]:
-    """Return the versions that samplers of sessions in use draw from."""
+    """Return the versions that samplers of sessions in use draw from.
+
+    One without a name has the name of its sampler, whose row names the save that it comes from.
+    """
     query = select(SamplerRow.id, SamplerRow.version).where(_is_in_use(SamplerRow.session_id))
-    return {version or id for id, version in await db.execute(query)}
+    return {name for names in await db.execute(query) for name in names if name is not None}
 
 
-async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
-    """Return ephemeral versions that are not the newest of their model and were unused for long."""
+async def superseded_versions(db: AsyncSession, ages: Ages) -> dict[str, str]:
+    """Return ephemeral versions that are not the newest of their model and were unused for long.
+
+    They have the names of their base models.
+    """
     is_frozen = and_(SamplerRow.model_id.is_not(None), SamplerRow.inflight.is_(False))
     ephemeral = and_(is_frozen, _is_in_use(SamplerRow.session_id))
     newest = (
@@ -163,13 +169,13 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> list[str]:
         RequestRow.kind == "sample",
         or_(RequestRow.created_at >= ages.versions, RequestRow.finished_at.is_(None)),
     )
-    query = select(SamplerRow.id).where(
+    query = select(SamplerRow.id, SamplerRow.base_model).where(
         ephemeral,
         SamplerRow.created_at < ages.versions,
         tuple_(SamplerRow.model_id, SamplerRow.created_at).not_in(newest),
         ~was_used,
     )
-    return list(await db.scalars(query))
+    return {row.id: row.base_model for row in await db.execute(query)}
 
 
 async def forget_samplers(db: AsyncSession, ages: Ages) -> int:

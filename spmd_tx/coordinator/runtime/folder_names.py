@@ -9,4 +9,9 @@ MAX_READABLE = 100  # characters
 def folder_name(version: str) -> str:
     """The folder name of a version: readable, and unique by a digest."""
     digest = blake2b(version.encode(), digest_size=8).hexdigest()
-    return re.sub(r"[^\w.-]+", "_", version)[:MAX_READABLE] + "-" + digest
+    return readable(version)[:MAX_READABLE] + "-" + digest
+
+
+def readable(version: str) -> str:
+    """How the folder name of a version begins, and of all whose names begin like it."""
+    return re.sub(r"[^\w.-]+", "_", version)

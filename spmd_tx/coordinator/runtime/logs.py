@@ -8,6 +8,7 @@ from types import TracebackType
 import msgspec
 
 from spmd_tx.config import LogFormat
+from spmd_tx.coordinator.runtime import log_groups
 from spmd_tx.open_telemetry import Seldom
 
 OF_WORKERS = logging.getLogger("spmd_tx.output_of_workers")
@@ -18,6 +19,7 @@ def log_to_stderr(form: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_Json() if form == "json" else _Text(datefmt="%H:%M:%S"))
     handler.addFilter(Seldom())
+    handler.addFilter(_name_group)
     logging.basicConfig(handlers=[handler], level=logging.WARNING)
     logging.getLogger("spmd_tx").setLevel(logging.INFO)
     logging.captureWarnings(True)
@@ -39,15 +41,25 @@ def pass_on(worker: int, text: str) -> None:
     OF_WORKERS.info("%s", text, extra={"worker": worker})
 
 
+def _name_group(record: logging.LogRecord) -> bool:
+    """Note for which group of workers the code runs that tells of an event."""
+    record.group = group = log_groups.current()
+    record.of_group = f"{group}: " if group else ""
+    return True
+
+
 class _Text(logging.Formatter):
     """Formats events for people; lines of workers are left as they are, behind the number of the worker."""
 
     def __init__(self, datefmt: str) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", datefmt)
+        super().__init__("%(asctime)s %(levelname)s %(of_group)s%(message)s", datefmt)
 
     def format(self, record: logging.LogRecord) -> str:
-        worker = getattr(record, "worker", None)
-        return super().format(record) if worker is None else f"worker {worker}: {record.getMessage()}"
+        worker, of_group = getattr(record, "worker", None), getattr(record, "of_group", "")
+        record.of_group = of_group
+        return (
+            super().format(record) if worker is None else f"{of_group}worker {worker}: {record.getMessage()}"
+        )
 
 
 class _Json(logging.Formatter):
@@ -58,6 +70,7 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
             "logger": record.name,
+            "group": getattr(record, "group", None),
             "worker": getattr(record, "worker", None),
             "message": record.getMessage(),
             "traceback": self.formatException(record.exc_info) if record.exc_info else None,

@@ -3,6 +3,8 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from spmd_tx.config import MAIN
+from spmd_tx.coordinator.runtime import log_groups
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -72,21 +74,31 @@ LONGEST_LOOP_STALL = Gauge(
     "spmd_tx_event_loop_longest_stall_seconds", "The longest of them since the start.", registry=REGISTRY
 )
 
-GENERATION = Gauge("spmd_tx_generation", "Number of the present generation of workers.", registry=REGISTRY)
+GENERATION = Gauge(
+    "spmd_tx_generation", "Number of the present generation of workers.", ["group"], registry=REGISTRY
+)
 GENERATIONS = Counter(
-    "spmd_tx_generations", "Generations of workers that this server has started.", registry=REGISTRY
+    "spmd_tx_generations",
+    "Generations of workers that this server has started.",
+    ["group"],
+    registry=REGISTRY,
 )
 REPLAYED_REQUESTS = Counter(
-    "spmd_tx_replayed_requests", "Requests that were run again to restore a model.", registry=REGISTRY
+    "spmd_tx_replayed_requests",
+    "Requests that were run again to restore a model.",
+    ["group"],
+    registry=REGISTRY,
 )
 REPLAY_DIGEST_MISMATCHES = Counter(
     "spmd_tx_replay_digest_mismatches",
     "Requests that were run again and gave another result than the stored one.",
+    ["group"],
     registry=REGISTRY,
 )
 SNAPSHOT_SECONDS = Histogram(
     "spmd_tx_snapshot_seconds",
     "Seconds from a snapshot's command until it is complete on disk.",
+    ["group"],
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
     registry=REGISTRY,
 )
@@ -94,49 +106,50 @@ SNAPSHOT_SECONDS = Histogram(
 DEVICE_SECONDS = Counter(
     "spmd_tx_device_seconds",
     "Seconds in which devices worked on commands, by what for: training or sampling.",
-    ["use"],
+    ["use", "group"],
     registry=REGISTRY,
 )
 
 SWAP_SECONDS = Histogram(
     "spmd_tx_swap_seconds",
     "Seconds in which workers moved an adapter off the device (out) or back to it (in), from host or disk.",
-    ["direction", "tier"],
+    ["direction", "tier", "group"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
     registry=REGISTRY,
 )
 IDLE_ADAPTER_BYTES = Gauge(
     "spmd_tx_idle_adapter_bytes",
     "Bytes that process 0 keeps of adapters that are not on the device, in host memory and on disk.",
-    ["tier"],
+    ["tier", "group"],
     registry=REGISTRY,
 )
 
 MICRO_BATCHES = Counter(
     "spmd_tx_micro_batches",
     "Micro-batches of training sent to workers, by whether several models share them.",
-    ["shared"],
+    ["shared", "group"],
     registry=REGISTRY,
 )
 TRAINING_ROWS = Counter(
     "spmd_tx_training_rows",
     "Rows of these micro-batches: used, or free because a block has a fixed number of rows.",
-    ["kind"],
+    ["kind", "group"],
     registry=REGISTRY,
 )
 TRAINING_TOKENS = Counter(
     "spmd_tx_training_tokens",
     "Tokens of these micro-batches: used by datums, or padding of rows and free rows.",
-    ["kind"],
+    ["kind", "group"],
     registry=REGISTRY,
 )
 
 PROMPT_TOKENS = Counter(
-    "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", registry=REGISTRY
+    "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", ["group"], registry=REGISTRY
 )
 CACHED_PROMPT_TOKENS = Counter(
     "spmd_tx_prompt_tokens_cached",
     "Tokens of these prompts whose keys and values were found in the prefix cache.",
+    ["group"],
     registry=REGISTRY,
 )
 
@@ -144,34 +157,65 @@ CACHED_PROMPT_TOKENS = Counter(
 COMPILES = Counter(
     "spmd_tx_compiles",
     "Programs that worker 0 has compiled, or loaded from the compilation cache.",
-    ["program", "source"],
+    ["program", "source", "group"],
     registry=REGISTRY,
 )
 COMPILE_SECONDS = Counter(
     "spmd_tx_compile_seconds",
     "Seconds that this took, tracing aside.",
-    ["program", "source"],
+    ["program", "source", "group"],
     registry=REGISTRY,
 )
 UNFORESEEN_COMPILES = Counter(
     "spmd_tx_unforeseen_compiles",
     "Programs that a command of worker 0 had to wait for, since they were not ordered before it: a mistake.",
+    ["group"],
     registry=REGISTRY,
 )
 PROGRAMS_PLANNED = Gauge(
-    "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", registry=REGISTRY
+    "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", ["group"], registry=REGISTRY
 )
-PROGRAMS_READY = Gauge("spmd_tx_programs_ready", "Those of them that are ready.", registry=REGISTRY)
+PROGRAMS_READY = Gauge(
+    "spmd_tx_programs_ready", "Those of them that are ready.", ["group"], registry=REGISTRY
+)
+GROUP_READY = Gauge(
+    "spmd_tx_group_ready", "1 while the workers of a group run commands.", ["group"], registry=REGISTRY
+)
+MOVED_SAMPLES = Counter(
+    "spmd_tx_moved_samples",
+    "Samples that went on with another group of their base model, by why: their group was lost, or is "
+    "leaving, another one joined, or theirs did not come back (abandoned).",
+    ["why"],
+    registry=REGISTRY,
+)
 
 PLANNED_BYTES = Gauge(
-    "spmd_tx_planned_bytes", "Bytes of a device that the memory plan has, by use.", ["use"], registry=REGISTRY
+    "spmd_tx_planned_bytes",
+    "Bytes of a device that the memory plan has, by use.",
+    ["use", "group"],
+    registry=REGISTRY,
 )
 PLANNED_TOKENS = Gauge(
     "spmd_tx_planned_tokens",
     "Tokens of one data shard that a training micro-batch (train) or the cache (cache) has room for.",
-    ["use"],
+    ["use", "group"],
     registry=REGISTRY,
 )
+
+
+def group() -> str:
+    """Return the label of the group for which code runs."""
+    return log_groups.current() or MAIN
+
+
+def show_group(name: str) -> None:
+    """Publish the counters of a group before it counts anything, so that their first step is seen, too."""
+    for family in (
+        *(GENERATIONS, REPLAYED_REQUESTS, REPLAY_DIGEST_MISMATCHES, SNAPSHOT_SECONDS),
+        *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES),
+    ):
+        family.labels(name)
+    GROUP_READY.labels(name).set(0)
 
 
 def show_plan(plan: MemoryPlan) -> None:
@@ -185,9 +229,9 @@ def show_plan(plan: MemoryPlan) -> None:
         "cache": plan.cache_bytes,
     }
     for use, size in uses.items():
-        PLANNED_BYTES.labels(use).set(size)
-    PLANNED_TOKENS.labels("train").set(plan.train_tokens)
-    PLANNED_TOKENS.labels("cache").set(plan.cache_tokens)
+        PLANNED_BYTES.labels(use, group()).set(size)
+    PLANNED_TOKENS.labels("train", group()).set(plan.train_tokens)
+    PLANNED_TOKENS.labels("cache", group()).set(plan.cache_tokens)
 
 
 def exposition() -> bytes:

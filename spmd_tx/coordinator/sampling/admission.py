@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
-from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob
+from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, PromptSegment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
@@ -213,7 +213,7 @@ class Admission:
 
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
-        job.scope = f"{self._bank.weights(job.version)} {job.session}"
+        job.scope = job_scope(self._bank.weights(job.version), job.session)
         if any(prefill.job is job and not prefill.is_given_up for prefill in self._prefills):
             job.obstacle = NOT_READ  # other samples cannot use its pages yet
             return False

@@ -86,6 +86,15 @@ class VersionBank:
         """Note that a version's folder is complete."""
         self._versions[version].path = str(folder)
 
+    def folder(self, version: VersionKey) -> str | None:
+        """Return a version's folder; None: it has none, or is not known."""
+        known = self._versions.get(version)
+        return None if known is None else known.path
+
+    def reads(self, folder: Path) -> bool:
+        """Whether a version that is known may be loaded from a folder."""
+        return any(known.path == str(folder) for known in self._versions.values())
+
     def knows(self, version: VersionKey) -> bool:
         return version == BASE_MODEL or version in self._versions
 

@@ -6,10 +6,11 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
@@ -19,14 +20,21 @@ from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command
-from spmd_tx.coordinator.sampling.decode_choice import able_together, choose
+from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
-from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, SamplingModel, make_job
+from spmd_tx.coordinator.sampling.job import (
+    ChunkedPrefill,
+    Sample,
+    SampleJob,
+    job_scope,
+)
+from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import PromptSegment
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.errors import RequestError
 from spmd_tx.protocol.commands import AnyCommand, Move
 from spmd_tx.protocol.places import WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
@@ -125,10 +133,18 @@ class SampleBatch:
                 self._admission.line.add(job)
         return self._take_ended()
 
-    def admit(self, request_id: str, body: SampleRequest, version: VersionKey) -> None:
-        """Add a validated request, whose version the bank knows."""
+    def admit(
+        self,
+        request_id: str,
+        body: SampleRequest,
+        version: VersionKey,
+        grammar: CompiledGrammar | None = None,
+    ) -> None:
+        """Add a validated request, whose version the bank knows, with its grammar."""
         self._arrivals += 1
         job = make_job(request_id, self._arrivals, body, version, self._model)
+        if grammar is not None:
+            job.constrain(grammar, has_states=bool(self._limits.state_slots))
         self._take_in(job)
 
     def resume(self, job: SampleJob) -> None:
@@ -146,6 +162,31 @@ class SampleBatch:
         job = self._jobs.get(request_id)
         if job is not None:
             self._end(job)
+
+    def may_withdraw(self, request_id: str) -> bool:
+        """Whether a request has not begun: nothing was sent for it."""
+        job = self._jobs.get(request_id)
+        return job is None or not job.has_started
+
+    def withdraw(self, request_id: str) -> SampleJob | None:
+        """Drop a request that has not begun, for another batch to resume; None: it has not come yet."""
+        job = self._jobs.get(request_id)
+        if job is not None:
+            self._end(job)
+            job.is_over = False
+        return job
+
+    @property
+    def rows(self) -> int:
+        """How many samples a Decode draws for."""
+        return self._limits.shapes.rows * self._limits.shapes.shards
+
+    def cached_tokens(self, version: VersionKey, session: str, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt the prefix cache has."""
+        if not self._bank.knows(version):
+            return 0
+        scope = job_scope(self._bank.weights(version), session)
+        return max(shard.count_cached(scope, prompt) for shard in self._shards)
 
     def waiting(self) -> bool:
         """Return whether any request is unanswered."""
@@ -210,8 +251,8 @@ class SampleBatch:
 
     def _plan_prefill(self) -> None:
         admitted = self._admission.admit()
-        metrics.PROMPT_TOKENS.inc(admitted.tokens)
-        metrics.CACHED_PROMPT_TOKENS.inc(admitted.cached)
+        metrics.PROMPT_TOKENS.labels(metrics.group()).inc(admitted.tokens)
+        metrics.CACHED_PROMPT_TOKENS.labels(metrics.group()).inc(admitted.cached)
         self._planned.extend(self._moves())
         if admitted.plan.is_empty:
             return
@@ -254,7 +295,7 @@ class SampleBatch:
         if not any(candidates):
             return
         self._at_command = {sample.job for samples in candidates for sample in samples}
-        least = min(sample.steps_left for samples in candidates for sample in samples)
+        least = least_steps(candidates)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         choice = choose(candidates, self._programs)
@@ -301,18 +342,21 @@ class SampleBatch:
 
     def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> DrawnTokens:
         fed = min(steps, sample.behind)
-        count = min(steps - fed, sample.undecided)
+        count = min(steps - fed, sample.draws_left)
+        sample.begins_anew = sample.is_masked  # the device knows of so many tokens, and no more
         sample.behind -= fed
         sample.outstanding += count
         sample.decode, sample.row, sample.placed = self._decodes, row, len(sample.pages)
-        if not sample.undecided:
+        if not sample.undecided and sample.guide is None:  # else it may have to draw again
             self._leave(sample)
-        return DrawnTokens(sample, first_row + row, fed, count)
+        return DrawnTokens(sample, first_row + row, fed, count, sample.refusals)
 
     def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         for each in drawn:
             sample, job = each.sample, each.sample.job
+            if each.is_dropped:
+                continue
             sample.outstanding -= each.count
             if job.is_over or sample.stop_reason is not None or not each.count:
                 continue
@@ -324,6 +368,8 @@ class SampleBatch:
                 self._ended.append((job.request_id, self._fail(job, error)))
                 continue
             if sample.stop_reason is None:
+                if sample.is_spoilt and sample.is_resident:
+                    self._leave(sample)
                 self._wait_again(sample)
                 continue
             if sample.is_resident:
@@ -359,7 +405,10 @@ class SampleBatch:
             return failure(error, f"the result of sample request {job.request_id}")
 
     def _fail(self, job: SampleJob, error: BaseException) -> Failed:
-        failed = failure(error, f"sample request {job.request_id}")
+        is_of_user = isinstance(error, RequestError)  # a grammar that cannot be followed
+        failed = (
+            Failed(str(error), "user") if is_of_user else failure(error, f"sample request {job.request_id}")
+        )
         self._end(job)
         return failed
 

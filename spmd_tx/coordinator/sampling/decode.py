@@ -3,12 +3,14 @@
 import numpy as np
 from msgspec.structs import replace
 
+from spmd_tx.coordinator.grammar.guide import WORD
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.programs import DecodeShape
 from spmd_tx.protocol.commands import STOP_TOKENS, Decode
 
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
+NO_MASK = -1
 
 
 def decode_command(
@@ -44,17 +46,41 @@ def decode_command(
         block=shape.block,
         forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
         states=np.zeros(count, np.int32) if has_states else None,
+        mask_places=np.full(count, NO_MASK, np.int32) if program.masked else None,
+        mask_steps=np.full(count, NO_MASK, np.int32) if program.masked else None,
     )
+    masks = list[np.ndarray]()
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):
             pages += _fill(command, shard * rows + row, sample, last_decode)
-    return replace(command, pages=np.asarray(pages, np.int32))
+            if program.masked and sample.is_masked:
+                _constrain(command, shard * rows + row, sample, masks)
+    command = replace(command, pages=np.asarray(pages, np.int32))
+    if not program.masked:
+        return command
+    words = -(-vocab_size // WORD)
+    return replace(command, masks=np.stack(masks) if masks else np.zeros((0, words), np.uint32))
+
+
+def _constrain(command: Decode, row: int, sample: Sample, masks: list[np.ndarray]) -> None:
+    """Say what is known of the next tokens of a row, behind those that are fed again."""
+    guide, fed = sample.guide, sample.behind
+    assert guide is not None
+    assert command.forced is not None
+    assert command.mask_places is not None
+    assert command.mask_steps is not None
+    known = guide.ahead[: max(0, command.steps - fed)]
+    command.forced[row, fed : fed + len(known)] = known
+    place = fed + len(guide.ahead)
+    if place < command.steps:
+        command.mask_places[row], command.mask_steps[row] = len(masks), place
+        masks.append(guide.mask())
 
 
 def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[int]:
     """Fill in a row; return the pages that come to it."""
     job, placed = sample.job, 0
-    if sample.decode == last_decode:
+    if sample.decode == last_decode and not sample.begins_anew:
         command.source[row], placed = sample.row, sample.placed
     else:
         command.tokens[row] = sample.content[sample.next_position]

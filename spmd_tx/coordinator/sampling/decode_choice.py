@@ -26,17 +26,18 @@ def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candida
     """Leave out candidates that cannot be in one Decode with the one left out longest.
 
     A lonely request has Decodes of its own. A batch-invariant Decode takes those that want as many of the
-    likeliest tokens: each number has its own program.
+    likeliest tokens, and those with a grammar or those without: each has its own program.
     """
     everybody = [sample for samples in candidates for sample in samples]
     if not everybody:
         return candidates
     first = min(everybody, key=lambda sample: (sample.decode, sample.age))
+    alone = sampling.decode([[first]])
 
     def may_join(sample: Sample) -> bool:
         if sample.job is not first.job and (sample.job.is_lonely or first.job.is_lonely):
             return False
-        return not sampling.shapes.batch_invariant or sampling.width(sample) == sampling.width(first)
+        return not sampling.shapes.batch_invariant or sampling.decode([[sample]]) == alone
 
     return [[sample for sample in samples if may_join(sample)] for samples in candidates]
 
@@ -88,6 +89,7 @@ def _carried(candidates: Candidates, sampling: SamplingPrograms, program: Progra
     numbered = [(number, sample) for number, shard in enumerate(candidates) for sample in shard]
     for number, sample in sorted(numbered, key=lambda each: (each[1].decode, each[1].age)):
         fits = width(sample.job.top, sampling.vocab_size) <= program.top
+        fits = fits and (program.masked or not sampling.needs_masks(sample))
         is_place = counts[number] < program.rows // sampling.shapes.shards
         if fits and is_place and len(banks | {sample.bank}) <= program.active:
             banks.add(sample.bank)
@@ -97,4 +99,15 @@ def _carried(candidates: Candidates, sampling: SamplingPrograms, program: Progra
 
 
 def _cost(program: ProgramShape) -> tuple[int, ...]:
-    return program.rows, program.active, program.top
+    return program.rows, program.active, program.top, program.masked
+
+
+def least_steps(candidates: Candidates) -> int:
+    """Return how many steps the rows with the fewest tokens left need.
+
+    Those that draw few tokens because of their grammars need as many as the one of them with the most.
+    """
+    everybody = [sample for samples in candidates for sample in samples]
+    least = [sample.steps_left for sample in everybody if not sample.is_masked]
+    masked = [sample.steps_left for sample in everybody if sample.is_masked]
+    return min([*least, max(masked)] if masked else least)

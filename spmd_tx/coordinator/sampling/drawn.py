@@ -16,6 +16,12 @@ class DrawnTokens:
     column: int
     skip: int  # steps that were fed known tokens
     count: int  # tokens, unless it stops earlier
+    refusals: int = 0  # of the sample when this was sent; if there are more, these tokens are dropped
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether a token before these was refused."""
+        return self.refusals != self.sample.refusals
 
     def extend(self, reply: Reply) -> None:
         """Give the sample its tokens. Raises MeshError if there are too few of a sample that goes on."""
@@ -23,6 +29,9 @@ class DrawnTokens:
         drawn = slice(self.skip, self.skip + self.count)
         column = arrays["tokens"][drawn, self.column].tolist()
         known = [token for token in column if token >= 0]
+        guide, drawn_count = self.sample.guide, len(known)
+        if guide is not None:
+            known = known[: guide.take(known)]
         experts = arrays.get("experts")
         tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
         drawn = slice(self.skip, self.skip + len(known))
@@ -34,7 +43,11 @@ class DrawnTokens:
             TopLogprobs(*top) if top else None,
         )
         job.passed_over = 0
-        if self.sample.stop_reason is None and len(known) < self.count:
+        if self.sample.stop_reason is not None:
+            return
+        if len(known) < drawn_count:
+            self.sample.drop_draws(has_read=len(known) + 1 < drawn_count)
+        elif drawn_count < self.count:
             raise MeshError(
                 f"a Decode drew {len(known)} of {self.count} tokens for {job.request_id} without a stop token"
             )

@@ -1,26 +1,24 @@
-"""A sample request: its samples, its chunked prefill, and its encoded result. Pure."""
+"""A sample request in the batch: its samples, its chunked prefill, and its encoded result. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 
+from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
+from spmd_tx.coordinator.grammar.guide import Guide
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PromptSegment
-from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
-from spmd_tx.coordinator.sampling.request.stops import Decoder, StopRule, StopWatch, stop_rule
-from spmd_tx.coordinator.sampling.request.validation import most_drawn
+from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
 from spmd_tx.coordinator.tenancy.spent import Usage
-from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import (
     NO_SCORES,
     PromptScores,
@@ -29,12 +27,9 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
     encode_sample_response,
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
-from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.programs import ProgramShape
 
 NEVER = -1
-OF_SESSION = ":sample:"  # separates a session's id from the number of its sampler
-OF_THE_PROMPT = -1  # in place of a sample's index: draws for the tokens of the prompt
 
 
 @dataclass(eq=False)
@@ -71,6 +66,10 @@ class Sample:
     row: int = 0  # its row in that Decode, local to the data shard
     state: int = 0  # slot of its state; 0: it has none
     placed: int = 0  # how many of its pages are in that row's table on the device
+    guide: Guide | None = None  # of its grammar, if it has one
+    begins_anew: bool = False  # its row of the last Decode is of no use: what that drew is not all taken
+    refusals: int = 0  # how often what was drawn behind a refused token has been dropped
+    is_spoilt: bool = False  # its state has read tokens that were dropped
 
     @property
     def age(self) -> tuple[bool, int, int]:
@@ -105,6 +104,12 @@ class Sample:
         return TopLogprobs.join(parts) if parts else None
 
     @property
+    def forced(self) -> list[bool]:
+        """Whether a grammar left no choice of each token; empty if it always did."""
+        marks = [] if self.guide is None else self.guide.forced[: len(self.tokens)]
+        return marks if any(marks) else []
+
+    @property
     def position(self) -> int:
         """Position of the last known token, which is the input for the next one."""
         return len(self.job.prompt) + len(self.tokens) - 1
@@ -115,9 +120,31 @@ class Sample:
         return self.job.max_tokens - len(self.tokens) - self.outstanding
 
     @property
+    def is_masked(self) -> bool:
+        """Whether its next Decode says which tokens are allowed, or draws but a few."""
+        return self.guide is not None and not self.outstanding and not self.guide.is_trusted
+
+    @property
+    def draws_left(self) -> int:
+        """Tokens that its next Decode may draw before they are checked."""
+        if self.guide is None or not self.is_masked:
+            return self.undecided
+        return min(self.undecided, len(self.guide.ahead) + self.guide.reach)
+
+    @property
     def steps_left(self) -> int:
-        """Steps of Decodes to send: for known tokens and for those to draw."""
-        return self.behind + self.undecided
+        """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
+        return self.behind + self.draws_left
+
+    def may_decode(self, last_decode: int) -> bool:
+        """Say whether it can take part in the next Decode.
+
+        Its state must be on the device, because it was in the last Decode, or known, because no token of it
+        is outstanding.
+        """
+        if self.prefill is not None or not self.steps_left:
+            return False
+        return not self.outstanding or (self.decode == last_decode and not self.begins_anew)
 
     @property
     def next_position(self) -> int:
@@ -135,7 +162,14 @@ class Sample:
 
     def start_over(self) -> None:
         """Wait to become resident, with the tokens that are known."""
+        self.is_spoilt = False
         self.behind = len(self.tokens) if self.job.batch_invariant else 0
+
+    def drop_draws(self, *, has_read: bool) -> None:
+        """Forget what sent commands draw: a token before it was refused. ``has_read``: by this Decode."""
+        self.is_spoilt = bool(self.state) and (has_read or self.outstanding > 0)
+        self.refusals += 1
+        self.outstanding, self.begins_anew = 0, True
 
     def extend(
         self,
@@ -208,6 +242,11 @@ class SampleJob:
         self.missing = ()
         self.passed_over = 0
 
+    def constrain(self, grammar: CompiledGrammar, *, has_states: bool) -> None:
+        """Let samples draw what the grammar allows. ``has_states``: of sequences, not to be rewound."""
+        for sample in self.samples:
+            sample.guide = grammar.guide(self.rule.tokens, is_cautious=has_states)
+
     def next_part(self) -> list[Sample]:
         """Return the samples to start next with a common prefill: a preempted one, or all that never ran."""
         resumed = next((sample for sample in self.waiting if not sample.is_at_prompt), None)
@@ -225,7 +264,7 @@ class SampleJob:
     def result(self) -> Finished:
         """Encode the response once all samples have ended."""
         sequences = [
-            SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason, sample.top)
+            SampledSequence(sample.tokens, sample.logprobs, sample.stop_reason, sample.top, sample.forced)
             for sample in self.samples
             if sample.stop_reason is not None and self.wants_tokens
         ] or [SampledSequence([], [], "length", None) for _ in self.samples]
@@ -331,56 +370,6 @@ class ChunkedPrefill:
         return np.concatenate([before, *(array for _, array in parts)])
 
 
-@dataclass(frozen=True)
-class SamplingModel:
-    """Holds what a sample request needs to know of the model."""
-
-    config: Model
-    max_context: int  # tokens
-    decoder: Decoder | None  # None: stop strings cannot be used
-    eos_token_ids: tuple[int, ...] = ()  # what ends a sample when the request names no stop
-    batch_invariant: bool = False
-
-
-def make_job(
-    request_id: str, number: int, body: SampleRequest, version: VersionKey, model: SamplingModel
-) -> SampleJob:
-    """Make the job of a validated request."""
-    params, sampler = body.sampling_params, body.sampling_session_id or version
-    prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
-    room = most_drawn(len(prompt), model.max_context)
-    vocab_size = model.config.vocab_size
-    job = SampleJob(
-        request_id=request_id,
-        number=number,
-        version=version,
-        sampler=sampler,
-        session=sampler.rpartition(OF_SESSION)[0],
-        prompt=prompt,
-        max_tokens=room if params.max_tokens is None else max(1, min(params.max_tokens, room)),
-        temperature=params.temperature,
-        top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
-        top_p=params.top_p,
-        rule=stop_rule(params.stop, model.eos_token_ids),
-        scoring=prompt_scores.of(
-            body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
-        ),
-        top=body.topk_sample_logprobs or 0,
-        records_stability=bool(body.record_stability_info),
-        batch_invariant=model.batch_invariant,
-        wants_tokens=params.max_tokens != 0,
-    )
-    job.needs_scores = not job.scoring.is_empty
-    job.samples = [
-        Sample(job, index, draw_seeds(params.seed, request_id, index), StopWatch(job.rule, model.decoder))
-        for index in range(body.num_samples)
-    ]
-    job.waiting = list(job.samples)
-    return job
-
-
-def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:
-    """Derive the seeds of a sample, or OF_THE_PROMPT, from the request's seed, or else from its id."""
-    source = request_id.encode() if seed is None else (seed % 2**64).to_bytes(8, "little")
-    digest = blake2b(source + index.to_bytes(8, "little", signed=True), digest_size=8).digest()
-    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+def job_scope(weights: str, session: str) -> str:
+    """Return what keys in the prefix cache begin with: a session shares it, for one set of weights."""
+    return f"{weights} {session}"

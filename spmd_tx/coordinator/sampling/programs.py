@@ -87,18 +87,28 @@ class SamplingPrograms:
             rows=rows,
             active=next(size for size in self.shapes.active_sizes(rows, self.bank_slots) if size >= used),
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
+            masked=any(map(self.needs_masks, everybody)),
         )
+
+    def needs_masks(self, sample: Sample) -> bool:
+        """Return whether the next Decode of a sample needs a program that takes masks.
+
+        A batch-invariant one computes all of its tokens by the same program.
+        """
+        return sample.guide is not None if self.shapes.batch_invariant else sample.is_masked
 
     def decode_shape(self, program: ProgramShape, chosen: Sequence[Sequence[Sample]]) -> DecodeShape:
         """Return the sizes of a Decode that runs a program for these samples of each data shard."""
         if not self.shapes.batch_invariant:
-            return DecodeShape(program, program.rows // self.shapes.shards, 0, 0)
+            known_steps = self.decode_steps if program.masked else 0
+            return DecodeShape(program, program.rows // self.shapes.shards, 0, known_steps)
         rows = self.shapes.rows_of_decode(max(map(len, chosen)))
         return DecodeShape(program, rows, self.shapes.decode_block, self.decode_steps)
 
 
 def _covers(program: ProgramShape, needed: ProgramShape) -> bool:
-    return program.rows >= needed.rows and program.active >= needed.active and program.top >= needed.top
+    is_large_enough = program.rows >= needed.rows and program.active >= needed.active
+    return is_large_enough and program.top >= needed.top and program.masked >= needed.masked
 
 
 def _scores(program: ProgramShape) -> Scores:

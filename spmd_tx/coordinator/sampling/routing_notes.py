@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.requests import sample_notes
-from spmd_tx.coordinator.requests.sample_notes import ROUTING, SEQUENCE_ID, NoteFiles
+from spmd_tx.coordinator.requests.sample_notes import ROUTING, SEQUENCE_ID, Holders, NoteFiles
 from spmd_tx.coordinator.wire.training_protobuf import TokenSpan
 
 ROUTER_CHOOSES = -1  # in place of an expert that is not known
@@ -52,12 +52,12 @@ class RoutingFiles:
             data_dir / ROUTING, Routing, "the experts", "send the datum without provenance spans"
         )
 
-    def replayed(self, session_id: str, spans: Sequence[TokenSpan], length: int) -> np.ndarray | None:
+    def replayed(self, holders: Holders, spans: Sequence[TokenSpan], length: int) -> np.ndarray | None:
         """Return experts int16 [N, L, C] for a datum that the spans tile; None: nothing is known."""
         experts: np.ndarray | None = None
         start = 0
         for span in spans:
-            known = self._of_span(session_id, span)
+            known = self._of_span(holders, span)
             if known is not None and len(known):
                 if experts is None:
                     experts = np.full((length, *known.shape[1:]), ROUTER_CHOOSES, np.int16)
@@ -65,9 +65,10 @@ class RoutingFiles:
             start += span.length
         return experts
 
-    def _of_span(self, session_id: str, span: TokenSpan) -> np.ndarray | None:
+    def _of_span(self, holders: Holders, span: TokenSpan) -> np.ndarray | None:
         match = SEQUENCE_ID.fullmatch(span.sequence_id)
-        routing = self._files.read(session_id, match[1]) if match else None
+        notes = (self._files.read(each, match[1]) for each in holders if match is not None)
+        routing = next((note for note in notes if note is not None), None)
         if match is None or routing is None or int(match[2]) >= len(routing.samples):
             return None
         whole, prompt = routing.of_sample(int(match[2]))

@@ -1,6 +1,7 @@
 """One data shard: its resident samples, their pages and the prefix cache, and preemption. Pure."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys, PrefixCache, pages_for
@@ -133,6 +134,13 @@ class Shard:
         pages = pages[: len(pages) - len(pages) % self._pages_found]
         return Hit(NOTHING, len(pages) * size, pages)
 
+    def count_cached(self, scope: str, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt are in the prefix cache, in whole pages."""
+        keys, size, count = BlockKeys(scope, self._page_size), self._page_size, 0
+        while (count + 1) * size < len(prompt) and self._cache.find(keys.first(count + 1, prompt)[-1:]):
+            count += 1
+        return count * size
+
     def _keys(self, sample: Sample) -> BlockKeys:
         if sample.keys is None or sample.keys.scope != sample.job.scope:
             sample.keys = BlockKeys(sample.job.scope, self._page_size)
@@ -243,7 +251,7 @@ class Shard:
 
     def _has_state_to_keep(self, sample: Sample) -> bool:
         """Say whether a state, once all sent commands have run, is that before the last token."""
-        if not self._has_cache or not sample.position:
+        if not self._has_cache or not sample.position or sample.is_spoilt:
             return False
         if sample.stop_reason is None:
             return not sample.outstanding
@@ -291,14 +299,9 @@ class Shard:
     def candidates(self, last_decode: int) -> list[Sample]:
         """Return the samples for the rows of the next Decode, oldest first.
 
-        A sample can take part if its state is on the device, because it was in the last Decode, or known,
-        because no token of it is outstanding. When there are more than rows, samplers share them evenly.
+        When there are more than rows, samplers share them evenly.
         """
-        able = [
-            each
-            for each in self.residents
-            if each.prefill is None and (each.decode == last_decode or not each.outstanding)
-        ]
+        able = [each for each in self.residents if each.may_decode(last_decode)]
         if len(able) <= self.rows:
             return able
         seen: Counter[str] = Counter()

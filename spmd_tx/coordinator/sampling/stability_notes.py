@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.requests import sample_notes
-from spmd_tx.coordinator.requests.sample_notes import SEQUENCE_ID, STABILITY, NoteFiles
+from spmd_tx.coordinator.requests.sample_notes import OF_OWNER, SEQUENCE_ID, STABILITY, Holders, NoteFiles
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
 from spmd_tx.coordinator.wire.training_protobuf import Datum, TokenSpan
@@ -64,7 +64,7 @@ class StabilityFiles:
             data_dir / STABILITY, Recorded, "the probabilities", "sample again, and train on that"
         )
 
-    def resolved(self, session_id: str, datums: Sequence[Datum], *, is_again: bool) -> list[Datum]:
+    def resolved(self, holders: Holders, datums: Sequence[Datum], *, is_again: bool) -> list[Datum]:
         """Return the datums with the recorded ``logprobs``, 0 where there is no advantage.
 
         Raises InvalidRequest. A request that ``is_again`` run may use notes older than a day.
@@ -72,17 +72,17 @@ class StabilityFiles:
         resolved = []
         for index, datum in enumerate(datums):
             try:
-                logprobs = self._logprobs(session_id, datum, is_again)
+                logprobs = self._logprobs(holders, datum, is_again)
             except InvalidRequest as problem:
                 raise InvalidRequest(f"datum {index}: {problem}") from None
             resolved.append(replace(datum, loss_inputs=datum.loss_inputs | {"logprobs": logprobs}))
         return resolved
 
-    def _logprobs(self, session_id: str, datum: Datum, is_again: bool) -> np.ndarray:
+    def _logprobs(self, holders: Holders, datum: Datum, is_again: bool) -> np.ndarray:
         targets = datum.loss_inputs["target_tokens"].ravel()
         logprobs = np.zeros(len(targets), np.float32)
         for run in _runs_that_count(datum):
-            tokens, recorded = self._recorded(session_id, run, is_again)
+            tokens, recorded = self._recorded(holders, run, is_again)
             place = slice(run.start, run.start + run.span.length)
             differs = run.counts & (tokens != targets[place])
             if differs.any():
@@ -96,12 +96,13 @@ class StabilityFiles:
             logprobs[place] = np.where(run.counts, recorded, 0)
         return logprobs
 
-    def _recorded(self, session_id: str, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _recorded(self, holders: Holders, run: _Run, is_again: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of a run's span and their log-probabilities."""
         span = run.span
         match = SEQUENCE_ID.fullmatch(span.sequence_id)
-        is_there = match is not None and self._renew(session_id, match[1], is_again)
-        note = self._files.read(session_id, match[1]) if match and is_there else None
+        renewed = (each for each in holders if match is not None and self._renew(each, match[1], is_again))
+        holder = next(renewed, None)
+        note = self._files.read(holder, match[1]) if match and holder is not None else None
         if match is None or note is None or int(match[2]) >= len(note.tokens):
             raise InvalidRequest(
                 f"nothing is recorded of sequence {span.sequence_id!r} in this session, or not any more; "
@@ -116,11 +117,15 @@ class StabilityFiles:
         place = slice(span.offset, span.offset + span.length)
         return tokens[place], logprobs[place]
 
-    def _renew(self, session_id: str, request_id: str, is_again: bool) -> bool:
-        """Start the day of a note anew; return False if it is over, or there is no note."""
-        path, now = self._files.path(session_id, request_id), clock.now()
+    def _renew(self, holder: str, request_id: str, is_again: bool) -> bool:
+        """Start the day of a note anew; return False if it is over, or there is no note.
+
+        Notes of trajectories are kept as long as these.
+        """
+        path, now = self._files.path(holder, request_id), clock.now()
+        is_kept = is_again or holder.startswith(OF_OWNER)
         try:
-            if now - path.stat().st_mtime > KEPT_SECONDS and not is_again:
+            if now - path.stat().st_mtime > KEPT_SECONDS and not is_kept:
                 return False
             os.utime(path, (now, now))
         except FileNotFoundError:

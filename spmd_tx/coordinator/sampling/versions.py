@@ -4,11 +4,14 @@ A version lives until the last session that uses it has ended. A sampler reads h
 deleting or overwriting a checkpoint does not affect an open sampler. Folders outlive the workers and this
 process; versions that were only on the device come back with their model. A sampler of kind inflight draws
 from the newest version of its model.
+
+Where other groups sample what this one trains, unnamed versions are written to disk with their save, for
+them to load (version_store.py).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Set
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -20,59 +23,16 @@ from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
+from spmd_tx.coordinator.sampling.inflight_versions import InflightVersions
+from spmd_tx.coordinator.sampling.version_store import FROM_DISK, VersionStore
 from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import UNREADABLE, InvalidRequest
 from spmd_tx.models.adapter_formats.files import group_of_module
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
+from spmd_tx.protocol.places import WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
-
-FROM_DISK = -1  # in place of the seq_id of a save that precedes all replayed requests
-
-
-@dataclass
-class _Published:
-    """Holds the versions of a model that were not given up."""
-
-    by_seq_id: dict[int, VersionKey] = field(default_factory=dict)  # by the seq_id of their save
-    answered: int = FROM_DISK  # seq_id of the last answered save
-
-
-class InflightVersions:
-    """Tracks the inflight versions of all models in one generation of workers."""
-
-    def __init__(self, give_up: Callable[[VersionKey], None]) -> None:
-        self._give_up = give_up
-        self._of_model: dict[str, _Published] = {}
-
-    def newest(self, model_id: str) -> VersionKey | None:
-        published = self._of_model.get(model_id)
-        return published.by_seq_id[max(published.by_seq_id)] if published and published.by_seq_id else None
-
-    def publish(self, model_id: str, seq_id: int, version: VersionKey) -> None:
-        """Add a version that commands sent from now on find on the device."""
-        published = self._of_model.setdefault(model_id, _Published())
-        published.by_seq_id[seq_id] = version
-        self._tidy(published)
-
-    def answered(self, model_id: str, seq_id: int) -> None:
-        """Note that the model's requests up to this one are durable."""
-        published = self._of_model.setdefault(model_id, _Published())
-        published.answered = max(published.answered, seq_id)
-        self._tidy(published)
-
-    def forget(self, versions: Set[VersionKey]) -> None:
-        """Forget versions whose sessions have ended."""
-        for model_id, published in list(self._of_model.items()):
-            if not published.by_seq_id or not versions.isdisjoint(published.by_seq_id.values()):
-                del self._of_model[model_id]
-
-    def _tidy(self, published: _Published) -> None:
-        """Give up the versions before the newest durable one."""
-        sure = max((each for each in published.by_seq_id if each <= published.answered), default=FROM_DISK)
-        for seq_id in [each for each in published.by_seq_id if each < sure]:
-            self._give_up(published.by_seq_id.pop(seq_id))
 
 
 @dataclass(frozen=True)
@@ -89,6 +49,9 @@ class WriteOut:
         return next((problem for each in self.writing if (problem := each.result()) is not None), None)
 
 
+Restored = Callable[[SamplerRow], Awaitable[None]]
+
+
 class Versions:
     """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
@@ -97,18 +60,16 @@ class Versions:
         samplers: Catalog,
         checkpoints: BaseCheckpoints,
         bank: VersionBank,
-        directory: Path,
+        store: VersionStore,
         max_rank: int,
         writes: Writes,
     ) -> None:
-        """Open the versions in ``directory``, which is made if necessary. Blocks."""
-        assert directory.is_absolute(), f"{directory} means another place to workers elsewhere"
-        directory.mkdir(parents=True, exist_ok=True)
+        self.store = store
         self._writes = writes
         self._samplers = samplers
         self._checkpoints = checkpoints
         self._bank = bank
-        self._directory = directory
+        self._directory = store.directory
         self._max_rank = max_rank
         self._of_sampler: dict[str, VersionKey] = {}
         self._published: dict[CheckpointPath, VersionKey] = {}  # saved under a name by this generation
@@ -118,25 +79,29 @@ class Versions:
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._retired: set[str] = set()  # samplers
         self._inflight = InflightVersions(self._give_up)
-        self._opening = asyncio.Lock()
 
-    async def of(self, sampler_id: str, restored: Callable[[str], Awaitable[None]]) -> VersionKey:
+    async def of(self, sampler_id: str, restored: Restored) -> VersionKey:
         """Return the version of a sampler, which the bank can place on the device from then on.
 
         It never changes, except that a sampler of kind inflight gets its model's newest version.
-        ``restored`` returns when the versions of a model are there again.
+        ``restored`` returns when the versions of a sampler's model are there again.
         """
         if not self._bank.knows(self._of_sampler.get(sampler_id, "")):  # or not any more
             self._of_sampler.pop(sampler_id, None)
             sampler = await self._samplers.sampler(sampler_id)
             if sampler.model_id is not None:
-                await restored(sampler.model_id)
+                await restored(sampler)
                 if sampler.inflight:
-                    return await self._newest(sampler, sampler.model_id)
-            async with self._opening:
+                    return await self._newest(sampler, sampler.model_id, restored)
+            async with self.store.opening:
                 if sampler_id not in self._of_sampler:
                     self._of_sampler[sampler_id] = await self._find(sampler)
         return self._of_sampler[sampler_id]
+
+    def known(self, sampler_id: str) -> VersionKey | None:
+        """Return the version of a sampler that was looked up before; None: it has to be."""
+        version = self._of_sampler.get(sampler_id)
+        return version if version is not None and self._bank.knows(version) else None
 
     def reserve(
         self, version: VersionKey, adapter: AdapterSpec, session_id: str, model_id: str | None = None
@@ -146,6 +111,24 @@ class Versions:
         if model_id is not None:
             self._ephemeral.setdefault(model_id, set()).add(version)
         return self._bank.reserve(version, adapter)
+
+    def aside(self, version: VersionKey, model_id: str) -> WeightsFolder | None:
+        """Return where the save of a reserved version writes it for other groups; None: nowhere.
+
+        A folder that is there is of the same weights: the save is run again.
+        """
+        folder = self._directory / folder_name(version)
+        if not self.store.is_shared or version not in self._ephemeral.get(model_id, ()):
+            return None
+        if folder.exists():
+            self._has_folder(model_id, version, folder)
+            return None
+        self._expect(model_id, version, folder)
+        return WeightsFolder(str(folder))
+
+    def saved(self, model_id: str, session_id: str, seq_id: int) -> None:
+        """Note that an inflight save was executed, before its client hears of it."""
+        self.store.note_saved(model_id, session_id, seq_id)
 
     def publish_inflight(self, model_id: str, seq_id: int, version: VersionKey) -> None:
         """Let the model's inflight samplers draw from the version that this request will save."""
@@ -167,10 +150,27 @@ class Versions:
             begun = None if version in self._writing else self._bank.write_out(version)
             if begun is not None:
                 commands += begun[0]
-                writing = self._writing[version] = self._writes.expect(begun[1])
-                weights = self._bank.weights(version)
-                writing.add_done_callback(partial(self._note_written, model_id, version, weights, begun[1]))
+                self._expect(model_id, version, begun[1])
         return WriteOut(commands, [self._writing[each] for each in versions if each in self._writing])
+
+    def has_folder(self, version: VersionKey) -> bool:
+        """Whether a version is on disk, or is the base model."""
+        return version == BASE_MODEL or self._bank.folder(version) is not None
+
+    def reads(self, folder: Path) -> bool:
+        """Whether a folder may be loaded, or is being written."""
+        return self._bank.reads(folder) or folder.name in map(folder_name, self._writing)
+
+    def supersede(self, version: VersionKey) -> None:
+        """Forget a version that another group has given up, when no request samples from it."""
+        self._unlist({version})
+        self._bank.supersede(version)
+
+    def _expect(self, model_id: str, version: VersionKey, folder: Path) -> None:
+        """Expect the folder of a version. Call this before the command that has it written is sent."""
+        writing = self._writing[version] = self._writes.expect(folder)
+        weights = self._bank.weights(version)
+        writing.add_done_callback(partial(self._note_written, model_id, version, weights, folder))
 
     def _note_written(
         self, model_id: str, version: VersionKey, weights: str, folder: Path, writing: Writing
@@ -179,10 +179,15 @@ class Versions:
         if writing.cancelled() or writing.exception() is not None:  # the workers are lost
             return
         if not self._bank.knows(version) or self._bank.weights(version) != weights:
-            self._bank.abandon(folder)
+            self.store.discard([folder])
         elif writing.result() is None:
-            self._bank.note_folder(version, folder)
-            self._ephemeral.get(model_id, set()).discard(version)
+            self._has_folder(model_id, version, folder)
+
+    def _has_folder(self, model_id: str, version: VersionKey, folder: Path) -> None:
+        self._bank.note_folder(version, folder)
+        self._ephemeral.get(model_id, set()).discard(version)
+        session_id = next((id for id, used in self._used_by.items() if version in used), "")
+        self.store.note_written(model_id, session_id, version, self._inflight.seq_id_of(model_id, version))
 
     def programs_to_write_out(self, model_id: str) -> list[ProgramShape]:
         """Return the programs of the commands that ``write_out`` would begin with."""
@@ -192,12 +197,23 @@ class Versions:
         """Return the programs of the commands that ``reserve`` would return."""
         return self._bank.programs_to_reserve(version)
 
+    async def is_on_disk(self, sampler: SamplerRow) -> bool:
+        """Whether a file has what a sampler of saved weights draws from, or it was given up."""
+        assert sampler.model_id is not None
+        newest = (
+            await self._samplers.inflight_samplers(sampler.model_id) if sampler.inflight else [sampler.id]
+        )
+        adapter = await asyncio.to_thread(_read_adapter, self._directory / folder_name(newest[0]))
+        return adapter is not None or newest[0] in self._retired
+
     async def find_on_disk(self, version: VersionKey, session_id: str) -> bool:
         """Register a version that an earlier generation wrote to disk; return whether there is one."""
-        adapter = await asyncio.to_thread(_read_adapter, self._directory / folder_name(version))
-        if adapter is not None:
-            self._bank.register(version, adapter, str(self._directory / folder_name(version)))
-            self._use(version, session_id)
+        folder = self._directory / folder_name(version)
+        async with self.store.lock:
+            adapter = await asyncio.to_thread(_read_adapter, folder)
+            if adapter is not None:
+                self._bank.register(version, adapter, str(folder))
+                self._use(version, session_id)
         return adapter is not None
 
     def publish(self, path: CheckpointPath, version: VersionKey, adapter: AdapterSpec, folder: Path) -> None:
@@ -212,6 +228,7 @@ class Versions:
             self._bank.forget(version)
         self._linked -= unused
         self._inflight.forget(unused)
+        self.store.end_session(session_id)
         self._of_sampler = {id: version for id, version in self._of_sampler.items() if version not in unused}
         self._published = {
             path: version for path, version in self._published.items() if version not in unused
@@ -240,9 +257,14 @@ class Versions:
             raise self._missing(sampler)
         return sampler.id
 
-    async def _newest(self, sampler: SamplerRow, model_id: str) -> VersionKey:
+    async def _newest(self, sampler: SamplerRow, model_id: str, restored: Restored) -> VersionKey:
         """Return the version that the model's last inflight save published."""
-        if self._inflight.newest(model_id) is None:  # it may precede the restored snapshot
+        newest = self._inflight.newest(model_id)
+        if newest is None or self._inflight.seq_id_of(model_id, newest) == FROM_DISK:
+            written = await self._newest_written(sampler, model_id, restored)
+            if written is not None:
+                return written
+        if newest is None:  # it may precede the restored snapshot
             for version in await self._samplers.inflight_samplers(model_id):
                 if await self.find_on_disk(version, sampler.session_id):
                     self._inflight.publish(model_id, FROM_DISK, version)
@@ -252,9 +274,24 @@ class Versions:
             raise self._missing(sampler)
         return version
 
+    async def _newest_written(
+        self, sampler: SamplerRow, model_id: str, restored: Restored
+    ) -> VersionKey | None:
+        """Return the newest version that the group that trains has written; None: it is not known."""
+        while (version := self.store.newest(model_id)) is not None:
+            is_found = self._bank.knows(version) or await self.find_on_disk(version, sampler.session_id)
+            if self.store.is_written(model_id, version):
+                if not is_found:
+                    raise self._missing(sampler)
+                self._inflight.leave_disk(model_id, version)
+                return version
+            self.supersede(version)  # newer ones were written meanwhile
+            await restored(sampler)
+        return None
+
     def _give_up(self, version: VersionKey) -> None:
-        self._unlist({version})
-        self._bank.supersede(version)
+        self.supersede(version)
+        self.store.supersede(version)
 
     def _unlist(self, versions: set[VersionKey]) -> None:
         for users in (self._used_by, self._ephemeral):
@@ -286,12 +323,27 @@ class Versions:
             version = self._published.get(path, f"{path}#{opened.created_at}")
             if version in self._linked:
                 return version
-            place = self._directory / folder_name(version)
-            linked = await asyncio.to_thread(files.link, path, folder, place)
-            if linked.version == opened.version:
-                self._bank.register(version, linked.adapter, str(place))
-                self._linked.add(version)
+            if await self._is_linked(version, opened.adapter):
                 return version
+            place = self._directory / folder_name(version)
+            async with self.store.lock:
+                linked = await asyncio.to_thread(files.link, path, folder, place)
+                if linked.version == opened.version:
+                    self._bank.register(version, linked.adapter, str(place))
+                    self._linked.add(version)
+                    return version
+
+    async def _is_linked(self, version: VersionKey, adapter: AdapterSpec) -> bool:
+        """Register the folder of a version that another group has linked, and may be loading."""
+        if not self.store.is_shared:
+            return False
+        place = self._directory / folder_name(version)
+        async with self.store.lock:
+            is_there = await asyncio.to_thread(place.exists)
+            if is_there:
+                self._bank.register(version, adapter, str(place))
+                self._linked.add(version)
+        return is_there
 
     async def _link_is_there(self, version: VersionKey, sampler: SamplerRow) -> bool:
         is_there = await self.find_on_disk(version, sampler.session_id)

@@ -10,23 +10,25 @@ from spmd_tx.protocol.reports import Reply
 
 
 def count_micro_batch(batch: MicroBatch, command: Forward | ForwardBackward) -> None:
-    metrics.MICRO_BATCHES.labels("yes" if len(batch.chunks) > 1 else "no").inc()
+    group = metrics.group()
+    metrics.MICRO_BATCHES.labels("yes" if len(batch.chunks) > 1 else "no", group).inc()
     rows, tokens = command.rows.slots.size, command.rows.tokens.size
     used = int(np.count_nonzero(command.rows.segments))
-    metrics.TRAINING_ROWS.labels("used").inc(batch.used)
-    metrics.TRAINING_ROWS.labels("free").inc(rows - batch.used)
-    metrics.TRAINING_TOKENS.labels("used").inc(used)
-    metrics.TRAINING_TOKENS.labels("padding").inc(tokens - used)
+    metrics.TRAINING_ROWS.labels("used", group).inc(batch.used)
+    metrics.TRAINING_ROWS.labels("free", group).inc(rows - batch.used)
+    metrics.TRAINING_TOKENS.labels("used", group).inc(used)
+    metrics.TRAINING_TOKENS.labels("padding", group).inc(tokens - used)
 
 
 def measure_move(move: Move, reply: Reply, seconds: float) -> None:
     """Note how long it took to bring something to idle memory or back; other moves do not count."""
     if not move.pair.replies:
         return
+    group = metrics.group()
     if isinstance(move.source, Idle):
         tier = "disk" if reply.metrics["from_disk"] else "host"
-        metrics.SWAP_SECONDS.labels("in", tier).observe(seconds)
+        metrics.SWAP_SECONDS.labels("in", tier, group).observe(seconds)
         return
-    metrics.SWAP_SECONDS.labels("out", "host").observe(seconds)
+    metrics.SWAP_SECONDS.labels("out", "host", group).observe(seconds)
     for tier in ("host", "disk"):
-        metrics.IDLE_ADAPTER_BYTES.labels(tier).set(reply.metrics[f"{tier}_bytes"])
+        metrics.IDLE_ADAPTER_BYTES.labels(tier, group).set(reply.metrics[f"{tier}_bytes"])

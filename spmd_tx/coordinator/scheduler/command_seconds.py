@@ -58,6 +58,10 @@ class CommandSeconds:
         of_token = self._by_step.get(work.step)
         return None if of_token is None else of_token * work.tokens
 
+    def of_token(self, step: str) -> float | None:
+        """Return the seconds of a token of a step, or of one step of a decode; None: there was none yet."""
+        return self._by_step.get(step)
+
 
 def _average(known: float | None, last: float) -> float:
     return last if known is None else known + WEIGHT_OF_LAST * (last - known)

@@ -334,7 +334,7 @@ class Dispatcher:
             return
         seconds, payer = self._replied_at - began_at, charge.payer
         self.seconds.learn(charge.work, seconds)
-        metrics.DEVICE_SECONDS.labels(payer.side).inc(seconds)
+        metrics.DEVICE_SECONDS.labels(payer.side, metrics.group()).inc(seconds)
         self._log.worked(charge.requests, seconds)
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})

@@ -1,8 +1,7 @@
 """Carries out requests on one generation of workers: moves lines on, sends commands, stores outcomes."""
 
 import asyncio
-import shutil
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -14,20 +13,26 @@ from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
-from spmd_tx.coordinator.runtime.containment import contained, let_pass, report
+from spmd_tx.coordinator.runtime.containment import let_pass, report
+from spmd_tx.coordinator.sampling.bank import VersionKey
+from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.planning_faults import PlanningFaults
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
 from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestStatus, RequestTable
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
+from spmd_tx.coordinator.scheduler.sample_offer import FIRST_SPEED, SampleOffer
+from spmd_tx.coordinator.scheduler.siblings import Siblings
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
 from spmd_tx.coordinator.scheduler.tasks import Tasks
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
+from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import HALF_DONE
 from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
+from spmd_tx.protocol.reports import Reply
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
@@ -48,6 +53,7 @@ class Execution:
         parts: GenerationParts,
         table: RequestTable,
         clock: Callable[[], float],
+        siblings: Siblings,
     ) -> None:
         self.lines: dict[str, ModelLine] = {}  # by model
         self._waiting = WaitingLines()
@@ -55,10 +61,10 @@ class Execution:
         self.remains = GenerationEnd()
         self._log = log
         self._snapshots = snapshots
-        self._workers = parts.workers
+        self._workers, self._trains = parts.workers, parts.trains
         self._training = parts.training
         self._versions, self._sampling = parts.versions, parts.sampling
-        self._table = table
+        self._table, self._siblings = table, siblings
         self._clock = clock
         self._work = asyncio.Event()
         self._tasks = tasks = Tasks(self._wake)
@@ -67,10 +73,20 @@ class Execution:
         self._arrivals: list[Request] = []
         self._keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
         self._loss: MeshError | None = None
+        self._lost = asyncio.Event()
         self._dispatcher = Dispatcher(parts, table, log, self._wake)
         self._faults = PlanningFaults(self._dispatcher, table, self.lines, self._resolve, self._wake)
         self._replay = Replay(log, self._training, tasks.spawn, self._work_on, table.remove)
-        self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds)
+        self._unsaved: set[str] = set()  # samplers whose weights only workers that train can make
+        self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds, self._unsaved)
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether there are unfinished requests that these workers can carry out."""
+        if self._trains:
+            return self._table.has_unfinished
+        samples = (request for request in self._table.unfinished() if request.kind == "sample")
+        return any(sample.line not in self._unsaved for sample in samples)
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)
@@ -106,8 +122,54 @@ class Execution:
         return True
 
     def session_ended(self, session_id: str) -> None:
-        if self._table.is_over(session_id):
-            self._free(session_id)
+        if self._siblings.is_over(session_id):
+            self._siblings.free(session_id)
+
+    # --- samples that may go elsewhere ------------------------------------------------------------------
+
+    def has_not_begun(self, request: Request) -> bool:
+        return self._sampling.may_withdraw(request.id)
+
+    def withdraw(self, request: Request) -> SampleJob | None:
+        """Let go of a sample that has not begun; return what is known of it."""
+        return self._sampling.withdraw(request.id)
+
+    def offer(self, request: Request, prompt: Sequence[int]) -> SampleOffer:
+        """Say what to expect of a sample."""
+        version = self._versions.known(request.line)
+        seconds, rows = self._dispatcher.seconds, self._sampling.rows
+        step, read = seconds.of_token("decode"), seconds.of_token("prefill")
+        cached = self._sampling.cached_tokens(version, request.session_id, prompt) if version else 0
+        return SampleOffer(
+            waiting=self._table.sample_tokens,
+            unread=len(prompt) - cached,
+            draws=rows / step if step else FIRST_SPEED,
+            reads=1 / read if read else FIRST_SPEED,
+            must_load=version is None,
+        )
+
+    # --- folders that several groups read ---------------------------------------------------------------
+
+    @property
+    def last_reply(self) -> asyncio.Future[Reply] | None:
+        return self._dispatcher.last_reply
+
+    def reads(self, folder: Path) -> bool:
+        return self._versions.reads(folder)
+
+    def supersede(self, version: VersionKey) -> None:
+        self._versions.supersede(version)
+        self._work.set()  # its folder may be deleted
+
+    async def publish(self, sampler: SamplerRow) -> None:
+        version = await self._versions.of(sampler.id, self._restored)
+        while not self._versions.has_folder(version):
+            entry = self.lines.get(sampler.model_id or "")
+            if entry is None:
+                raise self._loss or MeshError(f"{sampler.model_id} is not there any more")
+            problem = await self._training.write_out(entry.model)
+            if problem is not None:
+                raise OSError(f"the weights of sampler {sampler.id} could not be written: {problem}")
 
     def status(self, request_id: str) -> QueueStatus:
         return self._view.status(request_id, self._workers.busy)
@@ -119,6 +181,7 @@ class Execution:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
         self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
+        self._versions.store.join(self, self if self._trains else None)
         try:
             while True:
                 self._advance_or_fail()
@@ -129,6 +192,7 @@ class Execution:
             await _uninterrupted(self._wind_down(error))
             raise
         finally:
+            self._versions.store.leave(self)
             self._stop()
 
     async def take_all_snapshots(self) -> None:
@@ -168,6 +232,8 @@ class Execution:
     def _take_in(self, request: Request) -> None:
         if request.kind == "sample":
             self._gate.arrive(request)
+            return
+        if not self._trains:  # it waits in the table for workers that do
             return
         try:
             entry = self._line_of(request)
@@ -301,10 +367,10 @@ class Execution:
 
     def _answer(self, request: Request, outcome: Outcome) -> None:
         self._log.resolve(request.id, outcome)
-        if self._table.is_over(request.session_id):
-            self._free(request.session_id)
+        if self._siblings.is_over(request.session_id):
+            self._siblings.free(request.session_id)
 
-    def _free(self, session_id: str) -> None:
+    def free(self, session_id: str) -> None:
         """Give back the slots and versions of a session that has no work left."""
         for model_id, entry in list(self.lines.items()):
             if entry.model.session_id == session_id:
@@ -325,25 +391,35 @@ class Execution:
 
     def _discard(self, folders: list[Path]) -> None:
         if folders:
-            self._tasks.spawn(self._delete(folders))
+            self._versions.store.discard(folders)
 
-    async def _delete(self, folders: list[Path]) -> None:
-        """Delete what commands that are in flight may still read."""
-        with contained("deleting versions of weights"):
-            if (last_reply := self._dispatcher.last_reply) is not None:
-                await asyncio.wait([last_reply])
-            for folder in folders:
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-
-    async def _restored(self, model_id: str) -> None:
-        if model_id in self.lines:
-            await self.lines[model_id].restored.wait()
+    async def _restored(self, sampler: SamplerRow) -> None:
+        """Wait until the weights that were saved for a sampler are there, if its model can be restored."""
+        if sampler.model_id in self.lines:
+            await self.lines[sampler.model_id].restored.wait()
+        elif not self._trains:
+            await self._supplied(sampler)
         if self._loss:
             raise self._loss
+
+    async def _supplied(self, sampler: SamplerRow) -> None:
+        """Wait until other workers have written what a sampler draws from, or these are lost."""
+        supplying = asyncio.create_task(self._versions.store.supply(sampler, self._versions.is_on_disk))
+        losing = asyncio.create_task(self._lost.wait())
+        self._unsaved.add(sampler.id)
+        try:
+            await asyncio.wait([supplying, losing], return_when=asyncio.FIRST_COMPLETED)
+            if supplying.done():
+                supplying.result()
+        finally:
+            self._unsaved.discard(sampler.id)
+            for task in (supplying, losing):
+                task.cancel()
 
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
+        self._lost.set()
         suspects = dispatcher.planned_for.requests if isinstance(error, ServerFault) else set[str]()
         self.remains = GenerationEnd(dispatcher.in_flight | suspects, dispatcher.blamed | suspects)
         for request_id, job in self._sampling.unanswered().items():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spmd_tx.coordinator.grammar.compiler import Grammars
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
@@ -20,6 +21,8 @@ class GenerationParts:
     versions: Versions
     sampling: SampleBatch
     compilation: Compilation | None = None  # None: all programs are there
+    trains: bool = True  # whether the workers train, or only sample
+    grammars: Grammars | None = None  # None: no request has one
 
     @property
     def orders(self) -> ProgramOrders | None:

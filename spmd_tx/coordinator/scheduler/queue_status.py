@@ -1,7 +1,7 @@
 """Tells clients why an unfinished request waits: how much is ahead of it, and what the workers do."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -17,6 +17,10 @@ COMPILING = re.compile(
     r"compiling (?:continued )?(prefill|forward_backward|forward|decode)(?: with \w+| of sequences)? "
     r"(\d+)x(\d+)(?:x\d+)*"
 )
+ONLY_SAMPLES = "this base model is only sampled from now (role sample)"
+NOT_TRAINED = f"{ONLY_SAMPLES}; the request waits until its group of workers is started again to train"
+AWAITED = "waiting until the group that trains has written these weights"
+NOT_SAVED = f"{ONLY_SAMPLES}, and these weights come back only when it is trained again, as no file has them"
 WORDS = {
     "prefill": "prefill",
     "decode": "decode step",
@@ -44,6 +48,7 @@ class QueueView:
     table: RequestTable
     lines: Mapping[str, ModelLine]  # by model
     seconds: CommandSeconds
+    unsaved: Collection[str] = ()  # samplers that wait for workers that train
 
     def status(self, request_id: str, busy: str | None) -> QueueStatus:
         """``busy`` is what the workers do instead of running commands."""
@@ -51,6 +56,9 @@ class QueueView:
         if unfinished is None:
             return QueueStatus("active", None)
         request, activity = unfinished.request, busy and in_words(busy)
+        if not self.parts.trains and (request.kind != "sample" or request.line in self.unsaved):
+            not_there = AWAITED if self.parts.versions.store.is_shared else NOT_SAVED
+            return QueueStatus("paused_capacity", not_there if request.kind == "sample" else NOT_TRAINED)
         if request.kind != "sample":
             entry = self.lines.get(request.line)
             slots = self.parts.training.slots

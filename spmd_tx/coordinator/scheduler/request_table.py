@@ -54,6 +54,7 @@ class RequestState:
     status: RequestStatus = RequestStatus.WAITING
     dangers: Danger = HARMLESS  # set by the table
     job: SampleJob | None = None  # of a sample that lost its workers: the tokens that are known
+    tokens: int = 0  # of a sample, at most; 0: nobody needs to know
     given_up_because: str = ""  # only of those given up
 
     @property
@@ -79,6 +80,8 @@ class RequestTable:
         self._by_line: dict[str, dict[str, RequestState]] = {}
         self._dangerous: dict[str, RequestState] = {}  # few, if any
         self._ended_sessions: set[str] = set()
+        self.sample_tokens = 0  # of unfinished samples, at most
+        quarantine.watch(lambda: bool(self.in_danger_of(Danger.SERVER)))
         for request in unfinished:
             self.add(request)
 
@@ -99,8 +102,16 @@ class RequestTable:
     def has_unfinished(self) -> bool:
         return any(state.is_unfinished for state in self._states.values())
 
-    def add(self, request: Request, status: RequestStatus = RequestStatus.WAITING) -> None:
-        state = self._states[request.id] = RequestState(request, status)
+    def add(
+        self,
+        request: Request,
+        status: RequestStatus = RequestStatus.WAITING,
+        *,
+        job: SampleJob | None = None,
+        tokens: int = 0,
+    ) -> None:
+        state = self._states[request.id] = RequestState(request, status, job=job, tokens=tokens)
+        self.sample_tokens += tokens
         self._by_session.setdefault(request.session_id, {})[request.id] = state
         self._by_line.setdefault(request.line, {})[request.id] = state
 
@@ -110,6 +121,7 @@ class RequestTable:
         if state is None:
             return
         state.status = RequestStatus.ENDED
+        self.sample_tokens -= state.tokens
         self._dangerous.pop(request_id, None)
         request = state.request
         for index, name in ((self._by_session, request.session_id), (self._by_line, request.line)):
@@ -130,10 +142,12 @@ class RequestTable:
     def end_session(self, session_id: str) -> None:
         self._ended_sessions.add(session_id)
 
-    def is_over(self, session_id: str) -> bool:
-        """Whether a session has ended and has no work left."""
-        states = self._by_session.get(session_id, {}).values()
-        return session_id in self._ended_sessions and not any(state.is_unfinished for state in states)
+    def has_ended(self, session_id: str) -> bool:
+        return session_id in self._ended_sessions
+
+    def works_for(self, session_id: str) -> bool:
+        """Whether a request of a session is unfinished."""
+        return any(state.is_unfinished for state in self._by_session.get(session_id, {}).values())
 
     def forget_session(self, session_id: str) -> None:
         """Remove what is left of a session without unfinished requests."""
@@ -188,9 +202,7 @@ class RequestTable:
 
     async def mark(self, request_id: str, work: Callable[[], Awaitable[Result]]) -> Result:
         """Do work for a request, whose computing is marked in a file that outlives this process."""
-        return await self._quarantine.at_work.during(
-            request_id, work, lambda: bool(self.in_danger_of(Danger.SERVER))
-        )
+        return await self._quarantine.at_work.during(request_id, work, self._quarantine.is_careful)
 
     def _set_dangers(self, state: RequestState, dangers: Danger) -> None:
         state.dangers = dangers

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
+from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request, read_body
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.request_table import Danger, RequestState, RequestStatus, RequestTable
 from spmd_tx.coordinator.scheduler.tasks import Tasks
+from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")
@@ -29,7 +31,7 @@ class SampleGate:
     log: RequestQueue
     parts: GenerationParts
     table: RequestTable
-    restored: Callable[[str], Awaitable[None]]  # returns when a model is what it was
+    restored: Callable[[SamplerRow], Awaitable[None]]  # returns when a sampler's model is what it was
     attempt: Attempt
     tasks: Tasks
     wake: Callable[[], None]
@@ -64,19 +66,34 @@ class SampleGate:
     async def _admit(self, state: RequestState) -> None:
         request, versions = state.request, self.parts.versions
         body = await self.attempt(request, lambda: self.log.payload(request))
+        grammar = None
+        if body is not None and state.job is None:
+            grammar = await self.attempt(request, partial(self._compile, body))
         version = await self.attempt(request, lambda: versions.of(request.line, self.restored))
         if state.status is RequestStatus.ENDED or body is None or version is None:
             return
         self.log.note("began", [request.id])
-        await self.attempt(request, partial(self._join, state, body, version))
+        await self.attempt(request, partial(self._join, state, body, version, grammar))
         self.wake()
 
-    async def _join(self, state: RequestState, body: bytes, version: VersionKey) -> None:
+    async def _compile(self, body: bytes) -> CompiledGrammar | None:
+        """Compile the grammar of a request; None: it has none."""
+        source = read_body(body, SampleRequest).grammar
+        if source is None:
+            return None
+        assert self.parts.grammars is not None, "a request with a grammar came to parts that know none"
+        return await self.parts.grammars.compile(source)
+
+    async def _join(
+        self, state: RequestState, body: bytes, version: VersionKey, grammar: CompiledGrammar | None
+    ) -> None:
         request_id, sampling = state.request.id, self.parts.sampling
+        if state.status is RequestStatus.ENDED:
+            return
         job, state.job = state.job, None
         try:
             if job is None:
-                sampling.admit(request_id, read_body(body, SampleRequest), version)
+                sampling.admit(request_id, read_body(body, SampleRequest), version, grammar)
             else:
                 job.version = version  # newer, if its sampler is one of kind inflight
                 sampling.resume(job)

@@ -6,7 +6,7 @@ that a lost worker and a restart of this process are handled alike.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
@@ -18,10 +18,13 @@ from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Failed, Request, by_operator
 from spmd_tx.coordinator.runtime.containment import report
+from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.execution import Execution
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
+from spmd_tx.coordinator.scheduler.group import ScheduledGroup
 from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
 from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestTable
+from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import custom_loss_catalog
@@ -47,33 +50,114 @@ class Scheduler:
         make_parts: Callable[[Hub, MemoryPlan], GenerationParts],
         clock: Callable[[], float],
         quarantine: Quarantine | None = None,
-        phase: Callable[[], str | None] = lambda: None,
+        group: ScheduledGroup | None = None,
     ) -> None:
-        """``phase`` says what happens while no generation runs."""
         self._log = log
         self._models = models
         self._snapshots = snapshots
         self._make_parts = make_parts
         self._clock = clock
         self._quarantine = quarantine or Quarantine()
-        self._phase = phase
-        unfinished = [each for each in log.unfinished() if not self._is_settled(each)]
+        self._group = group = group or ScheduledGroup()
+        own = [each for each in log.unfinished() if group.takes(each)]
+        unfinished = [each for each in own if not self._is_settled(each)]
         self._table = RequestTable(self._quarantine, unfinished)
         self._execution: Execution | None = None
         self._remains = GenerationEnd()  # of the last generation
+        self._judging = asyncio.Lock()
         self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
+        group.siblings.join(self)
+
+    @property
+    def sessions_at_work(self) -> set[str]:
+        return {request.session_id for request in self._table.unfinished()}
+
+    def has_ended(self, session_id: str) -> bool:
+        return self._table.has_ended(session_id)
+
+    def works_for(self, session_id: str) -> bool:
+        return self._table.works_for(session_id)
+
+    def free(self, session_id: str) -> None:
+        if self._execution is not None:
+            self._execution.free(session_id)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is unfinished here."""
+        return self._table.find_unfinished(request_id) is not None
 
     @property
     def has_unfinished(self) -> bool:
+        """Whether there is work that can be finished."""
+        if self._execution is not None:
+            return self._execution.has_unfinished
         return self._table.has_unfinished
 
-    def arrive(self, request: Request) -> None:
-        """Take a new request, which is in the log."""
-        if self._is_settled(request):
-            return
-        self._table.add(request)
+    def arrive(self, request: Request, tokens: int = 0) -> None:
+        """Take a new request, which is in the log; ``tokens`` are those that a sample takes at most."""
+        if not self._is_settled(request):
+            self.take_over(request, None, tokens)
+
+    # --- samples among the groups of a base model -------------------------------------------------------
+
+    @property
+    def waiting_tokens(self) -> int:
+        """How many tokens unfinished samples take at most."""
+        return self._table.sample_tokens
+
+    @property
+    def has_samples(self) -> bool:
+        return any(request.kind == "sample" for request in self._table.unfinished())
+
+    def draws_from(self, sampler_id: str) -> bool:
+        """Whether a sample of a sampler is unfinished here."""
+        return bool(self._table.unfinished_of_line(sampler_id))
+
+    def samples(self) -> list[Request]:
+        """List the unfinished samples, in the order of their arrival."""
+        return [request for request in self._table.unfinished() if request.kind == "sample"]
+
+    def movable(self) -> list[Request]:
+        """List the samples that may go on with other workers.
+
+        Without workers these are all, but for those that may have ended them; else those that have not begun.
+        """
+        states = [state for each in self.samples() if (state := self._table.get(each.id)) is not None]
+        safe = [each.request for each in states if not each.dangers]
+        if self._execution is not None:
+            return [request for request in safe if self._execution.has_not_begun(request)]
+        return [request for request in safe if request.id not in self._remains.blamed]
+
+    def hand_over(self, request: Request) -> SampleJob | None:
+        """Let go of a sample that ``movable`` lists, or without workers any; return what is known."""
+        state = self._table.find_unfinished(request.id)
+        if state is None:
+            return None
+        job, state.job = state.job, None
+        if self._execution is not None:
+            job = self._execution.withdraw(request) or job
+        self._table.remove(request.id)
+        return job
+
+    def take_over(
+        self, request: Request, job: SampleJob | None, tokens: int = 0, *, is_suspect: bool = False
+    ) -> None:
+        """Carry out a request, from where others have left it."""
+        self._table.add(request, job=job, tokens=tokens)
+        if is_suspect:
+            self._table.suspect([request.id])
         if self._execution is not None:
             self._execution.arrive(request)
+
+    def offer(self, request: Request, prompt: Sequence[int]) -> SampleOffer:
+        """Say what to expect of a sample here; ``prompt`` is what the prefix cache may lack of it."""
+        if self._execution is None:
+            return SampleOffer(self._table.sample_tokens, len(prompt))
+        return self._execution.offer(request, prompt)
+
+    async def judge(self) -> None:
+        """Count the loss of the last workers for those that were under way, unless that was done."""
+        await retry_through_outages(self._judge)
 
     def consume(self, model_id: str, seq_id: int) -> None:
         """Note that a request with this number was refused before it got into the log."""
@@ -125,7 +209,7 @@ class Scheduler:
             return self._execution.status(request_id)
         if self._table.find_unfinished(request_id) is None:
             return QueueStatus("active", None)
-        return QueueStatus("paused_capacity", self._phase())
+        return QueueStatus("paused_capacity", self._group.phase())
 
     async def drain(self) -> None:
         """Take snapshots, so that the next start has little to run again."""
@@ -142,12 +226,14 @@ class Scheduler:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
         await retry_through_outages(self._fail_those_given_up)
         await retry_through_outages(self._judge)
-        restorations = await retry_through_outages(self._plan)
+        parts = self._make_parts(workers, plan)
+        restorations = await retry_through_outages(self._plan if parts.trains else self._leave_models)
         self._table.start_generation(
             [known.request for restoration in restorations for known in restoration.again.values()]
         )
-        parts = self._make_parts(workers, plan)
-        self._execution = Execution(self._log, self._snapshots, parts, self._table, self._clock)
+        self._execution = Execution(
+            self._log, self._snapshots, parts, self._table, self._clock, self._group.siblings
+        )
         try:
             await self._execution.run(restorations)
         except (MeshError, asyncio.CancelledError):  # the latter when no command was out that could fail
@@ -176,25 +262,28 @@ class Scheduler:
     async def _fail_those_given_up(self) -> None:
         """Fail what the operator has given up, before anything begins with these workers."""
         given_up = await self._log.given_up()
-        for request_id, why in given_up.items():
+        own = {request_id: why for request_id, why in given_up.items() if self.holds(request_id)}
+        for request_id, why in own.items():
             self.give_up(request_id, why)
-        await self._log.stored(given_up)
+        await self._log.stored(own)
 
     async def _judge(self) -> None:
         """Give up requests that keep ending generations, and treat those that may do so as suspects.
 
         Only a request that was alone on the device is given up for what its command did.
         """
-        await self._log.stored(None)
-        in_flight, blamed = self._remains
-        self._table.suspect(blamed)
-        if in_flight:
-            counted = await self._log.count_losses(in_flight, blamed)
-            for request_id, losses in counted.items():
-                is_guilty = losses.by_command >= MOST_LOSSES_BY_COMMAND and blamed == {request_id}
-                if is_guilty or losses.total >= MOST_LOSSES:
-                    await self._give_up(request_id, losses.by_command if is_guilty else losses.total)
-        self._remains = GenerationEnd()
+        async with self._judging:  # a group whose workers stay away is judged while it waits for them
+            await self._log.stored(None)
+            remains = in_flight, blamed = self._remains
+            self._table.suspect(blamed)
+            if in_flight:
+                counted = await self._log.count_losses(in_flight, blamed)
+                for request_id, losses in counted.items():
+                    is_guilty = losses.by_command >= MOST_LOSSES_BY_COMMAND and blamed == {request_id}
+                    if is_guilty or losses.total >= MOST_LOSSES:
+                        await self._give_up(request_id, losses.by_command if is_guilty else losses.total)
+            if self._remains is remains:  # counted; before that, an outage has it done again
+                self._remains = GenerationEnd()
 
     async def _give_up(self, request_id: str, times: int) -> None:
         state = self._table.find_unfinished(request_id)
@@ -219,15 +308,23 @@ class Scheduler:
 
     async def _plan(self) -> list[Restoration]:
         """Plan the models whose sessions are open or have work left, also samples of their versions."""
-        with_work = {request.session_id for request in self._table.unfinished()}
         restorations = []
-        for model in await self._models.open_models(with_work):
+        for model in await self._models.open_models(self._group.siblings.sessions_at_work):
+            if not self._group.trains(model):
+                continue
             restoration = await self._restoration(model)
             if restoration is not None:
                 restorations.append(restoration)
             if self._models.has_ended(model.session_id):
                 self._table.end_session(model.session_id)
         return restorations
+
+    async def _leave_models(self) -> list[Restoration]:
+        """Restore none: these workers train no models."""
+        for model in await self._models.open_models(self.sessions_at_work):
+            if self._models.has_ended(model.session_id):
+                self._table.end_session(model.session_id)
+        return []
 
     async def _restoration(self, model: ModelRow) -> Restoration | None:
         """Plan one model; one that cannot be planned cannot be used."""

@@ -6,23 +6,30 @@ scores of prompts besides log-probabilities, and custom losses. They are compile
 
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.training.packing import TrainingShapes
-from spmd_tx.protocol.places import MOVE_STEPS, MoveStep
+from spmd_tx.protocol.places import MOVE_STEPS, MOVE_STEPS_OF_SAMPLING, MoveStep
 from spmd_tx.protocol.programs import ProgramShape
 
 # Steps of single adapters, which have one program each.
 FIRST = "create_adapter", "save_sampler", "optim_step"
 LAST: tuple[MoveStep, ...] = tuple(step for step in MOVE_STEPS if step not in FIRST)
-BEGINNING = "prefill", "decode", *FIRST, "forward_backward", "forward"
+BEGINNING = "prefill", "decode", "load_sampler", *FIRST, "forward_backward", "forward"
 
 TRAINING = "forward_backward", "forward"
 
 SMALL_TOKENS, COMMON_TOKENS = 256, 1024  # of a row: what most first requests need, and most of all requests
 
 
-def program_menu(shapes: TrainingShapes, sampling: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
-    """List every program once; the first few are enough to begin with."""
-    of_adapters = [ProgramShape(step=step) for step in (*FIRST, *LAST)]
-    of_rows = [*_training(shapes), *_prefills(sampling), *_decodes(sampling, bank_slots)]
+def program_menu(
+    shapes: TrainingShapes | None, sampling: SamplingShapes, bank_slots: int
+) -> list[ProgramShape]:
+    """List every program once; the first few are enough to begin with. Without ``shapes``, none trains."""
+    steps = MOVE_STEPS_OF_SAMPLING if shapes is None else (*FIRST, *LAST)
+    of_adapters = [ProgramShape(step=step) for step in steps]
+    of_rows = [
+        *([] if shapes is None else _training(shapes)),
+        *_prefills(sampling),
+        *_decodes(sampling, bank_slots),
+    ]
     return sorted([*of_adapters, *of_rows], key=lambda shape: _rank(shape, sampling))
 
 

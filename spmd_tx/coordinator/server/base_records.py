@@ -2,7 +2,8 @@
 
 import msgspec
 
-from spmd_tx.config import ServerConfig
+from spmd_tx.config import MAIN, ServerConfig
+from spmd_tx.coordinator.bases.served_base import BaseHistory
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import UNREADABLE, StartError
 
@@ -36,15 +37,35 @@ class BaseRecord(msgspec.Struct):
 def read_record(config: ServerConfig) -> BaseRecord:
     """Return the record of the base model of a configuration, with its present names. Blocks.
 
-    A base that is called otherwise now is still the directory's first one. Raises StartError for a damaged
-    file.
+    The main group's base is still the directory's first one if it is called otherwise now; that of another
+    group is a new one then. Raises StartError for a damaged file.
     """
     records = _read(config)
     names = config.model_names
     known = next((each for each in records if not {*names}.isdisjoint(each.names)), None)
-    record = known or next(iter(records), None) or BaseRecord(names[0], [])
+    first = next(iter(records), None) if config.group == MAIN else None
+    record = known or first or BaseRecord(names[0], [])
     record.names = list(dict.fromkeys([*names, *record.names]))
     return record
+
+
+def history_of(config: ServerConfig) -> BaseHistory:
+    """Return what the base of a group is called in the data directory. Blocks."""
+    record = read_record(config)
+    return BaseHistory(record.key, tuple(record.names))
+
+
+def known_bases(config: ServerConfig) -> list[BaseHistory]:
+    """Return what the bases of a data directory are called, the first one first. Blocks."""
+    return [BaseHistory(record.key, tuple(record.names)) for record in _read(config)]
+
+
+def keep_records(config: ServerConfig) -> None:
+    """Write down what earlier versions of the directory have recorded elsewhere. Blocks.
+
+    ``config`` is the main group's. Its base keeps its place and its names when others come beside it.
+    """
+    write_record(config, read_record(config))
 
 
 def write_record(config: ServerConfig, record: BaseRecord) -> None:

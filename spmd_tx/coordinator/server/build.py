@@ -2,103 +2,108 @@
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.bases.bases import Bases
-from spmd_tx.coordinator.bases.served_base import open_base
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import open_store
-from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.groups.group import WorkerGroup
+from spmd_tx.coordinator.groups.late_groups import LateGroups
+from spmd_tx.coordinator.groups.router import Router
 from spmd_tx.coordinator.http.services import Backend, Services, Stores, open_services
-from spmd_tx.coordinator.mesh.generations import Generations
-from spmd_tx.coordinator.mesh.hub import Hub
-from spmd_tx.coordinator.mesh.loss_signs import LossSigns
+from spmd_tx.coordinator.mesh.device_shares import DeviceShares
 from spmd_tx.coordinator.mesh.port import WorkerPort
-from spmd_tx.coordinator.mesh.program_uses import ProgramUses
-from spmd_tx.coordinator.mesh.roster import AgentRoster
+from spmd_tx.coordinator.mesh.reception import Reception
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.sampling.progress import SampleProgress
-from spmd_tx.coordinator.scheduler.scheduler import Scheduler
-from spmd_tx.coordinator.server.generation_builder import GenerationBuilder, make_plan
+from spmd_tx.coordinator.server.group_builder import SharedParts, open_group
 from spmd_tx.coordinator.server.health import ServerHealth
-from spmd_tx.coordinator.server.mesh_choice import MeshChoice
+from spmd_tx.coordinator.server.late_opening import LateOpening, bases_of, sort_groups
+from spmd_tx.coordinator.server.open_bases import OpenBases
 from spmd_tx.coordinator.server.served_model import OpenedModel
 from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
-from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
-from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
+from spmd_tx.errors import UnreadableModel
+
+
+@dataclass(frozen=True)
+class WorkerAccess:
+    """Holds how workers and their agents reach the coordinator, and what they are."""
+
+    port: WorkerPort
+    secret: str
+    worker: Sequence[str]  # what Python runs as a worker
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Holds everything that runs in the coordinator but the HTTP server and the worker processes."""
+    """Holds everything that runs in the coordinator but the HTTP server."""
 
     services: Services
-    scheduler: Scheduler
-    hub: Hub
+    groups: Sequence[WorkerGroup]  # late ones come to them
+    late: LateGroups
+    router: Router
+    reception: Reception
     health: ServerHealth
-    generations: Generations
     given_up: GivenUpWatcher
-    uses: ProgramUses
 
 
 async def open_parts(
-    config: ServerConfig, model: OpenedModel, port: WorkerPort, stack: AsyncExitStack
+    config: ServerConfig,
+    models: Sequence[OpenedModel | UnreadableModel],
+    workers: WorkerAccess,
+    stack: AsyncExitStack,
 ) -> Parts:
-    """Open the database and files, and connect everything; the stack closes them."""
-    clock = asyncio.get_running_loop().time
+    """Open the database and files, and connect everything; the stack closes them.
+
+    ``models`` are those of all groups, in their order, or why they cannot be read.
+    """
     telemetry = await asyncio.to_thread(open_telemetry, os.environ)
     if telemetry is not None:
         stack.push_async_callback(asyncio.to_thread, telemetry.close)
     stores = await open_stores(config, stack, telemetry)
-    base = open_base(config, model, stack, history=model.history)
-    database = stores.database
-    snapshots = Snapshots(database, config.data_dir / "snapshots", config.snapshot_seconds, clock=clock)
-    quarantine = await open_quarantine(database, config.data_dir)
-    progress = SampleProgress()
-    loss_runs = LossRuns(loss_limits(config.bounds))
-    mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
-    uses = await asyncio.to_thread(ProgramUses, config.data_dir / "program_uses.json")
-    builder = GenerationBuilder(
-        mesh=mesh,
-        base=base,
-        catalog=stores.catalog,
-        checkpoints=stores.checkpoints,
-        snapshots=snapshots,
-        custom_losses=CustomLossCatalog(database, stores.queue),
-        loss_runs=loss_runs,
-        progress=progress,
-        at_work=quarantine.at_work,
-        uses=uses,
-    )
+    open_bases = OpenBases(config, stores.queue, stack)
+    sorted_groups = await sort_groups(config, models, open_bases)
+    bases = await bases_of(config, sorted_groups)
 
     def contexts_of(requests: Iterable[str]) -> tuple[str, ...]:
         return () if telemetry is None else telemetry.contexts(stores.queue.unfinished_of(requests))
 
-    hub = Hub(port.send, snapshots.writes.take, loss_runs.take, contexts_of)
-    health = ServerHealth(hub)
-    signs = LossSigns()
-    plan = await make_plan(mesh, model, database)
-    roster = AgentRoster(port.send, config.num_processes, plan.devices, signs.add)
-    generations = Generations(port, hub, roster, signs, plan)
-    scheduler = Scheduler(
-        stores.queue, stores.catalog, snapshots, builder.make, clock, quarantine, lambda: health.phase
+    shared = SharedParts(
+        port=workers.port,
+        secret=workers.secret,
+        worker=workers.worker,
+        stores=stores,
+        bases=bases,
+        quarantine=await open_quarantine(stores.database, config.data_dir),
+        progress=SampleProgress(),
+        devices=DeviceShares(),
+        contexts_of=contexts_of,
     )
-    if model.numbers is not None:
-        steps, ranks = await scheduler.steps_to_run_again(), await stores.catalog.ranks()
-        await asyncio.to_thread(model.numbers.settle, steps, ranks)
-    backend = Backend(scheduler=scheduler, health=health, progress=progress)
-    services = await open_services(config, Bases([base]), stores, backend, stack)
-    given_up = GivenUpWatcher(database, stores.queue, scheduler)
-    return Parts(services, scheduler, hub, health, generations, given_up, uses)
+    late = sorted_groups.late
+    groups = [await open_group(each, shared) for each in sorted_groups.opened]
+    router = Router(stores.queue, bases, {group.base.key: group.beside for group in groups})
+    by_name = {each.name: each for each in (*(group.health for group in groups), *late)}
+    health = ServerHealth([by_name[each.group] for each in config.all_groups])
+    generations = {group.name: group.generations for group in groups}
+    reception = Reception(workers.port, generations, {each.name: each.joined for each in late})
+    backend = Backend(scheduler=router, health=health, progress=shared.progress)
+    return Parts(
+        services=await open_services(config, bases, stores, backend, stack),
+        groups=groups,
+        late=LateGroups(late, LateOpening(shared, groups, router, reception, health, open_bases).open),
+        router=router,
+        reception=reception,
+        health=health,
+        given_up=GivenUpWatcher(stores.database, stores.queue, router),
+    )
 
 
 async def open_stores(

@@ -23,11 +23,12 @@ from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SamplingModel
+from spmd_tx.coordinator.sampling.new_job import SamplingModel
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
+from spmd_tx.coordinator.sampling.version_store import VersionStore
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
@@ -50,6 +51,7 @@ async def make_plan(mesh: MeshChoice, model: OpenedModel, database: Database) ->
     """Make the plan for all generations, or one that ``settle`` completes when the devices are known."""
     plan = GenerationPlan(
         model_files=model.files or await asyncio.to_thread(fingerprint, model.directory),
+        find_files=partial(fingerprint, model.directory),
         revision=model.commit,
         command_timeout=mesh.config.command_timeout,
         next_number=partial(next_generation, database),
@@ -90,6 +92,7 @@ class GenerationBuilder:
     base: ServedBase
     catalog: Catalog
     checkpoints: CheckpointCatalog
+    store: VersionStore
     snapshots: Snapshots
     custom_losses: CustomLossCatalog
     loss_runs: LossRuns
@@ -106,14 +109,12 @@ class GenerationBuilder:
         """Make the parts for workers that hold nothing yet; the model's text must be loaded."""
         config, model = self.config, self.base.model
         check_pages(plan.pages, config.page_size, model.max_context)
-        bank = VersionBank(
-            bank_slots(config), config.data_dir / "versions", whole_models=config.full_parameters
-        )
+        bank = VersionBank(bank_slots(config), self.store.directory, whole_models=config.full_parameters)
         versions = Versions(
             self.catalog,
             BaseCheckpoints(self.checkpoints, self.base.checkpoints),
             bank,
-            config.data_dir / "versions",
+            self.store,
             config.max_rank,
             self.snapshots.writes,
         )
@@ -131,7 +132,9 @@ class GenerationBuilder:
             training=self._training(versions, plan, workers.kernels),
             versions=versions,
             sampling=self._sampling(bank, orders, plan),
+            grammars=self.base.grammars,
             compilation=Compilation(workers, orders),
+            trains=config.trains,
         )
 
     def _training(self, versions: Versions, plan: MemoryPlan, kernels: str) -> Training:

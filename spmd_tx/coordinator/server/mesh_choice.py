@@ -14,7 +14,7 @@ import msgspec
 from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
-from spmd_tx.durable_files import write_file
+from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import UNREADABLE, StartError
 from spmd_tx.options import AUTO, flag
 from spmd_tx.processes.environments import of_worker
@@ -22,7 +22,7 @@ from spmd_tx.processes.parent import tied
 
 logger = logging.getLogger(__name__)
 
-RECORD = "mesh.json"  # in the data directory
+RECORDS = {"train": "mesh.json", "sample": "sampling_mesh.json"}  # by role
 
 
 class ChosenMesh(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class MeshChoice:
     _record: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self._record = self.config.data_dir / RECORD
+        self._record = self.config.group_dir / RECORDS[self.config.role]
         if self.config.mesh is not None:
             self._note(self.config.mesh)
 
@@ -107,6 +107,7 @@ class MeshChoice:
                 *(*known.mesh, *mesh),
             )
         try:
+            make_folder(self.config.group_dir)
             write_file(self._record, msgspec.json.encode(record))
         except OSError as error:
             logger.warning("cannot remember the mesh in %s: %s", self._record, error.strerror)
@@ -117,11 +118,14 @@ def devices_of_each(config: ServerConfig, hosts: Sequence[HostDevices]) -> int:
 
     CPUs are simulated: there are as many as the sizes that are given ask for, and one for each process.
     """
-    wanted = [each.wanted for each in hosts if each.wanted is not None]
+    wanted = [each.wanted or config.worker_devices for each in hosts]
+    wanted = [count for count in wanted if count is not None]
     simulated = wanted[0] if wanted else _least_count(config) // config.num_processes
     places = [(each.host, each.found.visible) for each in hosts]
     counts = [
-        each.wanted or (simulated if each.found.kind == CPU else _part(each, places.count(place)))
+        each.wanted
+        or config.worker_devices
+        or (simulated if each.found.kind == CPU else _part(each, places.count(place)))
         for each, place in zip(hosts, places, strict=True)
     ]
     if len(set(counts)) > 1:

@@ -54,6 +54,13 @@ def check_mesh(config: ServerConfig, model: Model) -> None:
             f"set it to a number that divides {model.n_experts}"
         )
     _check_packed(config, model)
+    devices = config.worker_devices
+    if config.mesh is not None and devices and config.mesh_size != devices * config.num_processes:
+        raise StartError(
+            f"--worker-devices is {devices}, but the mesh of {config.mesh_size} devices (the product of the "
+            f"three parallel sizes) gives {config.num_processes} processes another number; leave it out, or "
+            "change the sizes"
+        )
     if config.mesh is not None and config.mesh_size % config.num_processes:
         raise StartError(
             f"--num-processes is {config.num_processes}, but the mesh of {config.mesh_size} devices (the "

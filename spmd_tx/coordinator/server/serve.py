@@ -7,12 +7,15 @@ import secrets
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.agent.agent import WORKER, Agent, AgentOptions
+from spmd_tx.coordinator.agent.agent import WORKER
+from spmd_tx.coordinator.groups.group import WorkerGroup
+from spmd_tx.coordinator.groups.run_groups import GroupRuns
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.public_address import networks
 from spmd_tx.coordinator.http.security.connections import open_connections
@@ -22,10 +25,11 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
-from spmd_tx.coordinator.server.build import Parts, open_parts
+from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
+from spmd_tx.coordinator.server.build import Parts, WorkerAccess, open_parts
 from spmd_tx.coordinator.server.housekeeping import run_housekeeping
 from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_keys, listen
-from spmd_tx.coordinator.server.served_model import open_model
+from spmd_tx.coordinator.server.served_model import open_models
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
 from spmd_tx.protocol import memory_plan
@@ -79,26 +83,22 @@ async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
     listening = listen(config.host, config.port, open_files)
     with listening:
         _make_directory(config)
-        model = await asyncio.to_thread(open_model, config)
+        models = await asyncio.to_thread(open_models, config)
         warning = private.warning_about(config.data_dir)
         if warning is not None:
             logger.warning("%s", warning)
         async with AsyncExitStack() as stack:
             port = WorkerPort(config.worker_host, config.worker_port, Keys.of(secret))
             stack.callback(port.close, LINGER_SECONDS)
-            parts = await open_parts(config, model, port, stack)
+            parts = await open_parts(config, models, WorkerAccess(port, secret, worker), stack)
             is_open = parts.services.keyring.is_open
             warning = check_keys(config, listening.getsockname()[0], is_open)
             if warning is not None:
                 logger.warning("%s", warning)
-            agents = [
-                Agent(AgentOptions(port.local_address, process, secret), worker)
-                for process in range(config.agents_here)
-            ]
             connections = open_connections(config.bounds, open_files)
             http = HttpServer(make_app(parts.services), listening, connections)
-            server = _Server(config, parts, agents, http)
-            if config.agents_here < config.num_processes:
+            server = _Server(config, parts, http)
+            if any(group.agents_here < group.num_processes for group in config.all_groups):
                 logger.info("workers join at %s, port %d", port.host, port.port)
             stack.push_async_callback(server.close)
             with watching(asyncio.get_running_loop()):
@@ -125,10 +125,9 @@ class _Starting:
 class _Server:
     """Runs a server whose parts are built."""
 
-    def __init__(self, config: ServerConfig, parts: Parts, agents: Sequence[Agent], http: HttpServer) -> None:
+    def __init__(self, config: ServerConfig, parts: Parts, http: HttpServer) -> None:
         self._config = config
         self._parts = parts
-        self._agents = agents
         self._http = http
         self._has_been_ready = False
         self._stop = asyncio.Event()
@@ -138,20 +137,20 @@ class _Server:
         """Start everything, and wait for the first part that ends."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._take_signal)
-        generations = self._parts.generations
+        parts = self._parts
         answering = self._spawn(self._http.run())
         stopping = self._spawn(self._stop.wait())
+        has_several = len(self._config.all_groups) > 1
+        runs = GroupRuns(parts.groups, self._note_ready, has_others=has_several)
         for lasting in (
-            self._parts.services.queue.run(self._parts.scheduler.arrive),
-            generations.receive(),
-            generations.watch(),
-            generations.run(self._work),
-            run_housekeeping(self._parts.services),
-            self._parts.services.keyring.watch(),
-            *(base.model.text.run() for base in self._parts.services.bases.all),
-            self._parts.given_up.watch(),
-            self._parts.uses.keep(),
-            *(agent.run() for agent in self._agents),
+            parts.services.queue.run(parts.router.arrive),
+            parts.reception.receive(),
+            *(group.generations.watch() for group in parts.groups),
+            runs.run(),
+            parts.late.run(partial(_run_late, runs)),
+            run_housekeeping(parts.services),
+            parts.services.keyring.watch(),
+            parts.given_up.watch(),
         ):
             self._spawn(lasting)
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -164,7 +163,7 @@ class _Server:
         elif not isinstance(error, StartError):
             logger.error("a part that the server needs has ended", exc_info=error)
         await self._close_api(answering)
-        await generations.shut_down(patience=0)
+        await self._shut_down(patience=0)
         if isinstance(error, CrashLoop):
             return 1
         raise error
@@ -175,23 +174,15 @@ class _Server:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _work(self, ready: Ready) -> NoReturn:
-        """Serve requests, now that the workers of a generation are ready."""
-        parts = self._parts
-        for base in parts.services.bases.all:
-            await base.model.text.get()
-        logger.info("%s on %s, %d pages", self._config.model_name, ready.device, ready.plan.pages)
+    def _note_ready(self, group: WorkerGroup, ready: Ready) -> None:
+        """Tell that the workers of a group serve requests."""
+        logger.info("%s on %s, %d pages", group.base.name, ready.device, ready.plan.pages)
         logger.info("memory of each device: %s", memory_plan.summary(ready.plan))
         metrics.show_plan(ready.plan)
-        parts.health.ready = True
         if not self._has_been_ready:
             url = f"http://{joined(self._config.host, self._http.port)}"
             print(f"ready: {url}\nconsole: {url}/console", flush=True)
             self._has_been_ready = True
-        try:
-            await parts.scheduler.run(parts.hub, ready.plan)
-        finally:
-            parts.health.ready = False
 
     async def _end_in_order(self, answering: asyncio.Task[None]) -> None:
         """Finish what can be finished in time; the log keeps the rest for the next start."""
@@ -203,13 +194,17 @@ class _Server:
         await self._finish(deadline - reserved)
         try:
             async with asyncio.timeout_at(deadline - reserved / 2):
-                await parts.scheduler.drain()
+                await asyncio.gather(*(group.scheduler.drain() for group in parts.groups))
         except TimeoutError:
             logger.warning("no time for all snapshots; the next start will run more requests again")
         await self._flush()  # before clients that wait are sent away
         await self._close_api(answering)
         await self._flush()
-        await parts.generations.shut_down(patience=max(0.0, deadline - now()))
+        await self._shut_down(patience=max(0.0, deadline - now()))
+
+    async def _shut_down(self, patience: float) -> None:
+        """End all workers, within a limit, and then the agents."""
+        await asyncio.gather(*(group.generations.shut_down(patience) for group in self._parts.groups))
 
     async def _flush(self) -> None:
         await asyncio.wait([self._spawn(self._parts.services.queue.flush())], timeout=FLUSH_SECONDS)
@@ -224,15 +219,16 @@ class _Server:
         """Wait until there is no unfinished work, within a limit."""
         try:
             async with asyncio.timeout_at(deadline):
-                while self._parts.scheduler.has_unfinished:
+                while self._parts.router.has_unfinished:
                     await asyncio.sleep(DRAIN_LOOK_SECONDS)
         except TimeoutError:
             logger.warning("some requests are not finished; the next start continues them")
 
     def _take_signal(self) -> None:
         if self._stop.is_set():
-            for agent in self._agents:
-                agent.kill()
+            for group in self._parts.groups:
+                for agent in group.agents:
+                    agent.kill()
             os._exit(1)
         self._stop.set()
 
@@ -240,6 +236,10 @@ class _Server:
         task = asyncio.create_task(work)
         self._tasks.append(task)
         return task
+
+
+async def _run_late(runs: GroupRuns, group: WorkerGroup) -> None:
+    await until_one_ends([group.generations.watch(), runs.keep_running(group)])
 
 
 def _first_error(tasks: list[asyncio.Task[Any]]) -> BaseException:

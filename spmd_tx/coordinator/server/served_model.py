@@ -1,17 +1,29 @@
 """Finds the base model, and checks that the configuration and the data directory fit it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.bases.served_base import BaseHistory
+from spmd_tx.coordinator.server.base_records import keep_records
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, context_length
 from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_model
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
+from spmd_tx.errors import StartError, UnreadableModel
 from spmd_tx.models.config import read_model_config
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    try:
+        yield
+    except StartError as error:
+        raise UnreadableModel(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -24,15 +36,48 @@ class OpenedModel(ServedModel):
     commit: str | None = None  # that --revision names; None: none is asked for
 
 
+def open_models(config: ServerConfig) -> list[OpenedModel | UnreadableModel]:
+    """Find the models of all groups, in their order; of one that cannot be read, return why. Blocks.
+
+    Raises StartError if a configuration does not fit its model, and if no model can be read.
+    """
+    if config.groups:
+        keep_records(config)
+    found = dict[tuple[str, ...], OpenedModel | UnreadableModel]()  # groups of one base model share it
+    for group in config.all_groups:
+        if group.model_names not in found:
+            found[group.model_names] = _opened(group)
+        elif isinstance(known := found[group.model_names], OpenedModel):
+            check_mesh(group, known.config)
+    problems = [each for each in found.values() if isinstance(each, UnreadableModel)]
+    if len(problems) == len(found):
+        raise problems[0]
+    return [found[group.model_names] for group in config.all_groups]
+
+
+def _opened(config: ServerConfig) -> OpenedModel | UnreadableModel:
+    try:
+        return open_model(config)
+    except UnreadableModel as problem:
+        return problem
+
+
 def open_model(config: ServerConfig) -> OpenedModel:
-    """Find the model and check that the configuration fits it. Blocks. Raises StartError."""
-    described = find_config(config.base_model, config.revision)  # no weights are downloaded for nothing
-    read = read_model_config(described, expert_weights=config.expert_weights, base_dtype=config.base_dtype)
+    """Find the model and check that the configuration fits it. Blocks.
+
+    Raises StartError, which is an UnreadableModel if the model is the problem.
+    """
+    with _reading():  # no weights are downloaded for nothing
+        described = find_config(config.base_model, config.revision)
+        read = read_model_config(
+            described, expert_weights=config.expert_weights, base_dtype=config.base_dtype
+        )
     model = with_expert_lora(config, read)
     check_mesh(config, model)
     max_context = context_length(config, model)
-    directory = find_model(config.base_model, config.revision)
-    files = fingerprint(directory)
+    with _reading():
+        directory = find_model(config.base_model, config.revision)
+        files = fingerprint(directory)
     numbers = check_same_model(config, model, files)
     return OpenedModel(
         directory=directory,

@@ -37,5 +37,5 @@ def training_shapes(config: ServerConfig, model: Model, max_context: int, plan: 
 
 def make_menu(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
-    shapes = training_shapes(config, model, max_context, plan)
+    shapes = training_shapes(config, model, max_context, plan) if config.trains else None
     return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))

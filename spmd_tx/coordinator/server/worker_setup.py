@@ -19,6 +19,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
     fsdp, ep, tp = config.mesh
     passed_on = {name: getattr(config, name) for name in OPTIONS if name in Setup.__struct_fields__}
     calculated = {
+        "host_processes": config.host_processes,
         "generation": 0,  # each has its own number, and address
         "jax_coordinator": "",
         "model_dir": str(directory or ""),
@@ -26,7 +27,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "fsdp": fsdp,
         "ep": ep,
         "tp": tp,
-        "adapter_slots": 1 if config.full_parameters else config.max_lora_adapters,
+        "adapter_slots": training_slots(config),
         "expert_lora": expert_lora,
         "bank_slots": adapters_at_once(config),
         "max_rank": config.max_rank or 1,
@@ -34,13 +35,20 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "max_context": max_context,
         "state_cache_bytes": None if config.state_cache == AUTO else parse_size(config.state_cache, whole=0),
         "compilation_cache": str(config.data_dir / "compilation_cache"),
-        "idle_adapters": str(config.data_dir / "idle_adapters"),
+        "idle_adapters": str(config.group_dir / "idle_adapters"),
         "kernel_choices": str(config.data_dir / "kernel_choices"),
         "longest_row": row_lengths(max_context)[-1],
         "loss_processes": config.bounds.custom_loss_processes,
         "loss_memory_bytes": config.bounds.custom_loss_memory_bytes,
     }
     return Setup(**passed_on | calculated)
+
+
+def training_slots(config: ServerConfig) -> int:
+    """How many models the device holds for training."""
+    if not config.trains:
+        return 0
+    return 1 if config.full_parameters else config.max_lora_adapters
 
 
 def bank_slots(config: ServerConfig) -> int:

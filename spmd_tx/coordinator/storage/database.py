@@ -1,6 +1,7 @@
 """Opens the database, SQLite beside the data or PostgreSQL by URL, migrates it, and runs transactions."""
 
 import asyncio
+import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -289,6 +290,8 @@ def _make_directory(data_dir: Path) -> None:
 def _migrate(connection: Connection) -> None:
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # an interrupted migration leaves nothing behind
+    if _is_current(connection):
+        return
     config = _migrations()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
@@ -296,8 +299,13 @@ def _migrate(connection: Connection) -> None:
 
 def _is_current(connection: Connection) -> bool:
     """Whether the tables are those of this version."""
-    newest = ScriptDirectory.from_config(_migrations()).get_current_head()
-    return MigrationContext.configure(connection).get_current_revision() == newest
+    return MigrationContext.configure(connection).get_current_revision() == _newest_in(MIGRATIONS)
+
+
+@functools.cache
+def _newest_in(migrations: Path) -> str | None:
+    """Read them all to find the last."""
+    return ScriptDirectory(str(migrations)).get_current_head()
 
 
 def _migrations() -> Config:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spmd_tx.byte_sizes import parse_size, show_size
+from spmd_tx.config import GROUPS_FOLDER
 from spmd_tx.coordinator.runtime.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ KINDS = (
     "compilation_cache",
     "idle_adapters",
     "kernel_choices",
+    GROUPS_FOLDER,
 )
 DATABASE = "database"
 OTHER = "other"

@@ -283,6 +283,57 @@ class StoredCheckpoint(Base):
     deleted_at: Mapped[float | None] = mapped_column(index=True)
 
 
+class TrajectoryRow(Base):
+    """Stores a trajectory: what one run of an agent has sampled."""
+
+    __tablename__ = "trajectories"
+    __table_args__ = (UniqueConstraint("owner", "name"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    name: Mapped[str]
+    created_at: Mapped[float]
+    used_at: Mapped[float] = mapped_column(index=True)
+    finished_at: Mapped[float | None]  # it takes no more turns
+    model: Mapped[str | None]  # that all its turns sample from; null: what each call names
+    settings: Mapped[dict[str, Any]]  # of sampling, where a call leaves them out
+    user_metadata: Mapped[dict[str, Any] | None]
+    reward: Mapped[float | None]
+    metrics: Mapped[dict[str, Any] | None]
+    turns: Mapped[int] = mapped_column(BigInteger)
+    size_bytes: Mapped[int] = mapped_column(BigInteger)  # of its turns
+
+
+class TurnRow(Base):
+    """Stores a turn of a trajectory: a sample request, its place in the tree, and what came out."""
+
+    __tablename__ = "turns"
+    __table_args__ = (Index("ix_turns_order", "trajectory_id", "number"),)
+
+    request_id: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger)  # order of acceptance
+    trajectory_id: Mapped[str]
+    session_id: Mapped[str]  # of its sampler
+    parent: Mapped[str | None]  # REQUEST:NUMBER, with whose tokens its prompt begins; null: a root
+    base: Mapped[str]  # key of the base model
+    model: Mapped[str]  # as its client has named it
+    weights: Mapped[str | None]  # tinker:// path; null: the base model's
+    dialect: Mapped[str]
+    agent: Mapped[str | None]  # which of several, as its client says
+    cause: Mapped[str]  # BranchCause
+    cause_message: Mapped[int | None] = mapped_column(BigInteger)
+    reused: Mapped[int] = mapped_column(BigInteger)  # tokens of its prompt that the parent has
+    new: Mapped[int] = mapped_column(BigInteger)  # tokens of its prompt that it adds
+    prompt: Mapped[bytes]  # TurnPrompt
+    created_at: Mapped[float]
+    state: Mapped[str]  # TurnState
+    finished_at: Mapped[float | None]
+    sampled: Mapped[int | None] = mapped_column(BigInteger)  # tokens
+    cached: Mapped[int | None] = mapped_column(BigInteger)  # tokens of its prompt that were cached
+    samples: Mapped[bytes | None]  # TurnSamples
+    rewards: Mapped[dict[str, Any] | None]  # TurnReward by the number of the sample
+
+
 class AuditRow(Base):
     """Stores an audit event: who did what, and when."""
 

@@ -26,6 +26,7 @@ class Caller:
     role: Role
     key_id: str | None = None
     limits: KeyLimits = KeyLimits()
+    trajectory: str | None = None  # the only one that a key of a trajectory can sample in
 
     def sees(self, owner: str) -> bool:
         """Whether the caller may see an owner's things. To a caller, unseen things do not exist."""

@@ -41,6 +41,15 @@ NOT_FOR_CLIENTS = frozenset(
 
 
 @dataclass(frozen=True)
+class RenderedParts:
+    """Holds the prompt of a conversation, and of its beginning what is needed to find its end in it."""
+
+    whole: str
+    head: str | None = None  # up to the last known turn; None: the template refuses it
+    before: str | None = None  # the prompt of that turn, if the prompt does not begin with the head
+
+
+@dataclass(frozen=True)
 class _Limits:
     """Holds the limits of the rendering under way."""
 
@@ -96,6 +105,17 @@ class ChatTemplate:
         seconds: float,
     ) -> str:
         """Render the prompt for the assistant's next message. Raises InvalidRequest."""
+        return self.render_parts(messages, None, options, most_characters, seconds).whole
+
+    def render_parts(
+        self,
+        messages: Sequence[TemplateMessage],
+        known: int | None,
+        options: Mapping[str, Any],
+        most_characters: int,
+        seconds: float,
+    ) -> RenderedParts:
+        """Render the prompt, and the first ``known`` messages alone, spelled alike. Raises InvalidRequest."""
         if not self._tokenizer.chat_template:
             raise InvalidRequest(
                 f"this model has no chat template; use /completions, or the operator adds {TEMPLATE} to the "
@@ -104,7 +124,14 @@ class ChatTemplate:
         limited = _limits.set(_Limits(most_characters, seconds, time.monotonic() + seconds))
         try:
             source = self._prepare(options)
-            return self._rendered(messages, {**options, GENERATION_PROMPT: True}, source)
+            whole, spelled = self._rendered(messages, {**options, GENERATION_PROMPT: True}, source)
+            if known is None:
+                return RenderedParts(whole)
+            head = self._part(spelled[:known], {**options, GENERATION_PROMPT: False})
+            if head is not None and whole.startswith(head):
+                return RenderedParts(whole, head)
+            before = self._part(spelled[: known - 1], {**options, GENERATION_PROMPT: True})
+            return RenderedParts(whole, head, before)
         except TEMPLATE_ERRORS as error:
             raise InvalidRequest(
                 f"the model's chat template cannot render this conversation: {error}; change messages or "
@@ -132,8 +159,16 @@ class ChatTemplate:
         environment.concat = _concat
         return environment, source
 
-    def _rendered(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any], source: str) -> str:
-        """Render the first spelling of the conversation that loses nothing."""
+    def _part(self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]) -> str | None:
+        try:
+            return self._apply(messages, options)
+        except TEMPLATE_ERRORS:
+            return None
+
+    def _rendered(
+        self, messages: Sequence[TemplateMessage], options: Mapping[str, Any], source: str
+    ) -> tuple[str, list[dict[str, Any]]]:
+        """Render the first spelling of the conversation that loses nothing, and return the spelling, too."""
         errors, lost = list[Exception](), list[ValuePlace]()
         for spelled in conversation.spellings(messages, source):
             try:
@@ -143,7 +178,7 @@ class ChatTemplate:
                 continue
             first_lost = self._lost(spelled, options)
             if first_lost is None:
-                return text
+                return text, spelled
             lost.append(first_lost)
         if lost:
             raise _not_rendered(lost[0])

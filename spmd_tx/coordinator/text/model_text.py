@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from spmd_tx.coordinator.text.template_probe import TemplateTraits, probe
 from spmd_tx.errors import StartError
 
 RANK_FILES = {TEKKEN: read_tekken, TIKTOKEN: read_tiktoken}
+_importing = threading.Lock()
 PROCESSOR_TEMPLATE = "chat_template.json"  # of models that see images; their text may come with it, too
 
 
@@ -56,6 +58,13 @@ class ModelText:
             return None
         ends = [added[token] for token in self.eos_token_ids if token in added]
         return replace(found, ends=tuple(dict.fromkeys([*found.ends, *ends])))
+
+    @functools.cached_property
+    def turn_ends(self) -> dict[int, str]:
+        """The special tokens that end a turn, with their texts."""
+        added = {token: each.content for token, each in self.tokenizer.get_added_tokens_decoder().items()}
+        known = () if self.reply_format is None else self.reply_format.ends
+        return {token: text for token, text in added.items() if text in known or token in self.eos_token_ids}
 
     @functools.cached_property
     def template_traits(self) -> TemplateTraits:
@@ -160,8 +169,14 @@ def _made_of_ranks(kind: type[Any], vocabulary: RankVocabulary) -> type[Any]:
     return MadeOfRanks
 
 
-@functools.cache
 def _import_transformers() -> Any:
+    """Return the package. Two threads that imported it at once would find it half there."""
+    with _importing:
+        return _imported_transformers()
+
+
+@functools.cache
+def _imported_transformers() -> Any:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install PyTorch
     with _without("torch"):
         import transformers

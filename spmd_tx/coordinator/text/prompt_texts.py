@@ -16,8 +16,9 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.text import token_texts
+from spmd_tx.coordinator.text import continuation, token_texts
 from spmd_tx.coordinator.text.chat_template import TemplateMessage
+from spmd_tx.coordinator.text.continuation import TailTokens, TurnEnd, TurnsToRender
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, PromptTooLong
 from spmd_tx.processes.child import Allowance, LastingChild
@@ -51,6 +52,20 @@ class PromptTexts:
         for child in self._children:
             await child.close()
 
+    @property
+    def directory(self) -> str:
+        """Where children find the model's text."""
+        return str(self._directory)
+
+    async def call_outside(self, function: str, arguments: Mapping[str, object]) -> Any:
+        """Call a function in one of the child processes. Raises ForeignCodeFailed, and its RequestError."""
+        async with self._has_free:
+            child = self._free.pop()
+            try:
+                return await child.call(function, arguments)
+            finally:
+                self._free.append(child)
+
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize prompts as the tokenizer does by default. Raises InvalidRequest."""
         if not texts:
@@ -78,6 +93,25 @@ class PromptTexts:
             (tokens,) = await self._outside("tokenize_outside", texts=[text], special_tokens=False)
         return tokens
 
+    async def behind_turn(
+        self, turns: TurnsToRender, options: Mapping[str, Any], end: TurnEnd
+    ) -> TailTokens | None:
+        """Tokenize what follows a sampled turn; None if the template rewrites it. Raises InvalidRequest."""
+        conversation = msgspec.json.encode((turns.messages, options, turns.known, vars(end)))
+        self._check_total(len(conversation))
+        if len(conversation) > SHORT_BYTES:
+            tokens = await self._outside("behind_turn_outside", conversation=conversation.decode())
+            return TailTokens(tokens[0], bool(tokens[1][0])) if tokens else None
+        model = await self._text.get()
+        return await asyncio.to_thread(
+            behind_turn,
+            model,
+            turns,
+            options,
+            end,
+            (self._bounds.prompt_text_bytes, self._bounds.text_seconds),
+        )
+
     async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence, with special tokens. Raises InvalidRequest."""
         return [text for (text,) in await self._decode(sequences, whole=True)]
@@ -90,9 +124,9 @@ class PromptTexts:
         if sum(map(len, sequences)) <= SHORT_TOKENS:
             model = await self._text.get()
             return await asyncio.to_thread(_decoded, model.tokenizer, sequences, whole)
-        packed = {"directory": str(self._directory), "sequences": token_texts.pack(sequences), "whole": whole}
+        packed = {"directory": self.directory, "sequences": token_texts.pack(sequences), "whole": whole}
         try:
-            return await self._call(f"{_HERE}:decode_outside", packed)
+            return await self.call_outside(f"{_HERE}:decode_outside", packed)
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"{sum(map(len, sequences))} tokens could not be made into text within "
@@ -105,9 +139,9 @@ class PromptTexts:
         sizes = [_size(text, self._bounds.prompt_text_bytes) for text in texts]
         most = self._max_context * model.longest_token * (SHRINKS if model.tokenizer.normalizer else 1)
         if max(sizes) > most:
-            raise PromptTooLong(
-                f"the prompt is too long: it has {max(sizes)} bytes, and the {self._max_context} tokens that "
-                f"the context holds are {most} bytes at most; shorten it"
+            least = -(-max(sizes) * self._max_context // most)
+            raise PromptTooLong.by(
+                least, self._max_context, f"{max(sizes)} bytes, which are {least} tokens at least,"
             )
         self._check_total(sum(sizes))
         return sum(sizes)
@@ -123,13 +157,13 @@ class PromptTexts:
     async def _outside(self, function: str, **arguments: object) -> list[list[int]]:
         bounds = self._bounds
         arguments |= {
-            "directory": str(self._directory),
+            "directory": self.directory,
             "most_tokens": self._max_context,
             "most_bytes": bounds.prompt_text_bytes,
             "seconds": bounds.text_seconds,
         }
         try:
-            result = await self._call(f"{_HERE}:{function}", arguments)
+            result = await self.call_outside(f"{_HERE}:{function}", arguments)
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"the text of the prompt could not be tokenized within {bounds.text_seconds:g} s "
@@ -137,13 +171,21 @@ class PromptTexts:
             ) from error
         return [np.frombuffer(ids, np.int32).tolist() for ids in result]
 
-    async def _call(self, function: str, arguments: Mapping[str, object]) -> Any:
-        async with self._has_free:
-            child = self._free.pop()
-            try:
-                return await child.call(function, arguments)
-            finally:
-                self._free.append(child)
+
+def behind_turn(
+    model: ModelText,
+    turns: TurnsToRender,
+    options: Mapping[str, Any],
+    end: TurnEnd,
+    limits: tuple[int, float],
+) -> TailTokens | None:
+    """Render and tokenize what follows a sampled turn, within so many characters and seconds. Blocks."""
+    parts = model.template.render_parts(turns.messages, turns.known, options, *limits)
+    found = continuation.tail(parts, end)
+    if found is None:
+        return None
+    (tokens,) = tokenize(model.tokenizer, [found.text], False)
+    return TailTokens(tokens, found.drops_stop)
 
 
 def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
@@ -190,6 +232,20 @@ def converse_outside(
     messages, options = msgspec.json.decode(conversation)
     text = lasting_model_text(directory).template.render(messages, options, most_bytes, seconds)
     return tokenize_outside(directory, [text], most_tokens, special_tokens=False)
+
+
+def behind_turn_outside(
+    directory: str, conversation: str, most_tokens: int, most_bytes: int, seconds: float
+) -> list[bytes]:
+    """Do ``behind_turn`` in a child process; returns tokens and whether the stop is dropped, or nothing."""
+    messages, options, known, ending = msgspec.json.decode(conversation)
+    turns, end = TurnsToRender(messages, known), msgspec.convert(ending, TurnEnd)
+    found = behind_turn(lasting_model_text(directory), turns, options, end, (most_bytes, seconds))
+    if found is None:
+        return []
+    if len(found.tokens) > most_tokens:
+        raise PromptTooLong.by(len(found.tokens), most_tokens)
+    return [np.asarray(each, np.int32).tobytes() for each in (found.tokens, [int(found.drops_stop)])]
 
 
 def _size(text: str, enough: int) -> int:

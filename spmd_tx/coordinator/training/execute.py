@@ -61,7 +61,7 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, NotLoaded
-from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Move, OptimStep
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move, OptimStep
 from spmd_tx.protocol.places import Fresh, StateFolder, TrainSlot
 from spmd_tx.protocol.programs import ProgramShape, program_of_move
 from spmd_tx.protocol.reports import Reply
@@ -212,6 +212,21 @@ class Training:
         reply = model.put_later(commands, partial(self._to_write, model, SAVE_STATE))
         return _all_written(reply, writing, written_out)
 
+    async def write_out(self, model: TrainedModel) -> str | None:
+        """Write a model's versions to disk that only devices have; return why one could not be written."""
+        written_out: list[WriteOut] = []
+
+        def commands() -> list[AnyCommand]:
+            written_out.append(self.versions.write_out(model.id))
+            return written_out[0].commands or [Drop(places=[])]
+
+        of_request, model.request_id = model.request_id, ""  # a step of the server's own
+        programs = partial(self.versions.programs_to_write_out, model.id)
+        reply = model.put_later(commands, programs, needs_slot=False)
+        model.request_id = of_request
+        await reply
+        return await written_out[0].problem()
+
     def free(self, model: TrainedModel) -> None:
         """Free the slot of a model that is no longer needed and whose steps have all been sent."""
         self.slots.free(model)
@@ -349,11 +364,11 @@ class Training:
         request = with_ones(request)
         loss, data = check_forward_backward(request, self.limits), request.data
         if loss.name == "stable_reinforce":
-            data = self.stability.resolved(model.session_id, data, is_again=is_again)
+            data = self.stability.resolved(model.note_holders, data, is_again=is_again)
         experts: list[np.ndarray | None] = []
         if self.routing is not None:
             for datum in data:
-                experts.append(self.routing.replayed(model.session_id, datum.spans, len(datum.tokens)))
+                experts.append(self.routing.replayed(model.note_holders, datum.spans, len(datum.tokens)))
         return pack(data, loss, request.forward_only, shapes, experts)
 
     def _optim_step(self, model: TrainedModel, adam: training.AdamParams) -> Begun:

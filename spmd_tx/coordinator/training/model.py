@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from spmd_tx.coordinator.requests.sample_notes import Holders, owner_holder
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
 from spmd_tx.errors import Abandoned, MeshError, NotLoaded, NotSent
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
@@ -113,6 +114,11 @@ class TrainedModel:
         return self._adapter
 
     @property
+    def note_holders(self) -> Holders:
+        """Whose notes of samples it may train on: its session's, and those of its owner's trajectories."""
+        return self.session_id, owner_holder(self.tenant)
+
+    @property
     def has_slot(self) -> bool:
         return self._slot is not None
 
@@ -150,9 +156,11 @@ class TrainedModel:
         needs: Callable[[], Sequence[ProgramShape]],
         *,
         fills_slot: bool = False,
+        needs_slot: bool = True,
     ) -> asyncio.Future[Reply]:
         """Add commands that are made when the model has its slot and their programs are ready."""
-        return self._put_step(CommandStep(self.request_id, make, needs, fills_slot=fills_slot))
+        step = CommandStep(self.request_id, make, needs, needs_slot=needs_slot, fills_slot=fills_slot)
+        return self._put_step(step)
 
     def _put_step(self, step: CommandStep) -> asyncio.Future[Reply]:
         self._put(step)

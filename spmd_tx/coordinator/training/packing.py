@@ -11,6 +11,7 @@ import numpy as np
 
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
+from spmd_tx.protocol.setup import longest_row
 
 SMALL_ROW = 16  # tokens: for experiments with a few words; only one row per data shard
 USUAL_ROW = 64  # tokens: the shortest rows of which a block has several
@@ -24,7 +25,7 @@ OVERHEAD_SHARE, LARGE_OVERHEAD_SHARE = 8, 32
 
 
 def row_lengths(max_context: int) -> tuple[int, ...]:
-    """Return 16, 64, 96, 128, 192, ... 512, 1024, 2048, ...; the last one holds ``max_context`` tokens."""
+    """Return 16, 64, 96, 128, 192, ... 512, 1024, 2048, ...; the last just holds ``max_context`` tokens."""
     lengths, power = [SMALL_ROW, USUAL_ROW], USUAL_ROW
     while lengths[-1] < max_context:
         if lengths[-1] == power < FINE_UP_TO:
@@ -32,10 +33,12 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
         else:
             power *= 2
             lengths.append(power)
+    lengths[-1] = min(lengths[-1], longest_row(max_context))
     return tuple(lengths)
 
 
 WITH_KERNELS = " with kernels "  # in a layout
+FITTED = "+"  # behind the context in a layout: its longest rows just hold it, and were chosen like others
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class TrainingShapes:
     attention: AttentionCost
     expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
     kernels: str = ""  # as Ready has it (protocol/reports.py)
+    spares_longest: bool = False  # whether the longest rows are only for what no other row holds
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether the longest row is no power of two; earlier versions had none but those."""
+        return self.row_lengths[-1].bit_count() > 1 and self.row_lengths[-1] > FINE_UP_TO
 
     @cached_property
     def row_lengths(self) -> tuple[int, ...]:
@@ -58,7 +67,8 @@ class TrainingShapes:
     def layout(self) -> str:
         """Everything besides the requests that determines blocks and kernels, for the log."""
         blocks = "+".join(map(str, self.block_tokens))
-        cut = f"{self.data_shards}x{self.max_context}x{self.attention} in blocks of {blocks}"
+        context = f"{self.max_context}{FITTED if self.is_fitted and not self.spares_longest else ''}"
+        cut = f"{self.data_shards}x{context}x{self.attention} in blocks of {blocks}"
         return f"{cut}{WITH_KERNELS}{self.kernels}" if self.kernels else cut
 
     def has_other_kernels(self, layout: str | None) -> bool:
@@ -69,7 +79,8 @@ class TrainingShapes:
     def as_recorded(self, layout: str | None) -> "TrainingShapes":
         """Return the shapes with this layout, or these if it has other data shards or an old format.
 
-        In that case a replayed request is cut like a new one, and its sums may differ in the last bits.
+        In that case a replayed request is cut like a new one, and its sums may differ in the last bits. So
+        may those of rows that an earlier version made longer than they are now.
         """
         cut = (layout or "").partition(WITH_KERNELS)[0]
         given, is_ours, blocks = cut.partition(" in blocks of ")
@@ -79,9 +90,10 @@ class TrainingShapes:
         recorded = replace(
             self,
             block_tokens=tuple(map(int, blocks.split("+"))),
-            max_context=int(context),
+            max_context=int(context.removesuffix(FITTED)),
             attention=AttentionCost.read(cost),
         )
+        recorded = replace(recorded, spares_longest=recorded.is_fitted and not context.endswith(FITTED))
         return recorded if int(shards) == self.data_shards else self
 
     def blocks(self) -> list[tuple[int, int]]:
@@ -171,7 +183,10 @@ def lay_out(lengths: np.ndarray, shapes: TrainingShapes) -> RowLayout:
     is_small = total <= shapes.data_shards * SMALL_ROW
     best: RowLayout | None = None
     best_cost = float("inf")
-    for row_length in shapes.row_lengths if is_small else shapes.row_lengths[1:]:
+    row_lengths = shapes.row_lengths if is_small else shapes.row_lengths[1:]
+    if shapes.spares_longest and longest <= row_lengths[-2]:
+        row_lengths = row_lengths[:-1]
+    for row_length in row_lengths:
         if row_length < longest or best_cost <= shapes.least_cost(total, row_length):
             continue  # too short, or no better even without any padding
         rows, starts = _first_fit_decreasing(lengths, row_length)

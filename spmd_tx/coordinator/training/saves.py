@@ -14,7 +14,7 @@ from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_afte
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.model import TrainedModel
-from spmd_tx.coordinator.training.outcomes import Begun, at_once, json_after
+from spmd_tx.coordinator.training.outcomes import Begun, at_once
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import (
     EXTERNAL_WEIGHTS,
@@ -134,8 +134,14 @@ class Saves:
         )
         republishes = request.seq_id if inflight else None
         reply = self._to_bank(model, sampler.id, None, of=model.id, republishes=republishes)
-        result = training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id)
-        return Begun(partial(json_after, reply, result))
+
+        async def outcome() -> Outcome:
+            await reply
+            if inflight:
+                self.versions.saved(model.id, model.session_id, request.seq_id)
+            return json_result(training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
+
+        return Begun(outcome)
 
     async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:
         """Call the age library in a child process; return the failure if that process does not survive."""
@@ -164,11 +170,9 @@ class Saves:
             place = self.versions.reserve(version, adapter, model.session_id, of)
             if republishes is not None:
                 self.versions.publish_inflight(model.id, republishes, version)
+            also = WeightsFolder(path) if path is not None else of and self.versions.aside(version, of)
             save = Move(
-                source=TrainSlot(model.slot),
-                target=BankSlot(place.bank),
-                adapter=adapter,
-                also=None if path is None else WeightsFolder(path),
+                source=TrainSlot(model.slot), target=BankSlot(place.bank), adapter=adapter, also=also or None
             )
             return [*place.before, save]
 

@@ -72,8 +72,12 @@ def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, lim
 
 
 def check_optimizer(optimizer: OptimizerConfig | None) -> None:
-    if optimizer is not None and optimizer.type != "adamw":
+    if optimizer is None:
+        return
+    if optimizer.type != "adamw":
         raise InvalidRequest(f"optimizer_config.type is {optimizer.type!r}; this service has 'adamw' only")
+    if optimizer.version is not None:
+        raise InvalidRequest(f"optimizer_config.version is {optimizer.version}; AdamW has none, leave it out")
 
 
 def adapter_seed(config: LoraConfig | None, model_id: str) -> int:

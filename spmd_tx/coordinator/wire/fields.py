@@ -1,6 +1,6 @@
 """Types and structs that several JSON messages share, and the texts that databases can hold.
 
-Unknown fields of a message are ignored.
+``unknown_fields.py`` says which fields beyond those of a message are taken.
 """
 
 from typing import Annotated

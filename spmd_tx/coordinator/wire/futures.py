@@ -56,6 +56,7 @@ class FutureResponse(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class RetrieveFutureRequest(msgspec.Struct, frozen=True):
     request_id: Text
+    allow_metadata_only: bool | None = None  # lets a server say how large a result is; all are sent whole
 
 
 class CancelFutureRequest(msgspec.Struct, frozen=True):

@@ -6,24 +6,29 @@ import msgspec
 
 from spmd_tx.coordinator.wire.fields import NaturalNumber, TensorData
 
+ChunkKind = Literal["encoded_text", "image", "image_asset_pointer", "dmel", "unknown"]
 
-class ModelInputChunk(msgspec.Struct, frozen=True):
-    """Holds a piece of a prompt: exactly one of its fields is set. Old clients send no type."""
+
+class ModelInputChunk(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Holds a piece of a prompt: exactly one of its four contents is set. Old clients send no type."""
 
     tokens: list[int] | None = None
     data: str | None = None  # an image, base64
     location: str | None = None  # where an image is
     dmel: str | None = None  # audio, base64
+    format: str | None = None  # of an image
+    expected_tokens: int | None = None  # of an image
 
     @property
-    def kind(self) -> Literal["encoded_text", "image", "image_asset_pointer", "dmel", "unknown"]:
-        if self.tokens is not None:
-            return "encoded_text"
-        if self.data is not None:
-            return "image"
-        if self.location is not None:
-            return "image_asset_pointer"
-        return "unknown" if self.dmel is None else "dmel"
+    def kind(self) -> ChunkKind:
+        contents: tuple[tuple[ChunkKind, object], ...] = (
+            ("encoded_text", self.tokens),
+            ("image", self.data),
+            ("image_asset_pointer", self.location),
+            ("dmel", self.dmel),
+        )
+        kinds: list[ChunkKind] = [kind for kind, content in contents if content is not None]
+        return kinds[0] if len(kinds) == 1 else "unknown"
 
 
 class ModelInput(msgspec.Struct, frozen=True):
@@ -71,3 +76,5 @@ class SampleRequest(msgspec.Struct, frozen=True):
     prompt_alt_tokens_k: int | None = None
     target_prompt_logprobs: TensorData | None = None
     record_stability_info: bool | None = None
+    # Of the answer, in llguidance's dialect of Lark. The SDK has no such field; other dialects have.
+    grammar: str | None = None

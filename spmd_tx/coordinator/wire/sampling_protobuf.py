@@ -55,6 +55,7 @@ class SampledSequence:
     logprobs: list[float]  # nats
     stop_reason: Literal["stop", "length"]
     top: TopLogprobs | None = None  # a row for each token
+    forced: Sequence[bool] = ()  # whether a grammar left no choice of each token; empty: it always did
 
     def top_of(self, first: int, end: int) -> TopLogprobs | None:
         """Return the likeliest tokens in the places of some tokens."""
@@ -153,6 +154,7 @@ class SampledSequences(Sequence[SampledSequence]):
             logprobs=np.frombuffer(sequence.logprobs, _FLOAT32).tolist(),
             stop_reason="length" if sequence.stop_reason == pb.STOP_REASON_LENGTH else "stop",
             top=_read_top(sequence.topk_sampled_logprobs) if has_top else None,
+            forced=tuple(np.frombuffer(sequence.forced, bool).tolist()),
         )
 
 
@@ -187,6 +189,7 @@ def _sequence(sequence: SampledSequence) -> list[_Part]:
         stop_reason=pb.STOP_REASON_LENGTH if is_cut else pb.STOP_REASON_STOP,
         tokens=np.asarray(sequence.tokens, _INT32).tobytes(),
         logprobs=np.asarray(sequence.logprobs, _FLOAT32).tobytes(),
+        forced=np.asarray(sequence.forced, bool).tobytes(),
     )
     number = pb.SampledSequence.TOPK_SAMPLED_LOGPROBS_FIELD_NUMBER
     top = [] if sequence.top is None else _field(number, _top(sequence.top))

@@ -193,10 +193,20 @@ class ServerCapabilitiesResponse(msgspec.Struct, frozen=True):
     supported_models: list[SupportedModel]
 
 
+class GroupHealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Says how a group of workers is, of a server that has several."""
+
+    base_model: str
+    state: str  # "waiting for agents", "starting", "ready", "draining", "restarting" or "failed"
+    detail: str | None = None  # what it does, or why it has failed
+    programs: ProgramsHealth | None = None
+
+
 class HealthResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     status: str
     detail: str | None = None
     programs: ProgramsHealth | None = None
+    groups: dict[str, GroupHealthResponse] | None = None  # by name; null: there is one
 
 
 def as_texts(metadata: dict[str, Any] | None) -> dict[str, str] | None:

@@ -235,16 +235,18 @@ class PromptAltTokens(_message.Message):
     def __init__(self, tokens: _Optional[_Union[Tensor, _Mapping]] = ..., logprobs: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
 class SampledSequence(_message.Message):
-    __slots__ = ("stop_reason", "tokens", "logprobs", "topk_sampled_logprobs")
+    __slots__ = ("stop_reason", "tokens", "logprobs", "topk_sampled_logprobs", "forced")
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TOPK_SAMPLED_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    FORCED_FIELD_NUMBER: _ClassVar[int]
     stop_reason: StopReason
     tokens: bytes
     logprobs: bytes
     topk_sampled_logprobs: TopkLogprobs
-    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., topk_sampled_logprobs: _Optional[_Union[TopkLogprobs, _Mapping]] = ...) -> None: ...
+    forced: bytes
+    def __init__(self, stop_reason: _Optional[_Union[StopReason, str]] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., topk_sampled_logprobs: _Optional[_Union[TopkLogprobs, _Mapping]] = ..., forced: _Optional[bytes] = ...) -> None: ...
 
 class SampleResponse(_message.Message):
     __slots__ = ("sequences", "prompt_logprobs", "topk_prompt_logprobs", "prompt_cache_hit_tokens", "target_prompt_logprobs", "prompt_alt_tokens")

@@ -31,6 +31,7 @@ class LoraConfig(msgspec.Struct, frozen=True):
 
 class OptimizerConfig(msgspec.Struct, frozen=True):
     type: str = "adamw"
+    version: int | None = None  # of Dimuon
 
 
 class CreateModelRequest(WithMetadata, frozen=True):

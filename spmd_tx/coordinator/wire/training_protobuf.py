@@ -7,9 +7,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from spmd_tx.coordinator.wire import unknown_fields
 from spmd_tx.errors import InvalidRequest
 
 PROTOBUF = "application/x-protobuf"
@@ -74,6 +75,9 @@ class _Unusable(Exception):
     """A datum cannot be used."""
 
 
+_UNKNOWN = "a field of number {}, which this server does not know; leave it out, or use an older SDK"
+
+
 def decode_address(body: bytes) -> Address:
     """Read where a forward_backward body belongs. Raises InvalidRequest when the bytes do not parse."""
     message = _parse(body)
@@ -81,8 +85,14 @@ def decode_address(body: bytes) -> Address:
 
 
 def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
-    """Read a forward_backward body. Raises InvalidRequest only when the bytes do not parse."""
+    """Read a forward_backward body. Raises InvalidRequest for bytes that do not parse, and for a newer field.
+
+    What is wrong with a datum is said in it.
+    """
     message = _parse(body)
+    number = unknown_fields.number_in(message)
+    if number is not None:
+        raise InvalidRequest(f"the request has {_UNKNOWN.format(number)}")
     return ForwardBackwardRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
@@ -150,6 +160,7 @@ def _datums(messages: Iterable[pb.Datum]) -> Iterator[Datum]:
 
 def _datum(datum: pb.Datum) -> Datum:
     try:
+        _check_known("it", datum)
         tokens = _tokens(datum)
         loss_inputs = {name: _tensor(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
     except _Unusable as problem:
@@ -171,6 +182,7 @@ def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tup
     for message in messages:
         kind = message.WhichOneof("span")
         span = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
+        _check_known(f"a span of its {name}", message)
         if span.length:  # empty spans say nothing, and there could be millions
             spans.append(TokenSpan(span.sequence_id, kind == "sampled_tokens", span.offset, span.length))
     covered = sum(span.length for span in spans)
@@ -185,17 +197,26 @@ def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tup
 def _tokens(datum: pb.Datum) -> np.ndarray:
     pieces = [np.zeros(0, np.int32)]
     for chunk in datum.model_input:
+        _check_known("a chunk of its model_input", chunk)
         kind = chunk.WhichOneof("chunk")
         if kind != "encoded_text":
             raise _Unusable(
                 f"its model_input holds a chunk of kind {kind or 'unknown'!r}; this model takes text, "
                 "so send encoded_text chunks only"
             )
+        _check_known("a chunk of its model_input", chunk.encoded_text)
         pieces.append(_array("model_input tokens", chunk.encoded_text.tokens, _INT32))
     return np.concatenate(pieces).astype(np.int32, copy=False)
 
 
+def _check_known(what: str, message: Message) -> None:
+    number = unknown_fields.number_in(message)
+    if number is not None:
+        raise _Unusable(f"{what} has {_UNKNOWN.format(number)}")
+
+
 def _tensor(name: str, tensor: pb.Tensor) -> np.ndarray:
+    _check_known(name, tensor)
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         raise _Unusable(f"{name} has dtype number {tensor.dtype}; send float32 or int64")

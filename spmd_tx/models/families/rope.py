@@ -7,6 +7,14 @@ from spmd_tx.models.families.keys import MOST, ConfigKeys, Refusal
 
 MOST_ROTATED = 2**16  # numbers of a head
 
+# All that is read here, whatever the kind of scaling. Another key would be a kind of its own, or misspelled.
+READ = frozenset(
+    "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings low_freq_factor "
+    "high_freq_factor beta_fast beta_slow truncate attention_factor mscale mscale_all_dim "
+    "llama_4_scaling_beta".split()
+)
+HARMLESS = frozenset({"mrope_section", "mrope_interleaved", "finetuned"})  # of pictures; where it comes from
+
 
 def read_rope(
     keys: ConfigKeys, head_width: int, *, rotated: int = 0, share: float = 1.0, is_interleaved: bool = False
@@ -45,10 +53,14 @@ def read_rope(
 
 
 def _parameters(keys: ConfigKeys) -> ConfigKeys:
-    rope = keys.within("rope_parameters").raw
-    if any(isinstance(value, Mapping) for value in rope.values()):
+    nested = keys.within("rope_parameters").raw
+    if any(isinstance(value, Mapping) for value in nested.values()):
         raise Refusal("has rotary embeddings that differ between layers, which is not supported")
-    return ConfigKeys({**rope, **keys.within("rope_scaling").raw}, " of its rotary embedding")
+    rope = ConfigKeys({**nested, **keys.within("rope_scaling").raw}, " of its rotary embedding")
+    for key in rope.raw:
+        if rope.has(key) and key not in READ | HARMLESS:
+            raise rope.wrong(key, f", which is not known; known are {', '.join(sorted(READ))}")
+    return rope
 
 
 def _in(rope: ConfigKeys, keys: ConfigKeys, key: str) -> ConfigKeys:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
-from spmd_tx.protocol.places import MOVE_STEPS
+from spmd_tx.protocol.places import MOVE_STEPS, MOVE_STEPS_OF_SAMPLING
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import BatchShape
@@ -27,11 +27,14 @@ class WantedProgram:
 
 def wanted(plan: Plan) -> Iterator[WantedProgram]:
     """Yield the commands."""
-    yield from _training(plan)
+    trains = plan.sizes.setup.trains
+    if trains:
+        yield from _training(plan)
     yield from _prefills(plan)
     yield from _decodes(plan)
-    yield WantedProgram("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
-    for step in MOVE_STEPS:
+    if trains:
+        yield WantedProgram("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
+    for step in MOVE_STEPS if trains else MOVE_STEPS_OF_SAMPLING:
         yield WantedProgram(step, "other", ProgramShape(step=step))
 
 

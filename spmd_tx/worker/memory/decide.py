@@ -59,7 +59,7 @@ def plan_memory(
         usable = _least_of_all(int(USABLE_SHARE * min(limits)))
         memory = UsableMemory(usable, platform(mesh))
         return measured_plan(sizes, memory, progress, _most_of_all, measure)
-    share = 1 / (setup.num_processes * jax.local_device_count())
+    share = 1 / ((setup.host_processes or setup.num_processes) * jax.local_device_count())
     return make_plan(sizes, of_host(share, _least_of_all))
 
 

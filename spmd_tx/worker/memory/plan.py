@@ -47,7 +47,7 @@ class Plan:
     base: int
     pages: int  # including page 0, which holds nothing
     state_slots: int  # including slot 0, which holds zeros; 0: the model keeps no states
-    train_tokens: int
+    train_tokens: int  # 0: nothing is trained
     decode_rows: int
     levels: tuple[str, ...]  # of recomputation, from usual micro-batches to the largest
 
@@ -97,8 +97,12 @@ class Plan:
 
     @property
     def train_shapes(self) -> list[BatchShape]:
-        """The largest block of each row length."""
-        return self.sizes.shapes(self.memory.block_tokens(self.train_tokens)[-1])
+        """The largest block of training of each row length."""
+        return (
+            []
+            if not self.train_tokens
+            else self.sizes.shapes(self.memory.block_tokens(self.train_tokens)[-1])
+        )
 
     def level(self, rows: int, length: int) -> str:
         """Return the level of recomputation for a micro-batch, the least that fits."""
@@ -135,10 +139,11 @@ class Plan:
         for shape in self.train_shapes:
             level = self.level(*shape)
             _keep_largest(largest_of, f"train {level}", shape, self.steps.train_with("", level, shape))
-        largest = max(largest_of, key=lambda step: largest_of[step][1])
-        shape = largest_of[largest][0]
-        for kind in LOSS_KINDS[1:]:
-            largest_of[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
+        if largest_of:
+            largest = max(largest_of, key=lambda step: largest_of[step][1])
+            shape = largest_of[largest][0]
+            for kind in LOSS_KINDS[1:]:
+                largest_of[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
         for shape in self.sizes.continued_shapes(self.memory.platform):
             size = self.steps.prefill(shape, self.sizes.widest_table)
             _keep_largest(largest_of, "continued prefill", shape, size)
@@ -171,7 +176,7 @@ def report(plan: Plan) -> MemoryPlan:
         pages=plan.pages,
         page_size=plan.sizes.setup.page_size,
         train_tokens=plan.train_tokens,
-        block_tokens=plan.memory.block_tokens(plan.train_tokens),
+        block_tokens=plan.memory.block_tokens(plan.train_tokens) if plan.train_tokens else (),
         decode_rows=plan.decode_rows,
         device_bytes=plan.memory.bytes,
         base_bytes=plan.base,

@@ -53,6 +53,9 @@ class Planner:
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
         most, *fewer = self._sizes.train_tokens(self._memory.platform)
+        if not self._sizes.setup.trains:
+            yield self._plan((), 0, rows)
+            return
         for tokens in (most, *(each for each in fewer if each >= TRAIN_TOKENS[0])):
             for start in range(len(levels)):
                 yield self._plan(levels[start:], tokens, rows)
@@ -101,12 +104,17 @@ class Planner:
 
     def _without_decode(self, levels: tuple[str, ...], tokens: int) -> int:
         sizes, steps, table = self._sizes, self.steps, self._sizes.widest_table
-        block = self._memory.block_tokens(tokens)[-1]
-        return max(
-            steps.train(levels[0], sizes.usual_shape(block)),
-            *(steps.train(levels[-1], shape) for shape in sizes.shapes(block)),
+        prefill = max(
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             *(steps.prefill(shape, table) for shape in sizes.continued_shapes(self._memory.platform)),
+        )
+        if not sizes.setup.trains:
+            return prefill
+        block = self._memory.block_tokens(tokens)[-1]
+        return max(
+            prefill,
+            steps.train(levels[0], sizes.usual_shape(block)),
+            *(steps.train(levels[-1], shape) for shape in sizes.shapes(block)),
         )
 
 

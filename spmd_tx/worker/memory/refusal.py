@@ -11,7 +11,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import DoesNotFit
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.model import Model
-from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
+from spmd_tx.protocol.commands import PREFILL_TOKENS, SPARE_BANK_SLOTS
 from spmd_tx.sharding.mesh import TP, abstract_mesh
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.planner import Planner, best_plan
@@ -40,34 +40,45 @@ def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
     splits = sizes.ways_to_split(memory.bytes)[-1]
     planner = Planner(sizes, memory, splits, {})
     level = LEVELS[-1] if sizes.setup.remat == "auto" else sizes.setup.remat
+    levels = (level,) if sizes.setup.trains else ()
     tokens, rows = sizes.train_tokens(memory.platform)[-1], sizes.row_counts()[-1]
-    block = memory.block_tokens(tokens)[-1]
+    steps = f"steps of {PREFILL_TOKENS} tokens"
+    if sizes.setup.trains:
+        steps = f"steps of {memory.block_tokens(tokens)[-1]} tokens or one row of {sizes.longest_row}"
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
     copies, compiling = sizes.setup.full_copies, planner.steps.compiling
-    parts = {
-        f"{copies} copies of the weights" if copies else "base weights": planner.base,
+    trained = (
         "weights, gradients and moments in fp32"
         if copies
-        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}": sizes.adapters,
+        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}"
+    )
+    parts = {
+        f"{copies} copies of the weights" if copies else "base weights": planner.base,
+        **({trained: sizes.adapters} if sizes.setup.trains else {}),
         **({} if copies else {f"{sizes.setup.bank_slots} sampler slots": sizes.bank}),
-        f"steps of {block} tokens or one row of {sizes.longest_row}": planner.needs((level,), tokens, rows),
+        steps: planner.needs(levels, tokens, rows),
         **({"trying kernels": compiling} if compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,
         **({"states of sequences": sizes.state_slots(rows) * sizes.state} if sizes.state else {}),
     }
     total = sum(parts.values())
     listed = ", ".join(f"{show_size(size)} for {name}" for name, size in parts.items())
-    remedies = list(_remedies(sizes, fit))
-    lower = "" if copies else "--max-lora-adapters, --max-lora-rank and "
-    help_ = (
-        "Each of these alone would make it fit: " + "; ".join(remedies)
-        if remedies
-        else "No single option would make it fit; use more devices, with a larger --tensor-parallel-size, "
+    briefly = f"a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} are needed"
+    return DoesNotFit(f"this does not fit: {briefly}: {listed}", briefly, total, partial(_help, sizes, fit))
+
+
+def _help(sizes: Sizes, fit: Fit) -> str:
+    """Say what would help, after the arithmetic."""
+    if remedies := "; ".join(_remedies(sizes, fit)):
+        return f". Each of these alone would make it fit: {remedies}"
+    lower = "" if sizes.setup.full_copies else "--max-lora-rank and "
+    if sizes.setup.trains and not sizes.setup.full_copies:
+        lower = f"--max-lora-adapters, {lower}"
+    return (
+        ". No single option would make it fit; use more devices, with a larger --tensor-parallel-size, "
         f"and lower {lower}--max-context-length"
     )
-    briefly = f"a device has {show_size(memory.bytes)} for it, and at least {show_size(total)} are needed"
-    return DoesNotFit(f"this does not fit: {briefly}: {listed}. {help_}", briefly, total)
 
 
 def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
@@ -82,7 +93,7 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
 
     if setup.kv_cache_tokens:
         yield from first("--kv-cache-tokens", [0], lambda value: {"kv_cache_tokens": value})
-    if setup.train_tokens:
+    if setup.train_tokens and setup.trains:
         yield from first("--train-tokens", [0], lambda value: {"train_tokens": value})
     if not setup.full_copies:  # weights in fewer bits cannot be trained
         yield from _smaller_weights(sizes, fit)

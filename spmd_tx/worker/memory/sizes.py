@@ -21,7 +21,7 @@ from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.protocol.commands import PREFILL_TOKENS
 from spmd_tx.protocol.kernels import Platform
-from spmd_tx.protocol.setup import Setup
+from spmd_tx.protocol.setup import SHORTEST_ROW, Setup, longest_row
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
 from spmd_tx.worker.steps.full import full_state
 from spmd_tx.worker.steps.train_state import train_weights
@@ -30,7 +30,6 @@ REPLICATED_SHARE = 0.5  # of a device's memory: the most that base weights may t
 TRAIN_TOKENS = (8192, 4096, 2048, 1024, 512)  # larger micro-batches are hardly faster,
 TP_OF_MOST = 4  # but on GPUs where tp is larger, starting operations takes longer than the arithmetic
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
-SHORTEST_ROW = 64  # tokens
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
 KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
@@ -59,7 +58,7 @@ class Sizes:
     @property
     def longest_row(self) -> int:
         """The tokens of the longest row of training and prefill."""
-        return self.setup.longest_row or _doubled(SHORTEST_ROW, self.setup.max_context)
+        return self.setup.longest_row or longest_row(self.setup.max_context)
 
     @property
     def widest_table(self) -> int:
@@ -93,7 +92,9 @@ class Sizes:
         return counts
 
     def train_tokens(self, platform: Platform) -> list[int]:
-        """Return the maximum tokens of a micro-batch: the choices to try, the most first."""
+        """Return the maximum tokens of a micro-batch: the choices to try, the most first; 0: no training."""
+        if not self.setup.trains:
+            return [0]
         if self.setup.train_tokens:
             return [self.setup.train_tokens]
         if platform == "cpu":
@@ -150,9 +151,12 @@ class Sizes:
 
     @cached_property
     def adapters(self) -> int:
-        """The state of training, of adapters or of all weights."""
+        """The state of training, of adapters or of all weights; 0: nothing is trained."""
         if self.setup.full_copies:
-            return bytes_per_device(self.mesh, full_state(self.model, self.mesh))
+            state = full_state(self.model, self.mesh)  # refuses other models, also for samplers
+            return bytes_per_device(self.mesh, state) if self.setup.trains else 0
+        if not self.setup.trains:
+            return 0
         slots, rank = self.setup.adapter_slots, self.setup.max_rank
         return bytes_per_device(self.mesh, train_weights(self.model, self.mesh, slots, rank))
 
@@ -204,10 +208,3 @@ def bytes_per_device(mesh: AnyMesh, declared: Any) -> int:
         local = NamedSharding(mesh, weight.spec).shard_shape(weight.shape)
         total += jnp.dtype(weight.dtype).itemsize * math.prod(local)
     return total
-
-
-def _doubled(least: int, count: int) -> int:
-    """Return the smallest of least, 2 least, 4 least, ... that is at least ``count``."""
-    while least < count:
-        least *= 2
-    return least

@@ -1,8 +1,8 @@
 """Predicts how long a plan takes for a token of reinforcement learning, to choose among plans. Pure.
 
-Answers are drawn once and trained on once. The unit is the time in which a device computes one FLOP, so only
-the proportion of two plans for the same devices means anything. Attention, prompts, adapters and what
-devices send each other are left out: they hardly depend on the choices.
+Answers are drawn once and, if anything is trained, trained on once. The unit is the time in which a device
+computes one FLOP, so only the proportion of two plans for the same devices means anything. Attention,
+prompts, adapters and what devices send each other are left out: they hardly depend on the choices.
 """
 
 from spmd_tx.worker.memory.plan import Plan
@@ -21,7 +21,7 @@ SPLIT_TRAINING, SPLIT_DRAWING = 1.1, 1.75
 
 def cost_of_token(plan: Plan) -> float:
     """Return the time for one token of an answer, on each device of its data shard."""
-    drawing, training = _drawing(plan), _training(plan)
+    drawing, training = _drawing(plan), _training(plan) if plan.train_tokens else 0.0
     if plan.splits_base:
         return SPLIT_DRAWING * drawing + SPLIT_TRAINING * training
     return drawing + training

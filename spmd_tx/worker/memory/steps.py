@@ -25,6 +25,7 @@ from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
+from spmd_tx.models.long_rows import parts_of
 from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.protocol.kernels import Platform
@@ -77,10 +78,12 @@ class StepMemory:
     def train_with(self, kind: str, level: str, shape: BatchShape) -> int:
         """Return the bytes of forward_backward with one kind of losses, of LOSS_KINDS."""
         saved = self.saved(level, shape)
-        again = 0 if level == "none" else self._kept(shape.tokens) + self._factors(shape.rows)
-        layer = again + self._slopes(shape.tokens) + 3 * FP32 * self._scores(shape, shape.length)
+        part = self._part(level, shape)
+        again = 0 if level == "none" else self._kept(shape.tokens, part.tokens) + self._factors(shape.rows)
+        layer = again + self._slopes(shape.tokens, part.tokens)
+        layer += 3 * FP32 * self._scores(shape, shape.length)
         layer += self._chunks(shape, copies=12) + 2 * self._decoded
-        working = max(layer + self._experts(shape, FP32 * 8, trains=True), self._head(shape, copies=3))
+        working = max(layer + self._experts(part, FP32 * 8, trains=True), self._head(shape, copies=3))
         if self.sizes.setup.full_copies:
             whole = self._all_trained
         else:
@@ -88,6 +91,12 @@ class StepMemory:
         per_token = {"": 0, OF_SEQUENCES: 4, OF_SEVERAL_TARGETS: 4 * MAX_TARGETS}[kind]
         estimate = saved + working + self._stream(shape, 4) + whole + shape.tokens * per_token * FP32
         return self._corrected(f"train {level}{kind}", estimate, like=f"train {level}")
+
+    def _part(self, level: str, shape: BatchShape) -> BatchShape:
+        """Return what of a batch is in a feed-forward block at once."""
+        if self.sizes.setup.full_copies:
+            return shape
+        return BatchShape(shape.rows, shape.length // parts_of(shape.length, level))
 
     def saved(self, level: str, shape: BatchShape) -> Amount:
         """Return the bytes that all layers keep for the backward pass."""
@@ -168,13 +177,18 @@ class StepMemory:
             + width * self._width
         )
 
-    def _kept(self, tokens: int) -> Amount:
-        """Return what a layer's backward pass needs of its forward pass, except the scores."""
-        return tokens * (self.itemsize * self._numbers(4, 3, 4, 4) + FP32 * self._numbers(3, 1, 2, 3))
+    def _kept(self, tokens: int, in_block: int) -> Amount:
+        """Return what a layer's backward pass needs of its forward pass, except the scores.
 
-    def _slopes(self, tokens: int) -> Amount:
+        ``in_block``: the tokens that are in the feed-forward block at once.
+        """
+        outside = self.itemsize * self._numbers(4, 3, 4, 0) + FP32 * self._numbers(3, 1, 2, 0)
+        return tokens * outside + in_block * (4 * self.itemsize + 3 * FP32) * self._width
+
+    def _slopes(self, tokens: int, in_block: int) -> Amount:
         """Return the gradients that a layer's backward pass holds at once."""
-        return tokens * (self.itemsize * self._numbers(1, 1, 1, 1) + FP32 * self._numbers(0, 0, 1, 1))
+        outside = self.itemsize * self._numbers(1, 1, 1, 0) + FP32 * self._numbers(0, 0, 1, 0)
+        return tokens * outside + in_block * (self.itemsize + FP32) * self._width
 
     def _saved(self, level: str, shape: BatchShape) -> Amount:
         """Return what one layer keeps for the backward pass."""
@@ -186,7 +200,7 @@ class StepMemory:
             return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, widths)
         in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always recomputed
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
-        return self._kept(shape.tokens) + scores + self._factors(shape.rows)
+        return self._kept(shape.tokens, shape.tokens) + scores + self._factors(shape.rows)
 
     def _stream(self, shape: BatchShape, copies: int) -> Amount:
         return copies * shape.tokens * self.model.d_model * self.itemsize

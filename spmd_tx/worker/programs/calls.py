@@ -108,15 +108,16 @@ class Calls:
     def decode(self, state: WorkerState, command: commands.Decode) -> Iterator[Call]:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
-        fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__} | {"slots": slots}
+        fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__}
+        fields |= {"slots": slots, "masks": _masks_of_rows(command)}
         top, shards = command.top, self._shards
         adapters = self._setup.bank_slots if active is None else active.size
         shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
-        step = self._decode(top)
+        step, name = self._decode(top), "decode" if command.masks is None else "masked decode"
         for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):
             rest = (active, int32(number * command.block), int32(command.steps))
             arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows, state.tables)
-            yield Call("decode", shape, step, arrays, (block,), rest, variant=top)
+            yield Call(name, shape, step, arrays, (block,), rest, variant=top)
 
     def _batch(self, rows: commands.PackedRows, loss: commands.LossInputs) -> tuple[Rows, TokenLossInputs]:
         inputs = TokenLossInputs(
@@ -153,6 +154,16 @@ def _pieces(batch: Prompts, length: int) -> Iterator[Prompts]:
         part = slice(start, start + length)
         by_token = jax.tree.map(lambda x, part=part: x[:, part] if x.ndim > 1 else x, (rows, pages, inputs))
         yield by_token[0], by_token[1], tables, by_token[2]
+
+
+def _masks_of_rows(command: commands.Decode) -> np.ndarray | None:
+    """Return the mask of every row, without a bit where there is none."""
+    if command.masks is None or command.mask_places is None:
+        return None
+    masks = np.zeros((len(command.mask_places), command.masks.shape[1]), np.uint32)
+    has_mask = command.mask_places >= 0
+    masks[has_mask] = command.masks[command.mask_places[has_mask]]
+    return masks
 
 
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:

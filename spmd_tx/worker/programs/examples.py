@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
+from spmd_tx.models.grammar_draw import WORD
 from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS
@@ -77,6 +78,8 @@ class Menu:
 
     def _decode(self, shape: ProgramShape) -> commands.Decode:
         rows, setup = shape.rows, self._plan.sizes.setup
+        has_forced = setup.batch_invariant or shape.masked
+        words = -(-self._plan.sizes.model.vocab_size // WORD)
         return commands.Decode(
             steps=1,
             source=np.full(rows, -1, np.int32),
@@ -94,7 +97,10 @@ class Menu:
             page_places=np.zeros(rows, np.int32),
             top=shape.top,
             active=shape.active,
-            forced=np.full((rows, setup.decode_steps), -1, np.int32) if setup.batch_invariant else None,
+            forced=np.full((rows, setup.decode_steps), -1, np.int32) if has_forced else None,
+            masks=np.zeros((0, words), np.uint32) if shape.masked else None,
+            mask_places=np.full(rows, -1, np.int32) if shape.masked else None,
+            mask_steps=np.full(rows, -1, np.int32) if shape.masked else None,
             states=np.zeros(rows, np.int32) if self._has_states else None,
         )
 

@@ -18,6 +18,7 @@ from spmd_tx.worker.memory.plan import Plan
 # Settings of a server that programs do not depend on. Whatever else is in a Setup may change them.
 INDIFFERENT = (
     "generation",
+    "host_processes",
     "jax_coordinator",
     "jax_port",
     "model_dir",

@@ -25,6 +25,7 @@ from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
+from spmd_tx.models.grammar_draw import GrammarRows
 from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
@@ -67,6 +68,18 @@ class DecodeRows(PyTreeNode):
     stop_tokens: Any  # int32 [B, 8]
     forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
     states: Any = None  # int32 [B]: slots of the rows' states. None: models without states
+    masks: Any = None  # uint32 [B, W]: the tokens that a grammar allows. None: no row has a grammar
+    mask_steps: Any = None  # int32 [B]: the step for which the mask counts; -1: none
+
+    def grammar(self, step: Array) -> GrammarRows | None:
+        """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
+        if self.forced is None:
+            return None
+        if self.masks is None:
+            return GrammarRows(self.forced[:, step])
+        is_masked_B = self.mask_steps == step
+        any_masked = lax.psum(jnp.sum(is_masked_B, dtype=jnp.int32), DATA) > 0
+        return GrammarRows(self.forced[:, step], self.masks, is_masked_B, any_masked)
 
     def resume(self, previous: RowState) -> RowState:
         """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
@@ -253,10 +266,10 @@ def make_decode(
             step, _, cache, state, drawn = carry
             attend = partial(decode_attend, kernels, tables_BN)
             in_window = partial(window_ring.decode_attend, kernels, model.window)
-            forced = None if rows.forced is None else rows.forced[:, step]
+            grammar = rows.grammar(step)
             inputs = (model, base, adapters, loras, cache, state, rows)
             cache, state, one = _step(
-                *inputs, forced, (attend, in_window), stacked_map, kernels, top, any_filters
+                *inputs, grammar, (attend, in_window), stacked_map, kernels, top, any_filters
             )
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, drawn
@@ -296,14 +309,14 @@ def _step(
     cache: KvCache | Keep,
     state: RowState,
     rows: DecodeRows,
-    forced_B: Array | None,
+    grammar: GrammarRows | None,
     attends: tuple[Callable[..., Attend], Callable[..., Attend]],
     stacked_map: StackedMap | None,
     kernels: Kernels,
     top: int,
     any_filters: Array | None,
 ) -> tuple[KvCache | Keep, RowState, Drawn]:
-    """Feed every live row its last token and draw the next one; a row that is forced takes that token.
+    """Feed every live row its last token and draw the next one, as its grammar allows.
 
     ``attends`` make attention to pages, and to rings of layers with a window.
     ``any_filters`` as in draw_split; None: tokens are drawn from whole logits, by every device of tp.
@@ -336,19 +349,17 @@ def _step(
     if top:
         top_tokens_BK, highest_BK = head.top_logits(local_BV, top)
     if any_filters is not None:
-        token_B, logprob_B, log_total_B = draw_split(local_BV, *draws_B, any_filters)
+        token_B, logprob_B, log_total_B = draw_split(local_BV, *draws_B, any_filters, grammar)
         if highest_BK is not None:
             top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
     else:
         logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-        token_B, logprob_B = draw(logits_BV, *draws_B, 1 if kernels.platform == "cpu" else TOGETHER)
+        token_B, logprob_B = draw(logits_BV, *draws_B, 1 if kernels.platform == "cpu" else TOGETHER, grammar)
         # Devices that round differently could draw differently: then their keys and values would no longer be
         # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
         token_B = from_first(token_B, TP)
         if highest_BK is not None:
             top_logprobs_BK = tempered(highest_BK, logits_BV, rows.temperatures)
-    if forced_B is not None:
-        token_B = jnp.where(forced_B >= 0, forced_B, token_B)
     is_stop_B = jnp.any(token_B[:, None] == rows.stop_tokens, axis=-1)
     remaining_B = jnp.where(is_stop_B, 0, state.remaining - 1)
     after = RowState(

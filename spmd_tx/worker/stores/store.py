@@ -29,7 +29,7 @@ class Store(ABC):
         """``run`` runs a program; ``on_written`` is told of folders, by other threads."""
         self._state, self._run, self._on_written = state, run, on_written
         directory = place_of(Path(setup.idle_adapters), setup.generation, jax.process_index())
-        budget = idle_budget(setup.num_processes)
+        budget = idle_budget(setup.host_processes or setup.num_processes)
         self._idle = IdleAdapters(directory, budget)
         self._writer = FolderWriter(self._write_folder, budget // 4, on_written)
 

@@ -1,7 +1,7 @@
 """Answers every request at once, in the order of arrival, with results that are easy to recognize."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,7 @@ class FakeScheduler:
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
 
-    def retire(self, samplers: Collection[str]) -> None:
+    def retire(self, samplers: Mapping[str, str]) -> None:
         self.retired += samplers
 
     async def run(self) -> None:

@@ -20,6 +20,7 @@ class Ids:
     request: str
     name: str = "ck"  # of its checkpoints
     upload: str = "00000000-0000-4000-8000-000000000000"
+    trajectory: str = "trj_000000000000000000000000"
 
     @property
     def model(self) -> str:
@@ -86,6 +87,10 @@ def _sampler_of_model(session: Ids, path: str | None) -> object:
 
 def _load(session: Ids, path: str) -> object:
     return {"session_id": session.session, "model_seq_id": 9, "path": path, "optimizer": True}
+
+
+def _counted(ids: Ids) -> dict[str, object]:
+    return {"model": ids.path("sampler_weights"), "messages": [{"role": "user", "content": "a"}]}
 
 
 # Every way in which a route can be given an id. Several bodies: the id stands in different places.
@@ -191,6 +196,35 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
             "max_tokens": 1,
         }
     ],
+    ("POST", "/oai/api/v1/responses"): [
+        lambda ids, _: {"model": ids.path("sampler_weights"), "input": "a", "max_output_tokens": 1}
+    ],
+    ("GET", "/anthropic/api/v1/models/{model}"): [lambda *_: None],
+    ("POST", "/anthropic/api/v1/messages"): [lambda ids, _: {**_counted(ids), "max_tokens": 1}],
+    ("POST", "/anthropic/api/v1/messages/count_tokens"): [lambda ids, _: _counted(ids)],
+}
+
+TRAJECTORY = "/api/v1/trajectories/{trajectory_id}"
+IN_TRAJECTORY = "/oai/api/in/{trajectory}/v1"
+WITH_IDS |= {
+    ("GET", TRAJECTORY): [lambda *_: None],
+    ("POST", TRAJECTORY + "/rewards"): [lambda *_: {"reward": 1.0}],
+    ("POST", TRAJECTORY + "/finish"): [lambda *_: None],
+    ("POST", TRAJECTORY + "/keys"): [lambda *_: {}],
+    ("POST", "/api/v1/trajectories/sequences"): [lambda ids, _: {"ids": [ids.trajectory]}],
+    ("DELETE", TRAJECTORY): [lambda *_: None],
+    ("GET", IN_TRAJECTORY + "/models/{model}"): [lambda *_: None],
+    # A trajectory that the sender does not have is made; the weights are another's.
+    **{
+        (method, IN_TRAJECTORY.replace("oai", api) + path): WITH_IDS[method, f"/{api}/api/v1{path}"]
+        for method, api, path in (
+            ("POST", "oai", "/chat/completions"),
+            ("POST", "oai", "/responses"),
+            ("POST", "anthropic", "/messages"),
+            ("POST", "anthropic", "/messages/count_tokens"),
+            ("GET", "anthropic", "/models/{model}"),
+        )
+    },
 }
 
 STREAM = ("GET", "/console/api/stream")  # its answer never ends
@@ -201,8 +235,13 @@ LISTINGS = {
     for name in "sessions training_runs checkpoints audit billing/usage/checkpoints/current".split()
 } | {
     ("GET", "/oai/api/v1/models"),
+    ("GET", "/anthropic/api/v1/models"),
+    ("GET", "/oai/api/in/{trajectory}/v1/models"),
+    ("GET", "/anthropic/api/in/{trajectory}/v1/models"),
+    ("GET", "/api/v1/trajectories"),
     ("GET", USAGE),
     ("GET", "/console/api/runs"),
+    ("GET", "/console/api/open_runs"),
     STREAM,
 }
 
@@ -221,6 +260,9 @@ WITHOUT_IDS: dict[tuple[str, str], object] = {
     },
     ("POST", "/api/v1/checkpoints/search"): {"owner": {"type": "accessible"}},  # a listing, too
     ("POST", "/api/v1/sessions/search"): {"owner": {"type": "accessible"}},  # a listing, too
+    ("POST", "/api/v1/trajectories"): {},
+    # Refused, whatever it asks for.
+    ("POST", "/oai/api/in/{trajectory}/v1/completions"): {"model": BASE_MODEL, "prompt": "a"},
     ("GET", "/api/v1/get_server_capabilities"): None,
     ("GET", "/api/v1/auth/apikey/me"): None,
     ("DELETE", "/api/v1/auth/apikey/me"): None,
@@ -237,6 +279,7 @@ OPEN = {("GET", "/api/v1/healthz"), ("GET", "/healthz"), ("GET", "/readyz")} | {
 REDIRECTS = {
     ("GET", f"/{path}")
     for path in (
+        "",
         "training_runs/{run_id}",
         "sessions",
         "sessions/{session_id}",
@@ -272,9 +315,9 @@ READING = {
     ("POST", f"/api/v1/{name}")
     for name in (
         "client/config client/dynamic_config telemetry get_info weights_info retrieve_future "
-        "retrieve_futures sessions/search checkpoints/search"
+        "retrieve_futures sessions/search checkpoints/search trajectories/sequences"
     ).split()
-}
+} | {("POST", f"/anthropic/api{path}/v1/messages/count_tokens") for path in ("", "/in/{trajectory}")}
 
 
 def all_routes(app: Litestar) -> set[tuple[str, str]]:
@@ -299,6 +342,8 @@ async def send(
         version="v",
         file="f",
         upload_id=ids.upload,
+        trajectory_id=ids.trajectory,
+        trajectory=ids.trajectory,
         key_id="00000000",
         checkpoint_id=f"weights/{ids.name}",
         page="runs",

@@ -110,7 +110,7 @@ async def test_a_body_is_gone_with_its_connection(client, port):
     gc.disable()
     try:
         async with connected(port) as (reader, writer):
-            body = b'{"unknown": "' + b"x" * 300_000 + b'"}'
+            body = b"{" + b" " * 300_000 + b"}"
             writer.write(head("create_session", connection="close", content_length=len(body)) + body)
             assert b" 200 OK" in await answer_of(reader)
         del body

@@ -261,7 +261,7 @@ OTHERS = {
     "coordinator/agent/link.py",
     "coordinator/http/console/pages.py",
     "coordinator/http/console/timeline.py",
-    "coordinator/http/services.py",
+    "coordinator/http/addresses.py",
     "coordinator/http/tinker/sessions.py",
     "coordinator/mesh/port.py",
     "coordinator/requests/runs/sample_log.py",

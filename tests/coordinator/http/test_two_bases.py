@@ -26,20 +26,25 @@ A, B, SAMPLED = BASE_MODEL, "mine/large", "mine/teacher"
 LARGE = resized(TINY, architecture="Qwen3MoeForCausalLM", n_experts=4, experts_per_token=2, d_ff=16)
 
 
-def base_called(name, context, data_dir, stack, **options):
+def base_called(name, context, data_dir, stack, role="train"):
     """A base model of another size and family, with the same tokenizer."""
     config = ServerConfig(
-        base_model="/models/x", served_model_name=name, data_dir=data_dir, host="server", max_lora_rank=16
+        base_model="/models/x",
+        served_model_name=name,
+        data_dir=data_dir,
+        host="server",
+        max_lora_rank=16,
+        role=role,
     )
     of_first = tiny_served_model(data_dir / "model")
     model = ServedModel(of_first.directory, LARGE, context, of_first.text)
-    return open_base(config, model, stack, **options)
+    return open_base(config, model, stack)
 
 
 def others(data_dir, stack):
     return [
         base_called(f"{B},large", 64, data_dir, stack),
-        base_called(SAMPLED, 32, data_dir, stack, is_trainable=False),
+        base_called(SAMPLED, 32, data_dir, stack, role="sample"),
     ]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.mesh import generations, roster, watchdog
+from spmd_tx.coordinator.runtime import log_groups
 from spmd_tx.errors import CrashLoop, StartError, WorkerLost
 from spmd_tx.protocol.reports import Failure
 from tests.coordinator.mesh import fake_worker
@@ -93,15 +94,18 @@ async def test_a_command_that_takes_all_memory_of_the_host_is_blamed(model_dir, 
 
 @pytest.mark.parametrize("stopped", [0, 1])
 async def test_a_worker_that_is_stopped_is_noticed(model_dir, monkeypatch, stopped):
+    """What a client hears names the group, too, where there are several."""
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", 1.0)
-    async with worker_group(model_dir, processes=2) as group:
-        await group.until_ready()
-        os.kill(group.worker_pid(stopped), signal.SIGSTOP)
-        with pytest.raises(WorkerLost, match=f"worker {stopped} has given no sign of life for 1 s") as lost:
+    story = f"group teacher: worker {stopped} has given no sign of life for 1 s"
+    with log_groups.entered("teacher"):
+        async with worker_group(model_dir, processes=2) as group:
+            await group.until_ready()
+            os.kill(group.worker_pid(stopped), signal.SIGSTOP)
+            with pytest.raises(WorkerLost, match=story) as lost:
+                await group.create()
+            assert not lost.value.by_command
+            await group.until_ready()
             await group.create()
-        assert not lost.value.by_command
-        await group.until_ready()
-        await group.create()
 
 
 async def test_a_command_past_its_deadline_ends_the_generation(model_dir):
@@ -140,8 +144,8 @@ async def test_a_reason_counts_that_comes_after_the_news_of_the_exit(model_dir, 
         else:
             take(self, identity, report)
 
-    take = generations.Generations._take
-    monkeypatch.setattr(generations.Generations, "_take", take_late)
+    take = generations.Generations.take
+    monkeypatch.setattr(generations.Generations, "take", take_late)
     monkeypatch.setenv("FAKE_WORKER_DOES_NOT_FIT", "1")
     async with worker_group(model_dir) as group:
         with pytest.raises(StartError, match=r"worker 0 on .* failed: the mesh needs 8 devices"):

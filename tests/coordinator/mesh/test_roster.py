@@ -2,9 +2,11 @@ import asyncio
 
 import pytest
 
+from spmd_tx.coordinator.mesh.device_shares import DeviceShares
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.protocol.agents import (
     AgentHello,
+    AgentLeaves,
     AgentRefuses,
     CountDevices,
     DevicesFound,
@@ -69,6 +71,18 @@ def start(roster, generation=1):
 
     roster.start(generation, order)
     return devices
+
+
+async def test_groups_on_one_host_are_dealt_its_devices_beside_each_other(network):
+    shares = DeviceShares()
+    dealt = []
+    for group in ("main", "teacher"):
+        shares.expect("node-a", group)
+    for group, count in (("main", 4), ("teacher", 2)):
+        roster = AgentRoster(network.send, 1, count, print, group=group, shares=shares)
+        join(roster, 0, instance=group)
+        dealt.append(start(roster)[0])
+    assert dealt == [[0, 1, 2, 3], [4, 5]]
 
 
 async def test_it_is_known_who_is_absent(roster):
@@ -202,3 +216,20 @@ async def test_all_agents_are_told_to_quit(roster, network):
     identities = [join(roster, process) for process in range(3)]
     roster.quit()
     assert [network.told[identity][-1] for identity in identities] == [Quit()] * 3
+
+
+async def test_an_agent_that_has_to_leave_is_told_to_end_when_it_is_let_go(roster, network):
+    agents = [join(roster, process) for process in range(3)]
+    start(roster)
+    roster.take(b"a stranger", AgentLeaves(process=1, seconds=20.0))
+    roster.take(agents[1], AgentLeaves(process=1, seconds=20.0))
+    leaving = await roster.leaving()
+    assert (leaving.process, leaving.seconds) == (1, 20.0)
+    assert roster.signs == []
+    roster.let_go(1)
+    roster.let_go(1)
+    assert [each for each in network.told[agents[1]] if isinstance(each, Quit)] == [Quit()]
+    (sign,) = roster.signs
+    assert "worker 1 on node-a has left, as it had announced" in sign.text
+    assert not sign.by_command
+    assert roster.absent() == [1]

@@ -5,7 +5,7 @@ from spmd_tx.protocol.programs import CompileCount, CompileReport
 
 
 def compiles(source, unit=""):
-    labels = {"program": "decode", "source": source}
+    labels = {"program": "decode", "source": source, "group": "main"}
     return REGISTRY.get_sample_value(f"spmd_tx_compile{unit}_total", labels) or 0
 
 
@@ -41,7 +41,7 @@ def test_health_says_what_is_compiled_ahead_and_how_much_is_ready():
 
 def test_what_commands_had_to_wait_for_is_counted():
     def unforeseen():
-        return REGISTRY.get_sample_value("spmd_tx_unforeseen_compiles_total")
+        return REGISTRY.get_sample_value("spmd_tx_unforeseen_compiles_total", {"group": "main"})
 
     progress, before = CompileProgress(), unforeseen()
     for count in (1, 1, 3):

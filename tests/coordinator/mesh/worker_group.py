@@ -13,6 +13,7 @@ from spmd_tx.coordinator.mesh.generations import GenerationPlan, Generations
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
 from spmd_tx.coordinator.mesh.port import WorkerPort
+from spmd_tx.coordinator.mesh.reception import Reception
 from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.protocol.secret import Keys
 from tests.support import moves
@@ -55,12 +56,13 @@ class WorkerGroup:
             next_number=self.count,
             revision=revision,
         )
-        self.generations = Generations(self.port, self.hub, self.roster, signs, plan)
+        self.generations = Generations(self.hub, self.roster, signs, plan)
+        reception = Reception(self.port, {"main": self.generations})
         self.ready = asyncio.Queue()  # what was said when a generation was ready
         self.tasks = [
             asyncio.create_task(work)
             for work in (
-                self.generations.receive(),
+                reception.receive(),
                 self.generations.watch(),
                 self.generations.run(self.work),
             )

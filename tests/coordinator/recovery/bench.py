@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from functools import partial
 from pathlib import Path
 
+import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.config import ServerConfig
@@ -18,12 +19,16 @@ from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import LocalStore
+from spmd_tx.coordinator.groups.of_base import GroupsOfBase
+from spmd_tx.coordinator.groups.same_numbers import SameNumbers
 from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import SampleProgress
+from spmd_tx.coordinator.sampling.version_store import VersionStore
+from spmd_tx.coordinator.scheduler.group import ScheduledGroup
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.server.generation_builder import GenerationBuilder
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
@@ -48,6 +53,7 @@ PAGES = 64
 PLAN = MemoryPlan(pages=PAGES, train_tokens=128, decode_rows=4)
 DELAYS = itertools.cycle([0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.002])  # seconds
 CONTEXT = 64  # tokens
+TRAINER = "trainer"
 
 
 class SimulatedWorkers:
@@ -60,7 +66,7 @@ class SimulatedWorkers:
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""
         self.avoided: set[ProgramShape] = set()
         self.device = ReplayDevice(PAGES, page_size=16)
-        self._pending: deque[tuple[AnyCommand, asyncio.Future[Reply]]] = deque()
+        self.pending: deque[tuple[AnyCommand, asyncio.Future[Reply], frozenset[str]]] = deque()
         self._sent = 0
         self._lost: MeshError | None = None
 
@@ -69,7 +75,7 @@ class SimulatedWorkers:
         if self._lost is not None:
             _fail(answer, self._lost)
         else:
-            self._pending.append((command, answer))
+            self.pending.append((command, answer, frozenset(requests)))
         return answer
 
     def compile(
@@ -85,9 +91,9 @@ class SimulatedWorkers:
 
     def finish(self, count: int) -> int:
         """Execute so many commands, and reply; returns how many there were."""
-        done = min(count, len(self._pending))
+        done = min(count, len(self.pending))
         for _ in range(done):
-            command, answer = self._pending.popleft()
+            command, answer, _ = self.pending.popleft()
             arrays, metrics = self.device.execute(command)
             reply = Reply(generation=1, process=0, sequence=self._sent, arrays=arrays, metrics=metrics)
             self._sent += 1
@@ -105,15 +111,15 @@ class SimulatedWorkers:
 
     def lose(self, error: MeshError, executed: int) -> None:
         """End; some commands may have been executed, and snapshots begun, of which nobody hears any more."""
-        for command, _ in list(self._pending)[:executed]:
+        for command, *_ in list(self.pending)[:executed]:
             self.device.execute(command)
         for path, write in self.device.unwritten:
             if write.func is write_state:  # other folders get their names when they are complete
                 Path(path).mkdir(parents=True, exist_ok=True)
         self._lost = error
-        for _, answer in self._pending:
+        for _, answer, _ in self.pending:
             _fail(answer, error)
-        self._pending.clear()
+        self.pending.clear()
 
 
 class UnhurriedThreads(ThreadPoolExecutor):
@@ -166,10 +172,48 @@ class Life:
             await asyncio.Event().wait()
 
 
+class SimulatedGroup:
+    """Runs generations of workers of one group, one after the other, unless it has left."""
+
+    def __init__(self, name: str, beside: GroupsOfBase, scheduler: Scheduler, snapshots: Snapshots) -> None:
+        self.name, self.trains = name, name == TRAINER
+        self.is_ready = False
+        self.generations = 0
+        self.scheduler = scheduler
+        self.workers = SimulatedWorkers(snapshots.writes.take)
+        self._beside, self._snapshots = beside, snapshots
+        self._is_there = asyncio.Event()
+        self._is_there.set()
+
+    def leave(self) -> None:
+        """Have no more workers once the present ones are lost."""
+        self._is_there.clear()
+
+    def join(self) -> None:
+        self._is_there.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._is_there.wait()
+            self.workers = SimulatedWorkers(self._snapshots.writes.take)
+            self.generations += 1
+            self.is_ready = True
+            self._beside.ready(self)
+            try:
+                await self.scheduler.run(self.workers, PLAN)  # pyright: ignore[reportArgumentType]
+            except MeshError:
+                continue
+            finally:
+                self.is_ready = False
+                self._beside.lost(self)
+
+
 class Coordinator:
     """One life of the coordinator's process, on a folder that outlives it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, samplers: int = 0) -> None:
+        """``samplers`` is the number of groups that only sample beside the one that trains."""
+        self.names = [TRAINER, *(f"sampler-{number}" for number in range(samplers))]
         self.config = ServerConfig(
             base_model="tiny",
             fully_sharded_data_parallel_size=1,
@@ -183,7 +227,7 @@ class Coordinator:
             sampler_slots=2,
             snapshot_seconds=0,
         )
-        self.generations = 0
+        self.groups: list[SimulatedGroup] = []
         self._is_holding = False
         self._held: list[tuple[str, Outcome]] = []
         self._threads = UnhurriedThreads(4)
@@ -202,28 +246,52 @@ class Coordinator:
             LocalStore(config.checkpoints_dir),
             DiskGuard(config.checkpoints_dir),
         )
-        self._snapshots = Snapshots(
-            self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock
-        )
         words = ModelText(Words(), None)  # pyright: ignore[reportArgumentType]
         model = ServedModel(config.data_dir, MODEL, CONTEXT, LazyModelText(lambda: words))
         await model.text.get()
         quarantine = Quarantine()
-        builder = GenerationBuilder(
-            mesh=MeshChoice(config, config.data_dir),
-            base=open_base(config, model, AsyncExitStack()),
-            catalog=self.catalog,
-            checkpoints=checkpoints,
-            snapshots=self._snapshots,
-            custom_losses=CustomLossCatalog(self.database, self.queue),
-            loss_runs=LossRuns(loss_limits(config.bounds)),
-            progress=SampleProgress(),
-            at_work=quarantine.at_work,
-            uses=ProgramUses(),
-        )
-        self.scheduler = Scheduler(self.queue, self.catalog, self._snapshots, builder.make, clock, quarantine)
-        writing = self.queue.run(self.scheduler.arrive)
-        self._tasks = [asyncio.create_task(writing), asyncio.create_task(self._generations())]
+        store = VersionStore(config.data_dir / "versions", is_shared=len(self.names) > 1)
+        roles = [(name, name == TRAINER) for name in self.names]
+        self.beside = beside = GroupsOfBase(self.queue, roles, store, SameNumbers(TRAINER, all_bits=False))
+        for name in self.names:
+            snapshots = Snapshots(
+                self.database, config.data_dir / "snapshots", config.snapshot_seconds, clock
+            )
+            role = "train" if name == TRAINER else "sample"
+            of_group = msgspec.structs.replace(config, group="main" if name == TRAINER else name, role=role)
+            builder = GenerationBuilder(
+                mesh=MeshChoice(of_group, config.data_dir),
+                base=open_base(of_group, model, AsyncExitStack()),
+                catalog=self.catalog,
+                checkpoints=checkpoints,
+                store=store,
+                snapshots=snapshots,
+                custom_losses=CustomLossCatalog(self.database, self.queue),
+                loss_runs=LossRuns(loss_limits(config.bounds)),
+                progress=SampleProgress(),
+                at_work=quarantine.at_work,
+                uses=ProgramUses(),
+            )
+            scheduled = ScheduledGroup(
+                takes=lambda request, name=name: beside.home(request) == name, siblings=beside.siblings
+            )
+            scheduler = Scheduler(
+                self.queue, self.catalog, snapshots, builder.make, clock, quarantine, scheduled
+            )
+            self.groups.append(SimulatedGroup(name, beside, scheduler, snapshots))
+            beside.add(self.groups[-1])
+        works = [self.queue.run(beside.arrive), *(group.run() for group in self.groups)]
+        self._tasks = [asyncio.create_task(work) for work in works]
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """That of the group that trains."""
+        return self.groups[0].scheduler
+
+    @property
+    def workers(self) -> SimulatedWorkers:
+        """Those of the group that trains."""
+        return self.groups[0].workers
 
     def hold_outcomes(self) -> None:
         """From now on outcomes of gradients take longer than all others; a kill may lose them."""
@@ -241,15 +309,6 @@ class Coordinator:
             self._held.append((request_id, outcome))
         else:
             resolve(request_id, outcome)
-
-    async def _generations(self) -> None:
-        while True:
-            self.workers = SimulatedWorkers(self._snapshots.writes.take)
-            self.generations += 1
-            try:
-                await self.scheduler.run(self.workers, PLAN)
-            except MeshError:
-                continue
 
     def check(self) -> None:
         """The service has made no mistake that ended it."""

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, RequestKind
-from spmd_tx.coordinator.sampling.job import draw_seeds
+from spmd_tx.coordinator.sampling.new_job import draw_seeds
 from spmd_tx.coordinator.wire import sampling, tinker_pb2, training
 from tests.coordinator.recovery import replay_device
 from tests.coordinator.recovery.replay_device import SlotState

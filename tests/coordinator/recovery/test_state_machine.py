@@ -50,13 +50,14 @@ class Crashes(RuleBasedStateMachine):
     """Clients of a coordinator whose workers, and which itself, are killed again and again."""
 
     template: Path
+    samplers = 0  # groups that only sample
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="spmd-tx-machine-"))
         shutil.copytree(self.template, self.folder, dirs_exist_ok=True)
         self.loop = asyncio.new_event_loop()
-        self.coordinator = Coordinator(self.folder)
+        self.coordinator = Coordinator(self.folder, self.samplers)
         self.clients: list[Client] = []
         self.blames = 0
         self.losses = 0
@@ -149,7 +150,8 @@ class Crashes(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def finish_commands(self, count):
         self.wait_for(self.settle())
-        self.coordinator.workers.finish(count)
+        for group in self.coordinator.groups:
+            group.workers.finish(count)
         self.wait_for(self.settle())
 
     @rule()
@@ -163,7 +165,8 @@ class Crashes(RuleBasedStateMachine):
 
     @rule()
     def complete_folders(self):
-        self.coordinator.workers.write()
+        for group in self.coordinator.groups:
+            group.workers.write()
         self.wait_for(self.settle())
 
     @precondition(lambda self: self.losses < MOST_GENERATIONS)
@@ -180,7 +183,8 @@ class Crashes(RuleBasedStateMachine):
     @rule(executed=st.integers(0, 3))
     def kill_the_coordinator(self, executed):
         self.losses += 1
-        self.coordinator.workers.lose(lost(), executed)  # they do not outlive it
+        for group in self.coordinator.groups:
+            group.workers.lose(lost(), executed)  # they do not outlive it
         self.wait_for(self.restart())
 
     @precondition(lambda self: self.losses < MOST_GENERATIONS)
@@ -195,7 +199,8 @@ class Crashes(RuleBasedStateMachine):
     @invariant()
     def answers_are_right(self):
         self.coordinator.check()
-        self.coordinator.scheduler._table.check_integrity()
+        for group in self.coordinator.groups:
+            group.scheduler._table.check_integrity()
         self.wait_for(self.look_for_answers(again=False))
         for client in self.clients:
             client.check()
@@ -259,12 +264,14 @@ class Crashes(RuleBasedStateMachine):
     async def work_off(self, rounds: int) -> None:
         for _ in range(rounds):
             await self.settle()
-            self.coordinator.workers.finish(100)
-            self.coordinator.workers.write()
+            for group in self.coordinator.groups:
+                group.workers.finish(100)
+                group.workers.write()
 
     async def finish_session(self, session_id: str) -> None:
         await self.coordinator.catalog.end_session(session_id, "its client finished")
-        self.coordinator.scheduler.session_ended(session_id)
+        for group in self.coordinator.groups:
+            group.scheduler.session_ended(session_id)
 
     async def submit(self, asked: Asked) -> None:
         also = [_row(asked)] if asked.kind == "create_model" else []
@@ -274,7 +281,7 @@ class Crashes(RuleBasedStateMachine):
 
     async def restart(self) -> None:
         await self.coordinator.kill()
-        self.coordinator = Coordinator(self.folder)
+        self.coordinator = Coordinator(self.folder, self.samplers)
         await self.coordinator.open()
         await self.settle()
         await self.look_for_answers(again=True)

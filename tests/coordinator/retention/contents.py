@@ -21,7 +21,12 @@ MODEL = "s:train:0"
 
 DAY = 24 * HOUR
 LIMITS = RetentionLimits(
-    results=2 * HOUR, versions=HOUR, audit=30 * DAY, metrics=90 * DAY, compilation_cache=1000
+    results=2 * HOUR,
+    versions=HOUR,
+    audit=30 * DAY,
+    metrics=90 * DAY,
+    compilation_cache=1000,
+    trajectories=7 * DAY,
 )
 
 

@@ -119,3 +119,14 @@ def test_only_a_data_directory_is_copied_and_only_to_an_empty_folder(tmp_path):
     (tmp_path / "full" / "file").write_text(json.dumps({}))
     with pytest.raises(StartError, match="full is not empty"):
         back_up(tmp_path / "data", tmp_path / "full")
+
+
+async def test_a_copy_knows_the_base_models_and_their_meshes(data_dir, tmp_path):
+    files = ("bases.json", "expert_lora", "base_model.json", "mesh.json", "groups/teacher/mesh.json")
+    (data_dir / "groups" / "teacher" / "idle_adapters").mkdir(parents=True)
+    (data_dir / "groups" / "teacher" / "idle_adapters" / "vector").write_bytes(b"of one generation")
+    for name in files:
+        (data_dir / name).write_text(name)
+    await asyncio.to_thread(back_up, data_dir, tmp_path / "copy")
+    assert [(tmp_path / "copy" / name).read_text() for name in files] == list(files)
+    assert not (tmp_path / "copy" / "groups" / "teacher" / "idle_adapters").exists()

@@ -123,6 +123,14 @@ async def test_what_stability_needs_goes_a_day_after_its_last_use_unless_a_repla
     assert {name for name, path in notes.items() if path.exists()} == {"young"}
 
 
+async def test_an_unnamed_version_stays_with_the_sampler_of_its_save(database, tmp_path, reaper, now):
+    await add_session(database, "s")
+    sampler = await add_sampler(database, 0, now, model_id="s:train:0", version="the save's request")
+    folder = version_folder(tmp_path, sampler)
+    await reaper.reap(at_rest=True)
+    assert folder.exists()
+
+
 async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_path, reaper, now):
     await add_session(database)
     retired = []

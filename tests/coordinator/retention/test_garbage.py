@@ -8,7 +8,9 @@ from spmd_tx.coordinator.retention.reaper import Reaped, RetentionLimits
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 
-LIMITS = RetentionLimits(results=0.0, versions=0.0, audit=0.0, metrics=0.0, compilation_cache=0)
+LIMITS = RetentionLimits(
+    results=0.0, versions=0.0, audit=0.0, metrics=0.0, compilation_cache=0, trajectories=0.0
+)
 
 
 @pytest.fixture

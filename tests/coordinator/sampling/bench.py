@@ -9,7 +9,7 @@ from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, VersionBank
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
+from spmd_tx.coordinator.sampling.new_job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
@@ -105,8 +105,8 @@ class Bench:
         self.bank.register(version, AdapterSpec(rank=4), version)
 
     def admit(self, name, prompt, version=BASE_MODEL, **options):
+        grammar, sampler = options.pop("grammar", None), options.pop("sampler", None)
         fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
-        sampler = options.pop("sampler", None)
         self.batch.admit(
             name,
             SampleRequest(
@@ -116,6 +116,7 @@ class Bench:
                 **fields,
             ),
             version,
+            grammar,
         )
 
     def send(self):

@@ -25,6 +25,14 @@ def draw(version, content, seeds):
     return int.from_bytes(digest[:4], "little") % VOCABULARY, -float(digest[4]) / 64
 
 
+def redraw_within(mask, token, version, content, seeds):
+    """Return the token if the mask allows it, else another one that it does."""
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCABULARY])
+    if token in allowed:
+        return token
+    return int(allowed[draw(version, content, [*seeds, 1])[0] % len(allowed)])
+
+
 def score(version, content, target):
     """Return the log-probability of a prompt token after these."""
     digest = blake2b(repr((version, list(content), int(target))).encode(), digest_size=1).digest()
@@ -276,13 +284,17 @@ class FakeDevice:
         forced = -1 if command.forced is None else command.forced[index, step]
         place = shard, page, row.position % self.page_size
         self.tokens[place], self.versions[place] = row.token, version
-        self.origins[place] = rows, command.active, command.top
+        self.origins[place] = rows, command.active, command.top, command.masks is not None
         pages = table[np.arange(row.position + 1) // self.page_size]
         cells = shard, pages, np.arange(row.position + 1) % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"
         if command.states is not None:
             self._read_token(command.states[index], version, shard, row, self.tokens[cells].tolist())
-        row.token, row.logprob = draw(version, self._content(cells), command.seeds[index])
+        content = self._content(cells)
+        row.token, row.logprob = draw(version, content, command.seeds[index])
+        if command.masks is not None and command.mask_steps[index] == step:
+            mask = command.masks[command.mask_places[index]]
+            row.token = redraw_within(mask, row.token, version, content, command.seeds[index])
         if forced >= 0:
             row.token, row.logprob = int(forced), 0.0
         row.position += 1

@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tinker.proto.response_conv import deserialize_sample_response
 
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
-from spmd_tx.coordinator.sampling.job import OF_THE_PROMPT, draw_seeds
+from spmd_tx.coordinator.sampling.new_job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.errors import InvalidRequest, MeshError

@@ -7,7 +7,8 @@ import pytest
 from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import VersionBank
-from spmd_tx.coordinator.sampling.versions import FROM_DISK, InflightVersions
+from spmd_tx.coordinator.sampling.inflight_versions import InflightVersions
+from spmd_tx.coordinator.sampling.version_store import FROM_DISK
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import InvalidRequest, WorkerLost
 from spmd_tx.protocol.commands import AdapterSpec
@@ -150,7 +151,7 @@ class Samples(NoSampling):
     def __init__(self):
         self.versions = {}  # by request
 
-    def admit(self, request_id, body, version):
+    def admit(self, request_id, body, version, grammar=None):
         self.versions[request_id] = version
 
     def resume(self, job):

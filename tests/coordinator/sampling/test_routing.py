@@ -36,7 +36,7 @@ def sampled(place: int, offset: int, length: int) -> TokenSpan:
 @pytest.mark.parametrize("place", [0, 1])
 def test_all_tokens_of_a_sample_but_the_last_have_experts(files, place):
     count = SAMPLED[place]
-    replayed = files.replayed(SESSION, [prompt(place, 0, PROMPT), sampled(place, 0, count)], PROMPT + count)
+    replayed = files.replayed([SESSION], [prompt(place, 0, PROMPT), sampled(place, 0, count)], PROMPT + count)
     assert replayed.dtype == np.int16
     np.testing.assert_array_equal(replayed[:-1], np.concatenate([OF_PROMPT, OF_SAMPLES[place]]))
     assert np.all(replayed[-1] == -1)
@@ -44,7 +44,7 @@ def test_all_tokens_of_a_sample_but_the_last_have_experts(files, place):
 
 def test_spans_are_laid_end_to_end(files):
     spans = [sampled(1, 1, 2), prompt(0, 1, 3), TokenSpan("unknown:0", False, 0, 2), sampled(0, 2, 1)]
-    replayed = files.replayed(SESSION, spans, 8)
+    replayed = files.replayed([SESSION], spans, 8)
     np.testing.assert_array_equal(replayed[:2], OF_SAMPLES[1][2:4])
     np.testing.assert_array_equal(replayed[2:5], OF_PROMPT[1:4])
     assert np.all(replayed[5:7] == -1)
@@ -54,13 +54,13 @@ def test_spans_are_laid_end_to_end(files):
 def test_a_prompt_of_one_token_has_the_experts_of_the_first_step(tmp_path):
     NoteWriter(tmp_path).write(SESSION, REQUEST, {"routing": encode(None, OF_SAMPLES)})
     files = RoutingFiles(tmp_path)
-    replayed = files.replayed(SESSION, [prompt(0, 0, 1), sampled(0, 0, 3)], 4)
+    replayed = files.replayed([SESSION], [prompt(0, 0, 1), sampled(0, 0, 3)], 4)
     np.testing.assert_array_equal(replayed, OF_SAMPLES[0])
 
 
 def test_they_are_there_after_a_restart(files, tmp_path):
     again = RoutingFiles(tmp_path)
-    replayed = again.replayed(SESSION, [prompt(0, 0, PROMPT - 1)], PROMPT - 1)
+    replayed = again.replayed([SESSION], [prompt(0, 0, PROMPT - 1)], PROMPT - 1)
     np.testing.assert_array_equal(replayed, OF_PROMPT)
 
 
@@ -77,7 +77,7 @@ def test_they_are_there_after_a_restart(files, tmp_path):
     ],
 )
 def test_of_what_the_session_has_not_sampled_nothing_is_known(files, session, sequence_id):
-    assert files.replayed(session, [TokenSpan(sequence_id, False, 0, 4)], 4) is None
+    assert files.replayed([session], [TokenSpan(sequence_id, False, 0, 4)], 4) is None
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
@@ -85,11 +85,11 @@ def test_a_damaged_file_is_named(files, tmp_path, kept):
     (file,) = (tmp_path / "routing").rglob("*.zst")
     file.write_bytes(file.read_bytes()[: int(kept * file.stat().st_size)])
     with pytest.raises(DamagedBody, match=f"{file}, which holds the experts of a sample, is damaged"):
-        files.replayed(SESSION, [prompt(0, 0, PROMPT)], PROMPT)
+        files.replayed([SESSION], [prompt(0, 0, PROMPT)], PROMPT)
 
 
 def test_without_spans_nothing_is_replayed(files):
-    assert files.replayed(SESSION, [], 4) is None
+    assert files.replayed([SESSION], [], 4) is None
 
 
 def test_notes_are_durable_with_their_names_once_the_writer_is_finished(tmp_path, synced):

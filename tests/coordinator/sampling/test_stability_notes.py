@@ -50,7 +50,7 @@ def datum(
 
 
 def recorded(files, each: Datum, session: str = SESSION, is_again: bool = False) -> list[float]:
-    (resolved,) = files.resolved(session, [each], is_again=is_again)
+    (resolved,) = files.resolved([session], [each], is_again=is_again)
     return resolved.loss_inputs["logprobs"].tolist()
 
 
@@ -101,7 +101,7 @@ def test_what_has_no_advantage_needs_no_record(files):
 )  # fmt: skip
 def test_targets_without_a_record_are_refused_with_a_remedy(files, wrong, message):
     with pytest.raises(InvalidRequest, match=f"^datum 1: .*{re.escape(message)}"):
-        files.resolved(SESSION, [GOOD, wrong], is_again=False)
+        files.resolved([SESSION], [GOOD, wrong], is_again=False)
 
 
 def test_another_session_finds_nothing(files):

@@ -6,7 +6,7 @@ import pytest
 from spmd_tx.coordinator.sampling import batch as batch_module
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.batch import SampleBatch
-from spmd_tx.coordinator.sampling.job import SamplingModel, draw_seeds
+from spmd_tx.coordinator.sampling.new_job import SamplingModel, draw_seeds
 from spmd_tx.coordinator.sampling.prefill import PrefillPlan
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.sampling.shard import Shard

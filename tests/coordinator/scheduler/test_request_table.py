@@ -54,11 +54,13 @@ def test_references_to_a_request_tell_that_it_has_ended(table):
 
 def test_a_session_is_over_when_it_has_ended_and_its_work_is_done(table):
     table.end_session("alice")
-    assert not table.is_over("alice")
+    assert table.has_ended("alice")
+    assert table.works_for("alice")
     table.remove("request-0")
     table.give_up(table.get("request-1"), "it hangs")
-    assert table.is_over("alice")
-    assert not table.is_over("bob")
+    assert table.has_ended("alice")
+    assert not table.works_for("alice")
+    assert not table.has_ended("bob")
     table.forget_session("alice")
     assert [status_of(table, number) for number in range(3)] == [None, None, RequestStatus.WAITING]
 

@@ -6,6 +6,7 @@ from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL
+from spmd_tx.coordinator.scheduler.generation import GenerationEnd
 from spmd_tx.coordinator.training import line
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.errors import DamagedBody, ServerFault
@@ -98,7 +99,10 @@ async def test_metrics_tell_how_full_micro_batches_are(tmp_path):
     ]
 
     def counts():
-        return [REGISTRY.get_sample_value(f"spmd_tx_{name}_total", labels) or 0 for name, labels in kinds]
+        return [
+            REGISTRY.get_sample_value(f"spmd_tx_{name}_total", labels | {"group": "main"}) or 0
+            for name, labels in kinds
+        ]
 
     async with running(tmp_path, shapes=SHORT_ROWS) as bench:
         bench.create(A)
@@ -270,3 +274,18 @@ async def test_work_that_came_before_the_workers_were_ready_is_done(tmp_path, sa
         bench.create(A)
         await bench.start()
         await bench.result(bench.train(A, 1, 10))
+
+
+async def test_a_loss_is_counted_once_though_the_database_is_away_when_it_is_judged(bench, monkeypatch):
+    monkeypatch.setattr("spmd_tx.coordinator.storage.outages.RETRY_SECONDS", 0.0)
+    outages, count_losses = [ConnectionError("the database does not answer")] * 2, bench.log.count_losses
+
+    async def interrupted(in_flight, blamed):
+        if outages:
+            raise outages.pop()
+        return await count_losses(in_flight, blamed)
+
+    monkeypatch.setattr(bench.log, "count_losses", interrupted)
+    bench.scheduler._remains = GenerationEnd({"request"}, {"request"})
+    await asyncio.gather(bench.scheduler.judge(), bench.scheduler.judge())
+    assert (outages, bench.log.losses) == ([], {"request": 1})

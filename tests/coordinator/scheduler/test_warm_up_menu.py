@@ -60,3 +60,14 @@ def test_a_first_answer_and_a_first_step_need_the_beginning_of_the_menu_only(on_
     assert beginning == {"create_adapter", "save_sampler", "optim_step"} | {
         *("forward_backward", "forward", "prefill", "decode")
     }
+
+
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_where_nothing_is_trained_only_programs_of_sampling_are_compiled(on_cpu):
+    sampling = SamplingShapes(1, 4096, page_size=16, decode_rows=128, on_cpu=on_cpu)
+    menu = program_menu(None, sampling, BANK_SLOTS)
+    assert {shape.step for shape in menu} == {"prefill", "decode", "load_sampler", "page_out", "page_in"}
+    assert len(set(menu)) == len(menu)
+    both = [shape for shape in menu_of(4096, on_cpu=on_cpu) if shape.step in ("prefill", "decode")]
+    assert [shape for shape in menu if shape.step in ("prefill", "decode")] == both
+    assert "load_sampler" in [shape.step for shape in menu[:4]]

@@ -36,6 +36,8 @@ CPUS = devices(kind="cpu", count=1, size=None)
         ({"num_processes": 2}, [devices(), devices()], 4),
         ({"num_processes": 2}, [devices(count=1, visible="0"), devices(count=1, visible="1")], 1),
         ({"num_processes": 2}, [devices(wanted=2), devices("node-b", wanted=2)], 2),
+        ({"num_processes": 2, "worker_devices": 3}, [devices(), devices("node-b", wanted=3)], 3),
+        ({"worker_devices": 3}, [CPUS], 3),
         ({}, [CPUS], 1),
         ({"num_processes": 2}, [CPUS, CPUS], 1),
         ({"num_processes": 2, "tensor_parallel_size": 4}, [CPUS, CPUS], 2),
@@ -91,6 +93,16 @@ async def test_the_mesh_of_a_data_directory_stays_until_devices_or_sizes_change(
     assert await settled(model_dir, tmp_path, [devices(count=4)]) == (1, 4, 1)
     assert "fsdp 2 x ep 2 x tp 2 at the last start and is fsdp 1 x ep 4 x tp 1 now" in caplog.text
     assert await settled(model_dir, tmp_path, [devices(count=4)], expert_parallel_size=2) == (2, 2, 1)
+
+
+async def test_a_mesh_that_was_chosen_to_sample_is_not_that_of_training(model_dir, tmp_path, caplog):
+    given = dict.fromkeys(("fully_sharded_data_parallel_size", "tensor_parallel_size"), 2)
+    assert await settled(model_dir, tmp_path, [devices()], **given) == (2, 2, 2)
+    chosen = await settled(model_dir, tmp_path, [devices()], role="sample")
+    assert chosen != (2, 2, 2)
+    assert await settled(model_dir, tmp_path, [devices()], role="sample") == chosen
+    assert await settled(model_dir, tmp_path, [devices()]) == (2, 2, 2)
+    assert "last start" not in caplog.text
 
 
 def test_a_mesh_that_is_given_is_remembered_too(model_dir, tmp_path, caplog):

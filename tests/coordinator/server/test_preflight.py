@@ -44,6 +44,15 @@ def test_a_mesh_over_which_the_experts_split_is_taken(mixture, options):
             {"fully_sharded_data_parallel_size": 3, "full_parameters": True},
             "--full-parameters is set .* width 64 cannot be split 3 ways",
         ),
+        (
+            {
+                "fully_sharded_data_parallel_size": 2,
+                "expert_parallel_size": 1,
+                "tensor_parallel_size": 1,
+                "worker_devices": 4,
+            },
+            "--worker-devices is 4, but the mesh of 2 devices",
+        ),
     ],
 )
 def test_one_over_which_they_do_not_is_refused(mixture, options, message):

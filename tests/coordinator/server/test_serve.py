@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from spmd_tx.coordinator.sampling.job import draw_seeds
+from spmd_tx.coordinator.sampling.new_job import draw_seeds
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model

@@ -127,4 +127,4 @@ def test_metrics_tell_of_disk_and_workers(model_dir, tmp_path):
         assert float(values['spmd_tx_disk_bytes{kind="database"}']) > 4096
         assert float(values["spmd_tx_disk_free_bytes"]) > 0
         assert float(values["spmd_tx_storage_paused"]) == 0
-        assert float(values["spmd_tx_generations_total"]) == 1
+        assert float(values['spmd_tx_generations_total{group="main"}']) == 1

@@ -10,10 +10,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
+from spmd_tx.config import MAIN
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.requests.records import Failed, Request, RequestTimes
 from spmd_tx.coordinator.requests.runs.recent import Timed
-from spmd_tx.coordinator.runtime.metrics import REGISTRY
+from spmd_tx.coordinator.runtime.metrics import REGISTRY, show_group
 from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.errors import StartError
 from tests.coordinator.conftest import BASE_MODEL, run_services
@@ -37,6 +38,7 @@ async def test_a_request_is_a_span_in_the_trace_of_its_client_and_metrics_are_se
         return REGISTRY.get_sample_value("spmd_tx_requests_total", {"kind": "sample", "error": ""}) or 0.0
 
     before = sampled()
+    show_group(MAIN)  # as a server does when it opens its groups
     async with run_services(tmp_path) as services:
         transport = httpx.ASGITransport(make_app(services))
         headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}

@@ -145,6 +145,7 @@ def test_the_processor_may_have_several_templates_or_none(directory):
 
 
 def test_the_format_of_answers_is_that_of_the_template(directory):
+    (directory / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     assert load_model_text(directory).reply_format is None
     change(directory, "generation_config.json", eos_token_id=[0, 511])
     (directory / "chat_template.jinja").write_text(reply_templates.QWEN3)

@@ -21,8 +21,10 @@ from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.sampling.bank import VersionBank
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
+from spmd_tx.coordinator.sampling.version_store import VersionStore
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
+from spmd_tx.coordinator.scheduler.group import ScheduledGroup
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -98,12 +100,19 @@ class TrainingBench:
         self.slots, self.sampling, self.shapes = slots, sampling, shapes
         clock = asyncio.get_running_loop().time
         self.snapshots = Snapshots(database, directory / "snapshots", 3600.0, clock)
+        self.store = VersionStore(directory / "versions")
         self.models = BenchModels(self.log)
         self.custom_losses = FakeCustomLosses(self.log)
         self.loss_runs = LossRuns(loss_limits(Bounds()))
         self.phase = None  # of the server
+        self.trains = True  # the workers of the next generation
         self.scheduler = Scheduler(
-            self.log, self.models, self.snapshots, self.equip, clock, phase=lambda: self.phase
+            self.log,
+            self.models,
+            self.snapshots,
+            self.equip,
+            clock,
+            group=ScheduledGroup(phase=lambda: self.phase),
         )
 
     def equip(self, workers, plan):
@@ -113,7 +122,7 @@ class TrainingBench:
             self.catalog,
             self.checkpoints,
             self.bank,
-            self.directory / "versions",
+            self.store,
             LIMITS.max_rank,
             self.snapshots.writes,
         )
@@ -135,7 +144,8 @@ class TrainingBench:
             compilation, sampling = Compilation(workers, self.orders), self.sampling(self.bank, self.orders)
             return GenerationParts(workers, training, versions, sampling, compilation)
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
-        return GenerationParts(workers, training, versions, sampling or NoSampling())
+        sampling = sampling or NoSampling()
+        return GenerationParts(workers, training, versions, sampling, trains=self.trains)
 
     async def start(self):
         """Begin a generation with the present workers."""

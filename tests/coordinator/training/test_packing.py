@@ -22,7 +22,13 @@ ACCELERATOR = TrainingShapes(1, 8192, (256, 2048, 8192), 4096, USUAL)
 
 @pytest.mark.parametrize(
     "max_context, longer",
-    [(10, []), (65, [96]), (97, [96, 128]), (1000, [96, 128, 192, 256, 384, 512, 1024])],
+    [
+        (10, []),
+        (65, [96]),
+        (97, [96, 128]),
+        (1000, [96, 128, 192, 256, 384, 512, 1024]),
+        (4097, [96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 5120]),
+    ],
 )
 def test_row_lengths_double_in_two_steps_when_short_and_reach_the_context(max_context, longer):
     assert replace(SHAPES, max_context=max_context).row_lengths == (16, 64, *longer)
@@ -154,6 +160,18 @@ def test_a_request_of_an_earlier_version_is_cut_as_it_was(layout, row_length, ro
         assert again.layout.removesuffix(" with kernels ab12") == layout.removesuffix(" with kernels ab12")
         found = lay_out(LONG, again)
         assert (found.row_length, int(found.rows.max()) + 1) == (row_length, rows)
+
+
+def test_rows_that_just_hold_the_context_are_left_out_where_an_earlier_version_had_longer_ones():
+    """They would be chosen where that version chose two shorter rows, so that sums would differ."""
+    shapes = replace(ACCELERATOR, max_context=40_960, attention=NEARLY_FREE)
+    earlier = shapes.as_recorded(f"1x40960x{NEARLY_FREE} in blocks of 256+2048+8192")
+    two_of_them = np.array([18_000, 18_000])
+    assert lay_out(two_of_them, shapes).row_length == 40_960
+    assert lay_out(two_of_them, earlier).row_length == 32_768
+    assert lay_out(np.array([33_000]), earlier).row_length == 40_960
+    assert shapes.as_recorded(shapes.layout) == shapes
+    assert shapes.as_recorded(earlier.layout) == earlier
 
 
 def test_a_layout_with_a_window_is_read_back():

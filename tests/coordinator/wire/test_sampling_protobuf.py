@@ -69,7 +69,10 @@ def test_the_sdk_reads_targets_as_they_were_laid_out():
 
 
 def test_samples_are_read_back_as_they_were_written():
-    sequences = [SampledSequence([1, 2], [-0.5, -1.0], "stop", TOP), SampledSequence([3], [-2.0], "length")]
+    sequences = [
+        SampledSequence([1, 2], [-0.5, -1.0], "stop", TOP),
+        SampledSequence([3, 4], [-2.0, 0.0], "length", forced=(False, True)),
+    ]
     first, second = decode_sample_response(encode_sample_response(sequences))
     assert (first.tokens, first.logprobs, first.stop_reason) == ([1, 2], [-0.5, -1.0], "stop")
     np.testing.assert_array_equal(first.top.tokens, TOP.tokens)

@@ -191,6 +191,7 @@ def of_rank(rank: int):
     }
 
 
+@pytest.mark.slow
 def test_blocks_that_fill_tensor_cores_read_the_factors_of_their_groups_in_place(monkeypatch):
     rows, slots, lora = random_rows(61, 2, length=256), [2, 0], of_rank(16)
     told: list[bool] = []

@@ -28,7 +28,7 @@ def frames(*stack: tuple[str, str]) -> Frames:
         (
             [
                 ("models/adapters/row_lora.py", "row_lora.<locals>.apply"),
-                ("models/backbone.py", "feed_forward"),
+                ("models/feed_forward.py", "feed_forward"),
             ],
             "adapters",
         ),
@@ -39,7 +39,7 @@ def frames(*stack: tuple[str, str]) -> Frames:
             "attention",
         ),
         (
-            [("models/backbone.py", "LayerPass.linear"), ("models/backbone.py", "feed_forward")],
+            [("models/layer_pass.py", "LayerPass.linear"), ("models/feed_forward.py", "feed_forward")],
             "feed-forward",
         ),
         ([("models/experts/grouped.py", "_run"), ("models/experts/moe.py", "mixture")], "experts"),

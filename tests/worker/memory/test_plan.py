@@ -13,6 +13,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.protocol.memory_plan import choices, rows
 from spmd_tx.sharding.mesh import abstract_mesh
 from spmd_tx.worker.memory.plan import UsableMemory, report
 from spmd_tx.worker.memory.planner import best_plan
@@ -140,7 +141,7 @@ def test_more_memory_and_less_context_are_never_slower(model, mesh, attention, s
 
 def test_a_little_cache_is_given_away_for_computing_less_twice():
     server = sizes(mesh=(8, 1, 1), decode_rows=128, kernels=Kernels(rows="triton"))
-    plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 32768))
+    plan, longer = (best_plan(changed(server, max_context=each), gib(73)) for each in (8192, 65536))
     assert plan is not None
     assert longer is not None
     assert plan.levels[0] != "full"
@@ -328,6 +329,34 @@ GPT_OSS = {  # gpt-oss-20b
 def gpt_oss(**option) -> Sizes:
     model = replace(declare(encoded_models.MODELS["mxfp4"] | GPT_OSS), **option)
     return sizes(model, adapter_slots=1, bank_slots=2, max_rank=16)
+
+
+def test_without_training_its_memory_is_for_the_cache():
+    h100, with_kernels = replace(gib(0.92 * 0.96 * 79.1), platform="gpu"), Kernels("gpu", rows="triton")
+    both = sizes(max_context=40960, decode_rows=128, kernels=with_kernels)
+    assert report(make_plan(both, h100)).cache_tokens == 127_584
+    sampling = changed(both, role="sample", adapter_slots=0)
+    plan = report(make_plan(sampling, h100))
+    assert plan.cache_tokens == 352_000
+    assert (plan.train_tokens, plan.block_tokens, plan.adapter_bytes, plan.remat) == (0, (), 0, {})
+    assert {step.partition(" ")[0] for step in plan.step_needs} == {"prefill", "continued", "decode"}
+    assert not [what for what, _ in choices(plan) if "training" in what]
+    assert not [what for what, *_ in rows(plan) if "training" in what]
+
+
+def test_all_weights_that_are_only_sampled_take_no_room_for_training():
+    whole = sizes(full_copies=4, bank_slots=1, adapter_slots=1, max_rank=1)
+    sampling = changed(whole, role="sample", adapter_slots=0)
+    plan = report(make_plan(sampling, gib(75)))
+    assert (plan.adapter_bytes, plan.base_bytes) == (0, 4 * sizes().whole_base)
+    assert best_plan(whole, gib(75)) is None
+
+
+def test_what_does_not_fit_even_without_training_names_no_option_of_training():
+    with pytest.raises(StartError) as refused:
+        make_plan(sizes(role="sample", adapter_slots=0), gib(16))
+    assert "Each of these alone would make it fit: " in str(refused.value)
+    assert not any(word in str(refused.value) for word in ("training", "--max-lora-adapters", "--train"))
 
 
 def test_packed_experts_are_proposed_where_they_make_it_fit():

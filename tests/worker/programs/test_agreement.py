@@ -54,6 +54,7 @@ def run_both(folders):
     return [output.splitlines()[-1].split() for output, _ in ended]  # Gloo prints before it
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * SECONDS)
 def test_if_one_process_has_lost_a_program_all_compile_it_again(tmp_path):
     """They may have to meet while they compile."""

@@ -61,6 +61,7 @@ def test_a_way_that_is_not_faster_is_not_used(verdict):
     assert verdict("graphs", [SAME, SAME], seconds=1.99e-3) == "it takes 1.99 ms, and the plain way 2.00 ms"
 
 
+@pytest.mark.slow
 def test_a_decode_of_several_devices_gives_the_same_bits_twice(monkeypatch, quickly_compiled):
     monkeypatch.setattr(decode_self_test, "LAYERS", 1)
     run = decode_self_test.decode("graphs", SIZES)

@@ -55,6 +55,7 @@ def test_a_higher_level_keeps_less():
     assert needed["none"] > max(needed["light"], needed["mlp"]) > needed["full"]
 
 
+@pytest.mark.slow
 def test_experts_that_share_their_outer_factors_run_once_even_where_most_is_recomputed():
     """The backward pass reads nothing of their results but what the shared factor takes."""
     summed = {}

@@ -4,10 +4,12 @@ from pathlib import Path
 
 from litestar import Controller, Response, get
 from litestar.params import FromPath
+from litestar.response import Redirect
 
 from spmd_tx.coordinator.http.authentication import OPEN
 from spmd_tx.errors import NotFound
 
+CONSOLE = "/console"
 STATIC = Path(__file__).parent / "static"
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -20,8 +22,19 @@ INDEX = (STATIC / "index.html").read_bytes()
 ASSETS = {path.name: path.read_bytes() for path in sorted((STATIC / "assets").iterdir())}
 
 
+class RootController(Controller):
+    path = "/"
+    opt = OPEN
+    include_in_schema = False
+
+    @get("/")
+    async def root(self) -> Redirect:
+        """Lead people who have opened the server's address to the console."""
+        return Redirect(CONSOLE)
+
+
 class PagesController(Controller):
-    path = "/console"
+    path = CONSOLE
     opt = OPEN  # pages hold nothing; what they show needs a key
     include_in_schema = False
 

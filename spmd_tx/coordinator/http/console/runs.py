@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.console.run_states import RunStates
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
@@ -27,6 +28,7 @@ from spmd_tx.coordinator.wire.console.runs import (
     LogMetricsRequest,
     MetricsPoint,
     MetricsResponse,
+    OpenRunsResponse,
     Run,
     RunsResponse,
 )
@@ -36,6 +38,7 @@ from spmd_tx.errors import InvalidRequest
 
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
+MOST_OPEN = 200  # runs
 BEGINNING = re.compile(r"[0-9A-Za-z:-]{0,200}")  # of a run's ID
 ROW_BYTES = 100  # that a row takes beside its metrics
 POINTS = {HTTP_200_OK: ResponseSpec(MetricsResponse, generate_examples=False)}
@@ -72,11 +75,16 @@ class RunsController(Controller):
 
         async def answer() -> RunsResponse:
             room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
+            states = RunStates(services)
             async with services.database.reading() as db:
                 page_query = query.offset(page.offset).limit(page.limit + 1)
                 async with aclosing(in_pieces(db, page_query, ROWS_AT_ONCE)) as pieces:
                     async for model, session in (row async for piece in pieces for row in piece):
-                        run = await _run(services, db, model, session) if len(shown) < page.limit else None
+                        run = (
+                            await _run(services, states, db, model, session)
+                            if len(shown) < page.limit
+                            else None
+                        )
                         if run is None or not room.takes(run):
                             return RunsResponse(shown, page.offset + len(shown))
                         shown.append(run)
@@ -94,7 +102,7 @@ class RunsController(Controller):
         async def answer() -> Run:
             async with services.database.reading() as db:
                 session = await db.get_one(SessionRow, model.session_id)
-                return await _run(services, db, model, session)
+                return await _run(services, RunStates(services), db, model, session)
 
         key = "run", model.id, services.queue.news.told
         return await services.shared_answers.get(key, answer)
@@ -155,6 +163,31 @@ class RunMetricsController(Controller):
         return StatusResponse("success")
 
 
+class OpenRunsController(Controller):
+    path = "/console/api/open_runs"
+
+    @get("/", opt=UNMETERED, guards=[in_turn])
+    async def open_runs(self, services: Service, access: Accessible) -> OpenRunsResponse:
+        """Say how the newest runs are whose sessions are open: pages ask every few seconds."""
+        query = (
+            select(ModelRow, SessionRow)
+            .join(SessionRow, SessionRow.id == ModelRow.session_id)
+            .where(SessionFilter().of(access.caller), SessionRow.ended_at.is_(None))
+            .order_by(ModelRow.created_at.desc(), ModelRow.id)
+            .limit(MOST_OPEN + 1)
+        )
+
+        async def answer() -> OpenRunsResponse:
+            states = RunStates(services)
+            async with services.database.reading() as db:
+                found = (await db.execute(query)).all()
+            found_health = {model.id: states.health(model, session) for model, session in found[:MOST_OPEN]}
+            return OpenRunsResponse(found_health, len(found) > MOST_OPEN)
+
+        key = "open runs", access.caller.owner, access.caller.role
+        return await services.shared_answers.get_costly(key, answer)
+
+
 class StreamController(Controller):
     path = "/console/api/stream"
 
@@ -194,7 +227,9 @@ def _json(content: bytes) -> Response[bytes]:
     return Response(content, media_type=MediaType.JSON)
 
 
-async def _run(services: Services, db: AsyncSession, model: ModelRow, session: SessionRow) -> Run:
+async def _run(
+    services: Services, states: RunStates, db: AsyncSession, model: ModelRow, session: SessionRow
+) -> Run:
     summary = await run_metrics.summary(db, model.id)
     return Run(
         id=model.id,
@@ -205,6 +240,7 @@ async def _run(services: Services, db: AsyncSession, model: ModelRow, session: S
         created_at=model.created_at,
         is_open=session.ended_at is None,
         silent_seconds=services.catalog.silent_seconds(session.id),
+        health=states.health(model, session),
         metadata=model.user_metadata or session.user_metadata,
         display_name=session.display_name,
         steps=summary.steps,

@@ -86,7 +86,7 @@ class _Reader:
 
     def __init__(self, services: Services, access: Access, model: ModelRow) -> None:
         base = services.bases.of_row(model.base_model)
-        self._services, self._texts, self._samples = services, base.prompt_texts, services.samples[base.name]
+        self._services, self._texts, self._samples = services, base.prompt_texts, services.samples.of(base)
         self._caller = access.caller
         self._steps: dict[str, int | None] = {}  # by sampler
 

@@ -7,7 +7,7 @@ from litestar import Controller, get
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import tenants
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.console.server_page import (
@@ -17,6 +17,7 @@ from spmd_tx.coordinator.wire.console.server_page import (
     Generation,
     MemoryUse,
     ProgramProgress,
+    ServerGroup,
     ServerPage,
     Suspect,
 )
@@ -42,26 +43,17 @@ class ServerController(Controller):
 
 
 async def _page(services: Services) -> ServerPage:
-    health, record, now = services.health, services.health.record, clock.now()
+    health, now = services.health, clock.now()
     work = tenants.WorkInWindow(services, now - WINDOW_SECONDS, now)
     by_owner = await work.tenants()
     return ServerPage(
         version=version("spmd_tx"),
-        model=", ".join(base.name for base in services.bases.all),
-        started_at=record.started_at,
+        started_at=min(group.record.started_at for group in health.groups),
         now=now,
         phase=health.phase,
         is_ready=health.ready,
         refusal=health.refusal,
-        mesh=record.mesh,
-        device=record.device,
-        hosts=record.hosts,
-        generations=[
-            Generation(each.number, each.began_at, each.ready_at, each.ended_at, each.reason)
-            for each in reversed(record.generations)
-        ],
-        programs=_programs(services),
-        memory=None if record.plan is None else _memory(record.plan),
+        groups=[_group(group, work.of_group(group.name, group.base_key)) for group in health.groups],
         window_seconds=WINDOW_SECONDS,
         tenants=by_owner,
         queue=work.queue(),
@@ -72,9 +64,32 @@ async def _page(services: Services) -> ServerPage:
     )
 
 
-def _programs(services: Services) -> ProgramProgress:
-    now = services.health.programs
-    recent = [CompiledProgram(*each) for each in reversed(services.health.record.programs)]
+def _group(group: GroupStatus, work: tenants.WorkOfGroup) -> ServerGroup:
+    record = group.record
+    return ServerGroup(
+        name=group.name,
+        base_model=group.base,
+        role=group.role,
+        state=group.state,
+        phase=group.phase,
+        waiting=work.waiting,
+        running=work.running,
+        busy=work.busy,
+        mesh=record.mesh,
+        device=record.device,
+        hosts=record.hosts,
+        generations=[
+            Generation(each.number, each.began_at, each.ready_at, each.ended_at, each.reason)
+            for each in reversed(record.generations)
+        ],
+        programs=_programs(group),
+        memory=None if record.plan is None else _memory(record.plan),
+    )
+
+
+def _programs(group: GroupStatus) -> ProgramProgress:
+    now = group.programs
+    recent = [CompiledProgram(*each) for each in reversed(group.record.programs)]
     if now is None:
         return ProgramProgress(0, 0, None, recent)
     return ProgramProgress(now.ready, now.planned, now.compiling, recent)

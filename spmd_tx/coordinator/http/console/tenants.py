@@ -4,6 +4,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import NamedTuple
 
 from sqlalchemy import select
 
@@ -16,6 +17,14 @@ TRAINING = frozenset({"forward", "forward_backward"})
 KEYS_PER_QUERY = 500
 MOST_UNFINISHED = 10  # since finding out why they wait takes a while
 UNKNOWN = "?"  # the owner of a session that is not in the database any more
+
+
+class WorkOfGroup(NamedTuple):
+    """Counts the requests of a group."""
+
+    waiting: int
+    running: int
+    busy: float  # share of the window
 
 
 class WorkInWindow:
@@ -60,6 +69,7 @@ class WorkInWindow:
 
     def _throughput(self) -> list[Throughput]:
         tokens = defaultdict[tuple[int, bool], int](int)
+        groups = len(self._services.health.groups)
         for timed in self._ended:
             is_training = timed.request.kind in TRAINING
             tokens[int((timed.finished_at or 0.0) // SLICE_SECONDS), is_training] += timed.tokens or 0
@@ -68,10 +78,19 @@ class WorkInWindow:
                 at=number * SLICE_SECONDS,
                 trained=tokens[number, True] / SLICE_SECONDS,
                 sampled=tokens[number, False] / SLICE_SECONDS,
-                busy=min(1.0, devices.total / SLICE_SECONDS),
+                busy=min(1.0, devices.total / (SLICE_SECONDS * groups)),
             )
             for number, devices in list(self._devices.items())[:-1]
         ]
+
+    def of_group(self, name: str, base_key: str) -> WorkOfGroup:
+        """Count what is unfinished of a group's base model, and say how much of the window it worked."""
+        key_in_log = self._services.bases.key_in_log
+        unfinished = [timed for timed in self._open if key_in_log(timed.request.base) == base_key]
+        waiting = sum(timed.times.sent_at is None for timed in unfinished)
+        seconds = sum(devices.by_group.get(name, 0.0) for devices in self._devices.values())
+        busy = min(1.0, seconds / (SLICE_SECONDS * len(self._devices)))
+        return WorkOfGroup(waiting, len(unfinished) - waiting, busy)
 
     async def _find_owners(self) -> None:
         sessions = {timed.request.session_id for timed in (*self._ended, *self._open)}

@@ -13,13 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services
 from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
-from spmd_tx.coordinator.wire.console.run_timing import RunTiming, Share, TimedRequest, TimeSlice
+from spmd_tx.coordinator.wire.console.run_timing import GroupOfRun, RunTiming, Share, TimedRequest, TimeSlice
 from spmd_tx.errors import InvalidRequest
 
 DEFAULT_SECONDS = 300.0
@@ -49,7 +49,9 @@ class TimelineController(Controller):
             until = clock.now()
             known_since = max(model.created_at, services.queue.recent.known_since)
             window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
-            return await _timing(services, await _requests(services, model, window), window)
+            key = services.bases.key_of_row(model.base_model)
+            groups = [group for group in services.health.groups if group.base_key == key]
+            return await _timing(services, groups, await _requests(services, model, window), window)
 
         return await services.shared_answers.get_costly(("timing", model.id, length), answer)
 
@@ -90,11 +92,14 @@ class _Shares(NamedTuple):
     slices: list[TimeSlice]
 
 
-async def _timing(services: Services, requests: Sequence[Timed], window: TimeSpan) -> RunTiming:
+async def _timing(
+    services: Services, groups: Sequence[GroupStatus], requests: Sequence[Timed], window: TimeSpan
+) -> RunTiming:
+    """Say where the time of a run went. ``groups`` are those that may work on its base model."""
     until = window[1]
     lines = {(each.request.session_id, each.request.line) for each in requests}
-    devices = _DeviceSeconds(services, lines, window)
-    outages = services.health.record.outages(until)
+    devices = _DeviceSeconds(services, [group.name for group in groups], lines, window)
+    outages = groups[0].record.outages(until) if groups else [window]
     staged, slices = await asyncio.to_thread(_shares, requests, outages, window, devices)
     seconds = time_shares.total(slices)
     shown = sorted(staged, key=lambda each: each[0].request.number)[-MOST_SHOWN:]
@@ -104,6 +109,7 @@ async def _timing(services: Services, requests: Sequence[Timed], window: TimeSpa
         since=window[0],
         until=until,
         summary=time_words.summary(seconds) if requests else time_words.IDLE,
+        group=_group(groups[0], is_only=len(services.health.groups) == 1) if groups else None,
         shares=[
             Share(cause, seconds[cause], time_words.ADVICE[cause])
             for cause in time_shares.largest_first(seconds)
@@ -113,6 +119,10 @@ async def _timing(services: Services, requests: Sequence[Timed], window: TimeSpa
         requests=[_shown(*each, reasons.get(each[0].request.id)) for each in shown],
         is_cut=len(staged) > len(shown),
     )
+
+
+def _group(group: GroupStatus, *, is_only: bool) -> GroupOfRun:
+    return GroupOfRun(group.name, is_only, group.state, group.phase)
 
 
 def _shares(
@@ -125,16 +135,19 @@ def _shares(
 
 
 class _DeviceSeconds:
-    """Says how long devices worked for some lines, and how long for others, in the slices of a window."""
+    """Says how long devices of some groups worked for some lines, and how long for others, in each slice."""
 
-    def __init__(self, services: Services, lines: Collection[RunLine], window: TimeSpan) -> None:
+    def __init__(
+        self, services: Services, groups: Collection[str], lines: Collection[RunLine], window: TimeSpan
+    ) -> None:
         first, last = (int(moment // SLICE_SECONDS) for moment in window)
         self._by_slice = dict[int, tuple[float, float]]()
         for number in range(first, last + 1):
             devices = services.queue.recent.devices(number * SLICE_SECONDS)
             own_seconds = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
-            own_seconds = min(own_seconds, devices.total)  # lines may share a command
-            self._by_slice[number] = own_seconds, devices.total - own_seconds
+            total = sum(devices.by_group.get(group, 0.0) for group in groups)
+            own_seconds = min(own_seconds, total)  # lines may share a command
+            self._by_slice[number] = own_seconds, total - own_seconds
 
     def __call__(self, at: float) -> tuple[float, float]:
         return self._by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))

@@ -10,13 +10,12 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from spmd_tx.coordinator.http.openai import replies, schemas
-from spmd_tx.coordinator.http.openai.choices import TextDelta
+from spmd_tx.coordinator.http.openai import chat_messages, schemas
+from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens, TextDelta
+from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.sampling.request.stops import Decoder
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": still working\n\n"  # a comment; clients skip it
 MOST_TEXTS = 1 << 14  # of tokens that a call remembers
 
 
@@ -185,11 +184,11 @@ class ChatFormat:
         return msgspec.structs.replace(opening, prompt_token_ids=self.prompt if index == 0 else UNSET)
 
     def events(self, delta: TextDelta) -> list[schemas.CompletionResponse]:
-        says = replies.deltas(delta.reply)
+        says = chat_messages.deltas(delta.reply)
         if delta.finish_reason is not None or (not says and self.answering.is_worth_sending(delta)):
             says.append(schemas.ChatDelta())
         # All tokens stand beside the first of them: there is no telling which are whose.
-        others = replace(delta, tokens=[], logprobs=[])
+        others = replace(delta, tokens=[], logprobs=[], forced=())
         last = len(says) - 1
         return [
             self._event(said, others if place else delta, delta.finish_reason if place == last else None)
@@ -226,6 +225,7 @@ class ChatFormat:
                     schemas.TopLogprob(texts[other][0], its_logprob, texts[other][1])
                     for other, its_logprob in self.answering.likeliest(delta, place)
                 ],
+                True if delta.forced and delta.forced[place] else UNSET,
             )
             for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True))
         ]
@@ -234,7 +234,7 @@ class ChatFormat:
         return b"]},"
 
     def choice(self, choice: TextDelta) -> schemas.ChatChoice:
-        message = replies.message(choice.reply)
+        message = chat_messages.message(choice.reply)
         logprobs = UNSET if self.answering.has_logprobs else None
         ids = self.answering.token_ids(choice)
         return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
@@ -268,6 +268,10 @@ class WholeAnswer:
             self._deltas, self._has_entries = [], False
         return b"".join(pieces)
 
+    def piece(self, piece: Sequence[ChoiceTokens]) -> bytes:
+        """Return the text of a piece."""
+        return b"".join(self.add(part.choice.delta(part)) for part in piece)
+
     def end(self, usage: schemas.CompletionUsage) -> bytes:
         return b'],"usage":' + msgspec.json.encode(usage) + b"}"
 
@@ -283,20 +287,11 @@ def _joined(deltas: Sequence[TextDelta]) -> TextDelta:
     )
 
 
-def usage(
-    prompts: Sequence[Sequence[int]], cached: int, drawn: int, reasoning: int
-) -> schemas.CompletionUsage:
-    """Count tokens: of the prompts, those of them that were cached, drawn ones, and those of reasoning."""
-    read = sum(map(len, prompts))
+def usage(spent: TokenUsage) -> schemas.CompletionUsage:
     return schemas.CompletionUsage(
-        read,
-        drawn,
-        read + drawn,
-        schemas.PromptTokensDetails(cached),
-        schemas.CompletionTokensDetails(reasoning),
+        spent.prompt,
+        spent.sampled,
+        spent.prompt + spent.sampled,
+        schemas.PromptTokensDetails(spent.cached),
+        schemas.CompletionTokensDetails(spent.reasoning),
     )
-
-
-def event(content: msgspec.Struct) -> bytes:
-    """Encode a server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Request, Response
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 from litestar.status_codes import (
     HTTP_401_UNAUTHORIZED,
@@ -12,17 +11,18 @@ from litestar.status_codes import (
     HTTP_404_NOT_FOUND,
     HTTP_429_TOO_MANY_REQUESTS,
     HTTP_500_INTERNAL_SERVER_ERROR,
+    HTTP_503_SERVICE_UNAVAILABLE,
 )
-from litestar.types import ExceptionHandler, ExceptionHandlersMap
 
 from spmd_tx.coordinator.http import errors
+from spmd_tx.coordinator.http.error_shapes import ErrorShape
 from spmd_tx.coordinator.http.openai.fields import OTHER_VALUE
 from spmd_tx.coordinator.http.openai.schemas import ErrorBody, ErrorDetail
-from spmd_tx.errors import NotRendered, PromptTooLong, WrongField
-
-PREFIX = "/oai"  # of the paths whose errors have this format, also where there is no route
+from spmd_tx.errors import NotRendered, PromptTooLong, UnknownResponse, WrongField
 
 TOO_LONG = "context_length_exceeded"
+UNKNOWN_RESPONSE = "previous_response_not_found"
+INTERNAL, UNAVAILABLE = HTTP_500_INTERNAL_SERVER_ERROR, HTTP_503_SERVICE_UNAVAILABLE
 
 _TYPES = {
     HTTP_401_UNAUTHORIZED: "authentication_error",
@@ -47,6 +47,9 @@ def _body(message: str, status: int, error: Any) -> ErrorBody:
     match error:
         case WrongField():
             return ErrorBody(ErrorDetail(message, "invalid_request_error", error.code, error.param))
+        case UnknownResponse():
+            param = "previous_response_id"
+            return ErrorBody(ErrorDetail(message, "invalid_request_error", UNKNOWN_RESPONSE, param))
         case PromptTooLong():
             return ErrorBody(ErrorDetail(message, "invalid_request_error", TOO_LONG))
         case NotRendered():
@@ -66,27 +69,4 @@ def _wrong_field(error: Any) -> str | None:
     return None if key == errors.BODY else key
 
 
-def _reshaped(handler: ExceptionHandler) -> ExceptionHandler:
-    def handle(request: Request, error: Any) -> Response[Any]:
-        plain = handler(request, error)
-        if not is_openai(request):
-            return plain
-        assert plain.status_code is not None
-        headers = dict(plain.headers)
-        if plain.status_code == HTTP_500_INTERNAL_SERVER_ERROR:
-            headers["x-should-retry"] = "false"  # OpenAI's client retries every 500, but these are permanent
-        body = _body(plain.content["error"], plain.status_code, error)
-        return Response(body, status_code=plain.status_code, headers=headers)
-
-    return handle
-
-
-def is_openai(request: Request) -> bool:
-    path = request.scope["path"]
-    return path == PREFIX or path.startswith(f"{PREFIX}/")
-
-
-# For the whole application: where there is no route, no other handlers apply.
-EXCEPTION_HANDLERS: ExceptionHandlersMap = {
-    kind: _reshaped(handler) for kind, handler in errors.EXCEPTION_HANDLERS.items()
-}
+ERRORS = ErrorShape("/oai", _body)

@@ -79,6 +79,11 @@ SPECIAL_TOKENS = "add_special_tokens"
 REMEDIES: Final = {
     "tools": "send them to chat/completions",
     "functions": "send them to chat/completions as tools",
+    "response_format": "send it to chat/completions, or set regex or grammar",
+    "guided_json": "send the schema to chat/completions as response_format",
+    "guided_regex": "send it as regex",
+    "guided_grammar": "send it as grammar",
+    "structured_outputs": "set response_format, regex or grammar",
     "documents": "send them as chat_template_kwargs.documents, if the chat template has that variable",
     "max_completion_tokens": "use max_tokens",
     "top_logprobs": "set logprobs to the number",

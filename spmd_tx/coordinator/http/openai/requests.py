@@ -6,13 +6,14 @@ from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
+from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_tokens
+from spmd_tx.coordinator.http.text_generation.sample_requests import check as check_sample
 from spmd_tx.coordinator.requests.backlog import most_cells
-from spmd_tx.coordinator.sampling.request import validation
 from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_CELLS, MOST_PER_TOKEN
 from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.errors import InvalidRequest, PromptTooLong, WrongField
+from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
+from spmd_tx.errors import InvalidRequest
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default; chats have none
 
@@ -50,12 +51,6 @@ def _check_chat(request: ChatRequest) -> None:
     for name in ("reasoning_effort", "tools"):
         if getattr(request, name) and name in options:
             raise InvalidRequest(f"{name} is given twice, once in chat_template_kwargs; send one of them")
-    if request.tool_choice not in (None, "none", "auto"):
-        raise WrongField(
-            "tool_choice is not offered by this server but as none or auto; send auto, and say in a message "
-            "which tool the model must call",
-            "tool_choice",
-        )
 
 
 def _top_logprobs(request: Parameters) -> int:
@@ -103,10 +98,7 @@ def _max_tokens(
 ) -> int | None:
     """Return the most tokens to draw; None: as many as fit in the context, for which chats may ask too."""
     if isinstance(request, ChatRequest):
-        most, room = request.max_completion_tokens or request.max_tokens, limits.max_context - len(prompt)
-        if room < 1:
-            raise PromptTooLong.by(len(prompt), limits.max_context)
-        return None if most is None else min(most, room)
+        return chat_tokens(request.max_completion_tokens or request.max_tokens, prompt, limits)
     if request.max_tokens is not None:
         return request.max_tokens
     least = 0 if request.echo else 1
@@ -118,17 +110,17 @@ def sample_requests(
     prompts: Sequence[list[int]],
     end_of_text: Sequence[int],
     limits: Limits,
+    grammar: str | None = None,
 ) -> list[SampleRequest]:
-    """Return a request for each prompt. End-of-text tokens always stop it, as OpenAI's clients expect."""
-    stops = stop_strings(request)
-    validation.check_stop_strings(stops, limits.bounds)
-    params = SamplingParams(
+    """Return a request for each prompt, all with this grammar."""
+    settings = DrawSettings(
+        stops=stop_strings(request),
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
         seed=request.seed,
-        stop=[*stops, *end_of_text] if stops else None,
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=request.top_k or -1,
-        top_p=1.0 if request.top_p is None else request.top_p,
     )
+    params = settings.params(end_of_text, limits)
     samples = []
     top = _top_logprobs(request)
     is_scored = isinstance(request, CompletionRequest) and bool(request.echo)
@@ -140,11 +132,9 @@ def sample_requests(
             topk_sample_logprobs=top,
             prompt_logprobs=is_scored or None,
             topk_prompt_logprobs=top if is_scored else None,
+            grammar=grammar,
         )
-        # Without the stops: they mix strings and ids, which the SDK may not do.
-        validation.check_sample(
-            replace(sample, sampling_params=replace(sample.sampling_params, stop=None)), limits
-        )
+        check_sample(sample, limits)
         samples.append(sample)
     _check_cells(prompts, samples, limits)
     return samples

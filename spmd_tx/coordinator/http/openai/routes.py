@@ -1,26 +1,21 @@
 """Routes of OpenAI's API: completions, chat completions and models."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from litestar import Controller, Request, Response, get, post
-from litestar.background_tasks import BackgroundTask
 from litestar.params import FromPath, JSONBody
-from litestar.response import Stream
-from litestar.status_codes import HTTP_200_OK, HTTP_500_INTERNAL_SERVER_ERROR
+from litestar.status_codes import HTTP_200_OK
 from msgspec import UNSET
 
 from spmd_tx.coordinator.catalog import listings
-from spmd_tx.coordinator.http.authentication import PROMPTS
-from spmd_tx.coordinator.http.errors import status_of
+from spmd_tx.coordinator.grammar.answer_grammars import pattern_grammar
+from spmd_tx.coordinator.http.authentication import IN_TRAJECTORY, PROMPTS
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.openai import answers, chat, errors, requests, writing
+from spmd_tx.coordinator.http.openai import answers, chat, demands, requests
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
     ChatFormat,
@@ -29,39 +24,27 @@ from spmd_tx.coordinator.http.openai.answers import (
     TokenTextCache,
     WholeAnswer,
 )
-from spmd_tx.coordinator.http.openai.chat import ChatPrompt
-from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
-from spmd_tx.coordinator.http.openai.detokenize import EchoedText
+from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
 from spmd_tx.coordinator.http.openai.schemas import (
     ChatRequest,
     CompletionRequest,
-    CompletionUsage,
     ModelCard,
     ModelList,
+    Parameters,
 )
-from spmd_tx.coordinator.http.openai.stream import KEEP_ALIVE_SECONDS, SampleStream, submit_samples
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
-from spmd_tx.coordinator.requests.backlog import most_tokens
-from spmd_tx.coordinator.runtime import containment
-from spmd_tx.errors import SpmdTxError
-
-
-@dataclass(frozen=True)
-class CompletionCall:
-    """Holds a request whose samples are being drawn."""
-
-    request: CompletionRequest | ChatRequest
-    prompts: list[list[int]]
-    stream: SampleStream
-    choices: list[ChoiceProgress]
-    form: ResponseFormat
-
-    async def usage(self) -> CompletionUsage:
-        sent = sum(choice.sent for choice in self.choices)
-        echoed = sum(map(len, self.prompts)) * (self.request.n or 1) if _echoes(self.request) else 0
-        reasoning = sum(choice.reply.reasoning_tokens for choice in self.choices if choice.reply)
-        return answers.usage(self.prompts, await self.stream.cached_tokens(), sent - echoed, reasoning)
+from spmd_tx.coordinator.http.text_generation import writing
+from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
+from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText
+from spmd_tx.coordinator.http.text_generation.event_streams import finished, stream_events
+from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, begin, begin_chat
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.prompts import ChatPrompt
+from spmd_tx.coordinator.http.text_generation.sample_stream import SampleStream
+from spmd_tx.coordinator.text.model_text import ModelText
+from spmd_tx.coordinator.wire.sampling import SampleRequest
+from spmd_tx.errors import InvalidRequest
 
 
 class OpenAIController(Controller):
@@ -88,6 +71,11 @@ class OpenAIController(Controller):
         self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
     ) -> Response[Any]:
         """Complete texts."""
+        if IN_TRAJECTORY in request.path_params:
+            raise InvalidRequest(
+                "trajectories keep chats only; send the prompt to chat/completions, or to the base URL of no "
+                "trajectory"
+            )
         requests.check(data, await request.body())
         sampler = await services.implicit_samplers.of(data.model, access)
         inputs = requests.completion_prompts(data, sampler.base.limits)
@@ -95,7 +83,8 @@ class OpenAIController(Controller):
             await sampler.base.prompt_texts.tokens([each for each in inputs if isinstance(each, str)])
         )
         prompts = [each if isinstance(each, list) else next(tokens) for each in inputs]
-        return await _answer(await _begin(data, prompts, sampler, services, access), request)
+        call, form = await _begin(data, prompts, sampler, services, access)
+        return await _answer(data, call, form, request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def chat_completions(
@@ -103,11 +92,20 @@ class OpenAIController(Controller):
     ) -> Response[Any]:
         """Write the next message of a conversation."""
         body = await request.body()
+        kept = await kept_turns(request, services, access, "chat", data.model)
+        data = with_settings(data, kept)
         requests.check(data, body)
         sampler = await services.implicit_samplers.of(data.model, access)
-        text, base = await sampler.base.model.text.get(), sampler.base
-        prompt = await chat.read(data, len(body), text, base.prompt_texts, base.limits.bounds)
-        return await _answer(await _begin(data, [prompt.tokens], sampler, services, access, prompt), request)
+        prompt = await chat.read(data, len(body), sampler.base, kept)
+        call, form = await _begin(data, [prompt.tokens], sampler, services, access, prompt)
+        return await _answer(data, call, form, request)
+
+
+class OpenAIInTrajectoryController(OpenAIController):
+    """The same routes below the base URL of a trajectory, which keeps what chats sample."""
+
+    path = "/oai/api/in/{trajectory:str}/v1"
+    guards = (of_this_trajectory,)
 
 
 def _name_in(request: Request) -> str:
@@ -122,34 +120,49 @@ async def _begin(
     services: Services,
     access: Access,
     of_chat: ChatPrompt | None = None,
-) -> CompletionCall:
-    base = sampler.base
-    text = await base.model.text.get()
-    samples = requests.sample_requests(request, prompts, text.eos_token_ids, base.limits)
-    tokens = sum(most_tokens(each, base.model.max_context) for each in samples)
+) -> tuple[TextGeneration, ResponseFormat]:
+    text = await sampler.base.model.text.get()
+    grammar = None if of_chat is not None else await _pattern(request, sampler)
+    samples = requests.sample_requests(request, prompts, text.eos_token_ids, sampler.base.limits, grammar)
+    if of_chat is not None:
+        call = await begin_chat(of_chat, samples[0], sampler, services, access)
+        answering = _answering(request, call.stream, samples[0], text)
+        return call, ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
     echoes = prompts if _echoes(request) else None
-    async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
-        stream = await submit_samples(services, sampler, samples, access.caller.owner, echoes)
-    answering = Answering(
-        id=f"{'chatcmpl' if of_chat else 'cmpl'}-{stream.request_ids[0]}",
+    stream = await begin(samples, sampler, services, access, echoes)
+    answering = _answering(request, stream, samples[0], text)
+    stops, choices, count = requests.stop_strings(request), list[ChoiceProgress](), request.n or 1
+    for index in range(count * len(prompts)):
+        prompt = echoes[index // count] if echoes else []
+        shown = EchoedText(text.tokenizer, stops, len(prompt))
+        choices.append(ChoiceProgress(index, shown, answering.has_logprobs))
+    echoed = sum(map(len, prompts)) * count if echoes else 0
+    return TextGeneration(prompts, stream, choices, echoed), CompletionFormat(answering)
+
+
+def _answering(
+    request: CompletionRequest | ChatRequest, stream: SampleStream, sample: SampleRequest, text: ModelText
+) -> Answering:
+    prefix = "chatcmpl" if isinstance(request, ChatRequest) else "cmpl"
+    return Answering(
+        id=f"{prefix}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
         texts=TokenTextCache(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
-        width=samples[0].topk_sample_logprobs or 0,
+        width=sample.topk_sample_logprobs or 0,
     )
-    indices = range((request.n or 1) * len(prompts))
-    if of_chat is not None:
-        choices = [of_chat.choice(index, stream.request_ids[0]) for index in indices]
-        form = ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
-        return CompletionCall(request, prompts, stream, choices, form)
-    stops, choices = requests.stop_strings(request), list[ChoiceProgress]()
-    for index in indices:
-        prompt = echoes[index // (request.n or 1)] if echoes else []
-        shown = EchoedText(text.tokenizer, stops, len(prompt))
-        choices.append(ChoiceProgress(index, shown, answering.has_logprobs))
-    return CompletionCall(request, prompts, stream, choices, CompletionFormat(answering))
+
+
+async def _pattern(request: Parameters, sampler: ImplicitSampler) -> str | None:
+    """Return the grammar of completions, which is known to compile; None: they are free."""
+    pattern = demands.pattern_of(request)
+    if pattern is None:
+        return None
+    grammar = pattern_grammar(pattern)
+    await sampler.base.grammars.compile(grammar)
+    return grammar
 
 
 def _echoes(request: CompletionRequest | ChatRequest) -> bool:
@@ -157,57 +170,25 @@ def _echoes(request: CompletionRequest | ChatRequest) -> bool:
     return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
-async def _answer(call: CompletionCall, request: Request) -> Response[Any]:
-    close = call.stream.close
-    if call.request.stream:
-        # The background task closes it even if nobody begins to read the stream.
-        return Stream(_events(call), media_type="text/event-stream", background=BackgroundTask(close))
+async def _answer(
+    asked: CompletionRequest | ChatRequest, call: TextGeneration, form: ResponseFormat, request: Request
+) -> Response[Any]:
+    if asked.stream:
+        options = asked.stream_options
+        wants_usage = options is not None and bool(options.include_usage)
+        indices = [choice.index for choice in call.choices]
+        return stream_events(call, CompletionEvents(form, indices, wants_usage))
     try:
-        await call.stream.finished(_hung_up(request))
-        return await writing.response(_whole(call), close)
+        await finished(call, request)
+        return await writing.response(_whole(call, form), call.stream.close)
     except BaseException:
-        close()
+        call.stream.close()
         raise
 
 
-async def _whole(call: CompletionCall) -> AsyncIterator[bytes]:
-    answer = WholeAnswer(call.form)
+async def _whole(call: TextGeneration, form: ResponseFormat) -> AsyncIterator[bytes]:
+    answer = WholeAnswer(form)
     yield answer.begin()
     async for piece in call.stream.pieces(call.choices):
-        yield await writing.write(piece, partial(writing.of_whole, answer))
-    yield answer.end(await call.usage())
-
-
-async def _events(call: CompletionCall) -> AsyncIterator[bytes]:
-    """Yield the events of a stream. Its status has been sent, so an error becomes an event."""
-    written = partial(writing.events, call.form)
-    clock = asyncio.get_running_loop().time
-    last = clock()
-    try:
-        openings = [call.form.opening(choice.index) for choice in call.choices]
-        if text := b"".join(answers.event(each) for each in openings if each is not None):
-            yield text
-        async for piece in call.stream.news(call.choices):
-            text = b"" if piece is None else await writing.write(piece, written)
-            if piece is None or (not text and clock() - last > KEEP_ALIVE_SECONDS):  # a long call is written
-                text = answers.KEEP_ALIVE
-            if text:
-                last = clock()
-                yield text
-        options = call.request.stream_options
-        if options is not None and options.include_usage:
-            yield answers.event(call.form.last(await call.usage()))
-    except SpmdTxError as error:
-        yield answers.event(errors.error_body(str(error), status_of(error)))
-    except BaseException as error:
-        problem = containment.report(error, f"the stream of {', '.join(call.stream.request_ids[:1])}")
-        yield answers.event(errors.error_body(problem, HTTP_500_INTERNAL_SERVER_ERROR))
-    finally:
-        call.stream.close()
-    yield answers.DONE
-
-
-async def _hung_up(request: Request) -> None:
-    """Wait until the client disconnects. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+        yield await writing.write(piece, answer.piece)
+    yield answer.end(answers.usage(await call.usage()))

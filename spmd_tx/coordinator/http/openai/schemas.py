@@ -10,11 +10,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from spmd_tx.coordinator.http.text_generation.field_types import (
+    Count,
+    Seed,
+    StopString,
+    Temperature,
+    TopCount,
+    TopProbability,
+)
 from spmd_tx.coordinator.wire.fields import Text
 
-Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
-StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
 CompletionFinish = Literal["stop", "length"]
@@ -31,14 +37,28 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     model: Text
     n: ChoiceCount | None = None
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0)] | None = None  # 0 is greedy
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None  # -1 and 0 are off
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopProbability | None = None
+    top_k: TopCount | None = None
+    seed: Seed | None = None
     stop: StopString | StopStrings | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    regex: str | None = None  # the whole answer must match it
+    grammar: str | None = None  # the same, in llguidance's dialect of Lark
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True):
+    """Names a JSON schema; what else is in it describes the schema to hosted models."""
+
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class AnswerFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchemaFormat | None = None
 
 
 class CompletionRequest(Parameters, frozen=True, kw_only=True):
@@ -60,6 +80,7 @@ class ChatRequest(Parameters, frozen=True, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    response_format: AnswerFormat | None = None
     reasoning_effort: str | None = None  # a variable of the chat template
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -114,6 +135,7 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[TopLogprob] = []
+    forced: bool | UnsetType = UNSET  # not of this API: a grammar left no choice
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):

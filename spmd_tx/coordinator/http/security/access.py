@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog, unknown
+from spmd_tx.coordinator.catalog.listings import AccessScope
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
@@ -39,6 +40,10 @@ class Access:
             return replace(self, lender=keyring.caller(token))
         except Unauthorized as error:
             raise InvalidRequest(f"weights_access_token cannot be used: {error}") from None
+
+    def within(self, scope: AccessScope) -> "Access":
+        """Return access to all that the caller may see, or only to what the caller owns."""
+        return self if scope == "accessible" else replace(self, caller=replace(self.caller, role="user"))
 
     async def session(self, session_id: str) -> SessionRow:
         session = await self.catalog.session(session_id)

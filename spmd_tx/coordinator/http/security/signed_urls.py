@@ -60,6 +60,11 @@ class SignedUrls:
 
 
 def open_signed_urls(data_dir: Path) -> SignedUrls:
+    """Sign with the secret of a data directory. Blocks. Raises StartError."""
+    return SignedUrls(open_secret(data_dir))
+
+
+def open_secret(data_dir: Path) -> bytes:
     """Read the secret of a data directory, or make one. Blocks. Raises StartError."""
     path = data_dir / SECRET_FILE
     if not path.exists():
@@ -73,4 +78,4 @@ def open_signed_urls(data_dir: Path) -> SignedUrls:
     secret = path.read_bytes()
     if len(secret) != SECRET_BYTES:
         raise StartError(f"{path} has {len(secret)} bytes instead of {SECRET_BYTES}; delete it for a new one")
-    return SignedUrls(secret)
+    return secret

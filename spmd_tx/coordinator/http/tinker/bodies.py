@@ -12,7 +12,7 @@ from litestar import Request
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import RequestScheduler
 from spmd_tx.coordinator.http.tinker import json_forms
-from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf
+from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf, unknown_fields
 from spmd_tx.coordinator.wire.fields import TrainingNumber
 from spmd_tx.errors import UNREADABLE, InvalidRequest, NotFound
 
@@ -48,7 +48,7 @@ async def read_loss_request(
     body = await _whole(request)
     try:
         return await asyncio.to_thread(_read_loss, body, forward_only)
-    except (*UNREADABLE, RecursionError) as error:
+    except (*UNREADABLE, RecursionError, InvalidRequest) as error:
         raise await _refusal(request, body, error, scheduler, access) from None
 
 
@@ -67,9 +67,11 @@ async def read_json(
     """Decode a JSON body. Raises InvalidRequest and consumes the request's number: nobody sends it again."""
     body = await _whole(request)
     try:
-        return msgspec.json.decode(body, type=schema)
-    except (*UNREADABLE, RecursionError) as error:
+        decoded = msgspec.json.decode(body, type=schema)
+        unknown_fields.check_json(msgspec.json.decode(body), schema)
+    except (*UNREADABLE, RecursionError, InvalidRequest) as error:
         raise await _refusal(request, body, error, scheduler, access) from None
+    return decoded
 
 
 async def _refusal(

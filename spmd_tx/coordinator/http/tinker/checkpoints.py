@@ -238,7 +238,8 @@ async def _create_from_checkpoint(
     wanted = None if request.base_model is None else services.bases.need(request.base_model)
     base, opened = await reader.open_checkpoint(path, services.bases)
     check_same_base(path, base, wanted)
-    named, adapter = wanted or services.bases.need_to_train(base.name), opened.manifest.adapter
+    named = services.bases.need_to_train(request.base_model or base.name)
+    adapter = opened.manifest.adapter
     check_rank(path, adapter, base.limits.max_rank)
     assert request.session_id is not None
     assert request.model_seq_id is not None

@@ -14,7 +14,7 @@ import numpy as np
 from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.fields import TensorData, TrainingNumber
-from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk
+from spmd_tx.coordinator.wire.sampling import ModelInputChunk
 from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
 from spmd_tx.coordinator.wire.training_protobuf import JSON, MAX_ELEMENTS, MAX_RANK, PROTOBUF, Address
 from spmd_tx.errors import InvalidRequest
@@ -26,27 +26,40 @@ _LAST_INTEGER = {"<i4": 2**31 - 1, "<i8": 2**53}  # that both the type and JSON 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-class JsonDatum(msgspec.Struct, frozen=True):
-    model_input: ModelInput
-    loss_fn_inputs: dict[str, TensorData] = {}
+class JsonChunk(ModelInputChunk, frozen=True, forbid_unknown_fields=True):
+    type: str | None = None  # the contents say it
+
+
+class JsonModelInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    chunks: list[JsonChunk]
+
+
+class JsonTensor(TensorData, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class JsonDatum(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    model_input: JsonModelInput
+    loss_fn_inputs: dict[str, JsonTensor] = {}
 
 
 _datums = msgspec.json.Decoder(JsonDatum)
 
 
-class JsonLossInput(msgspec.Struct, frozen=True):
+class JsonLossInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     data: list[msgspec.Raw]  # JsonDatum, decoded one by one: many at once would keep other threads waiting
     loss_fn: str
     loss_fn_config: dict[str, float | str] | None = None
 
 
-class LossRequest(msgspec.Struct, frozen=True):
+class LossRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Is the body of /forward or /forward_backward."""
 
     model_id: str
     seq_id: TrainingNumber
     forward_input: JsonLossInput | None = None
     forward_backward_input: JsonLossInput | None = None
+    type: str | None = None  # the route says it
 
 
 def to_protobuf(request: LossRequest, forward_only: bool) -> tuple[Address, bytes]:

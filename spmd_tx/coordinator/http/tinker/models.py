@@ -13,7 +13,7 @@ from spmd_tx.coordinator.catalog.listings import AccessScope, ListingPage, Sessi
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
 from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import validation
@@ -39,7 +39,7 @@ class ModelsController(Controller):
         self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible
     ) -> FutureResponse:
         """Queue a fresh adapter. The same (session_id, model_seq_id) is the same model."""
-        named = services.bases.need_to_train(data.base_model or services.bases.default.name)
+        named = services.bases.need_to_train(data.base_model or services.bases.default_name)
         adapter = validation.check_lora(data.lora_config, data.optimizer_config, named.base.limits)
         return await queue_model(services, access, named.name, data, adapter)
 
@@ -78,9 +78,15 @@ class ModelsController(Controller):
         return await listings.training_runs(services.database, page, access.caller, which, room)
 
     @get("/training_runs/{run_id:str}")
-    async def training_run(self, run_id: FromPath[str], services: Service, access: Accessible) -> TrainingRun:
+    async def training_run(
+        self,
+        run_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        access_scope: FromQuery[AccessScope] = "accessible",
+    ) -> TrainingRun:
         """Return a training run with its newest checkpoints."""
-        return await listings.training_run(services.database, await access.model(run_id))
+        return await listings.training_run(services.database, await access.within(access_scope).model(run_id))
 
 
 async def queue_model(
@@ -112,9 +118,11 @@ async def queue_model(
         created_at=time.time(),
     )
     payload = msgspec.json.encode(request)
+    base = services.bases.of_row(base_model)
+    check_running(services, base)
     async with services.quotas.room_for_adapter(access.caller, model_id):
         kind: RequestKind = "create_model" if isinstance(request, CreateModelRequest) else "load_weights"
         request_id = await services.queue.submit(
-            kind, model_id, 0, session_id, payload, base=services.bases.of_row(base_model).key, also=[row]
+            kind, model_id, 0, session_id, payload, base=base.key, also=[row]
         )
     return FutureResponse(request_id, model_id=model_id)

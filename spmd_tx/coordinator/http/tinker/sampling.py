@@ -6,9 +6,10 @@ from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.coordinator.bases.bases import check_same_base
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.http.authentication import PROMPTS
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.sampling.request import validation
@@ -77,9 +78,15 @@ class SamplingController(Controller):
                 "sampling_session_id or seq_id is missing; use a tinker SDK of version 0.3 or newer, "
                 "which creates a sampling session first"
             )
+        if data.grammar is not None:
+            raise InvalidRequest(
+                "grammar is not part of the Tinker API; leave it out, or send it to OpenAI's chat/completions"
+            )
         size = len(await request.body())
         sampler = await access.sampler(data.sampling_session_id)
         base = services.bases.of_row(sampler.base_model)
+        _check_same(data, sampler, base, services)
+        check_running(services, base)
         await compute(size, validation.check_sample, data, base.limits)
         await _check_open(sampler, services)
         is_base = sampler.model_path is None and sampler.model_id is None
@@ -94,6 +101,20 @@ class SamplingController(Controller):
             )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)
+
+
+def _check_same(sample: SampleRequest, sampler: SamplerRow, base: ServedBase, services: Services) -> None:
+    """Raise InvalidRequest for a request that names other weights than those of its sampling session."""
+    if sample.model_path not in (None, sampler.model_path):
+        raise InvalidRequest(
+            f"model_path is {sample.model_path!r}, and this sampling session samples from "
+            f"{sampler.model_path or sampler.base_model!r}; leave it out, or make a session for it"
+        )
+    if sample.base_model is not None and services.bases.need(sample.base_model).base is not base:
+        raise InvalidRequest(
+            f"base_model is {sample.base_model!r}, and this sampling session is one of "
+            f"{sampler.base_model!r}; leave it out, or make a session for it"
+        )
 
 
 async def _check_open(sampler: SamplerRow, services: Services) -> None:

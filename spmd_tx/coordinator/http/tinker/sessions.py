@@ -162,11 +162,16 @@ class SessionsController(Controller):
 
     @get("/sessions/{session_id:str}", guards=[in_turn])
     async def session(
-        self, session_id: FromPath[str], services: Service, access: Accessible, offset: FromQuery[int] = 0
+        self,
+        session_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        offset: FromQuery[int] = 0,
+        access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionResponse:
         """Return a session with the IDs of its training runs and samplers, oldest first."""
         most = services.config.bounds.answer_bytes // BYTES_OF_ID
-        session = await access.session(session_id)
+        session = await access.within(access_scope).session(session_id)
         response = await listings.session(services.database, session, offset, most)
         is_open = not services.catalog.has_ended(session_id)
         silent_seconds = services.catalog.silent_seconds(session_id)

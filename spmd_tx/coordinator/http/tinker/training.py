@@ -12,11 +12,12 @@ from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
+from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.requests.records import Failed, RequestKind
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
+from spmd_tx.coordinator.wire import unknown_fields
 from spmd_tx.coordinator.wire.futures import FutureResponse
 from spmd_tx.coordinator.wire.limits import check_number
 from spmd_tx.coordinator.wire.training import CreateCustomLossRequest, OptimStepRequest
@@ -59,9 +60,11 @@ def _read(body: bytes) -> CreateCustomLossRequest:
             "Put long constants into loss_fn_inputs"
         )
     try:
-        return msgspec.json.decode(body, type=CreateCustomLossRequest)
-    except (*UNREADABLE, RecursionError) as error:
+        loss = msgspec.json.decode(body, type=CreateCustomLossRequest)
+        unknown_fields.check_json(msgspec.json.decode(body), CreateCustomLossRequest)
+    except (*UNREADABLE, RecursionError, InvalidRequest) as error:
         raise InvalidRequest(f"create_custom_loss cannot take this body: {error}") from None
+    return loss
 
 
 def _problem(definition: Definition, number: int, bounds: Bounds) -> str | None:
@@ -121,6 +124,7 @@ async def queue_training(
     problem = misnumbered or await services.catalog.problem(model) or problem
     refused = None if problem is None else Failed(problem, "user")
     base = services.bases.of_row(model.base_model)
+    check_running(services, base)
     request_id = await services.queue.submit(
         kind, model.id, seq_id, model.session_id, payload, base=base.key, refused=refused
     )

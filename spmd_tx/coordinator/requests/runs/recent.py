@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
+from spmd_tx.config import MAIN
 from spmd_tx.coordinator.requests.records import Request, RequestTimes
 from spmd_tx.coordinator.runtime import clock
 
@@ -30,9 +31,10 @@ class Timed(NamedTuple):
 
 @dataclass
 class DeviceSlice:
-    """Holds for how many seconds devices worked in SLICE_SECONDS, in all and for each line."""
+    """Holds for how many seconds devices worked in SLICE_SECONDS, in all, in each group and for each line."""
 
-    total: float = 0.0  # of known requests
+    total: float = 0.0  # of known requests; groups of workers add up
+    by_group: dict[str, float] = field(default_factory=dict)
     by_line: dict[RunLine, float] = field(default_factory=dict)  # lines may share a command
 
 
@@ -57,8 +59,8 @@ class RecentWork:
         while len(self._ended) > MOST_REQUESTS or self._ended[0][0] < at - KEPT_SECONDS:
             self._known_since, _ = self._ended.popleft()
 
-    def worked(self, lines: Collection[RunLine], seconds: float) -> None:
-        """Add a command that has just been carried out for these lines."""
+    def worked(self, lines: Collection[RunLine], seconds: float, group: str = MAIN) -> None:
+        """Add a command that a group of workers has just carried out for these lines."""
         if not lines:
             return
         end = clock.now()
@@ -68,6 +70,7 @@ class RecentWork:
             part = min(end, start + SLICE_SECONDS) - max(begin, start)
             of_slice = self._slice(number)
             of_slice.total += part
+            of_slice.by_group[group] = of_slice.by_group.get(group, 0.0) + part
             for line in lines:
                 of_slice.by_line[line] = of_slice.by_line.get(line, 0.0) + part
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from spmd_tx.bounds import Bounds
+from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.requests.runs import sample_bodies
 from spmd_tx.coordinator.requests.runs.sample_bodies import (
     SampleBody,
@@ -92,6 +93,24 @@ class SampleReader:
             raise InvalidRequest(
                 "these samples are too long to be read for a page; ask for fewer at a time"
             ) from error
+
+
+class SampleReaders:
+    """Has a reader for each base model, from when it is first asked for."""
+
+    def __init__(self, payloads: Path, bounds: Bounds) -> None:
+        self._payloads, self._bounds = payloads, bounds
+        self._readers: dict[str, SampleReader] = {}  # by the key of the base
+
+    def of(self, base: ServedBase) -> SampleReader:
+        reader = self._readers.get(base.key)
+        if reader is None:
+            places = SamplePlaces(self._payloads, base.model.directory)
+            reader = self._readers[base.key] = SampleReader(places, base.model.text, self._bounds)
+        return reader
+
+    async def close(self) -> None:
+        await asyncio.gather(*(reader.close() for reader in self._readers.values()))
 
 
 def _is_short(stored: Sequence[StoredSample]) -> bool:

@@ -28,10 +28,10 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
     if length > limits.max_context:
         return length  # is refused for that, and may have millions of tokens
     for chunk in prompt.chunks:
-        if chunk.tokens is None:
+        if chunk.tokens is None or chunk.kind != "encoded_text":
             raise InvalidRequest(
                 f"the prompt holds a chunk of kind {chunk.kind!r}; this model takes text, "
-                "so send encoded_text chunks only"
+                "so send encoded_text chunks only, with tokens and nothing else in them"
             )
         if chunk.tokens and not 0 <= min(chunk.tokens) <= max(chunk.tokens) < limits.vocab_size:
             wrong = next(token for token in chunk.tokens if not 0 <= token < limits.vocab_size)

@@ -36,12 +36,22 @@ class TimeSlice(msgspec.Struct, frozen=True):
     seconds: dict[Cause, float]
 
 
+class GroupOfRun(msgspec.Struct, frozen=True):
+    """Describes the workers that a run needs."""
+
+    name: str
+    is_only: bool  # whether the server has no other group
+    state: str  # "waiting for agents", "starting", "ready", "draining", "restarting" or "failed"
+    phase: str  # what it does, or why it has failed
+
+
 class RunTiming(msgspec.Struct, frozen=True):
     """Describes a window that ends now."""
 
     since: float
     until: float
     summary: str  # a sentence
+    group: GroupOfRun | None  # null: its base model is not served now
     shares: list[Share]  # largest first
     slices: list[TimeSlice]  # oldest first
     requests: list[TimedRequest]  # in order of acceptance

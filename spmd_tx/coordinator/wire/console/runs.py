@@ -1,10 +1,23 @@
 """Runs and their metrics, as the console and ``spmd-tx runs`` read them, and as clients send them."""
 
+from typing import Literal
+
 import msgspec
 
 from spmd_tx.coordinator.wire.fields import Label
 
 MOST_METRICS = 256  # in one message of a client
+
+
+RunState = Literal["running", "waiting", "silent", "finished", "errored", "interrupted"]
+
+
+class RunHealth(msgspec.Struct, frozen=True):
+    """Says how a run is now."""
+
+    state: RunState
+    reason: str | None  # what it waits for, or how it has ended
+    failed: int  # requests that have failed in the last minutes
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -18,11 +31,17 @@ class Run(msgspec.Struct, frozen=True):
     created_at: float
     is_open: bool  # whether its session is
     silent_seconds: float | None  # since the last heartbeat of its open session; null: it is not late
+    health: RunHealth
     metadata: dict[str, object] | None  # of its client
     display_name: str | None  # of its session
     steps: int  # that are kept
     last_at: float | None  # of its newest metrics
     last: dict[str, float | None]  # the newest value of each metric; null: not finite
+
+
+class OpenRunsResponse(msgspec.Struct, frozen=True):
+    runs: dict[str, RunHealth]  # of the newest runs whose sessions are open, by id
+    is_cut: bool  # whether there are more
 
 
 class RunsResponse(msgspec.Struct, frozen=True):

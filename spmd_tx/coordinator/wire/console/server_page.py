@@ -1,5 +1,7 @@
 """The state of the server, as the console shows it to admins. Times are seconds since the epoch."""
 
+from typing import Literal
+
 import msgspec
 
 
@@ -72,7 +74,7 @@ class Throughput(msgspec.Struct, frozen=True):
     at: float
     trained: float  # tokens per second of requests that ended
     sampled: float  # tokens per second, with those of prompts
-    busy: float  # share of the time in which devices worked
+    busy: float  # share of the time in which devices worked, the mean of all groups
 
 
 class Disk(msgspec.Struct, frozen=True):
@@ -94,20 +96,33 @@ class Suspect(msgspec.Struct, frozen=True):
     reason: str | None
 
 
-class ServerPage(msgspec.Struct, frozen=True):
-    version: str
-    model: str
-    started_at: float
-    now: float
-    phase: str
-    is_ready: bool
-    refusal: str | None  # why no new work is taken: the server ends
+class ServerGroup(msgspec.Struct, frozen=True):
+    """Describes the workers of one base model."""
+
+    name: str
+    base_model: str
+    role: Literal["train and sample", "sample"]
+    state: str  # "waiting for agents", "starting", "ready", "draining", "restarting" or "failed"
+    phase: str  # what it does, or why it has failed
+    waiting: int  # unfinished requests whose first command is not sent
+    running: int  # unfinished requests whose first command is sent
+    busy: float  # share of the window in which its devices worked
     mesh: dict[str, int]  # sizes by axis; empty: not chosen yet
     device: str | None
     hosts: list[str]  # of each process
     generations: list[Generation]  # newest first
     programs: ProgramProgress
     memory: DeviceMemory | None  # null: no workers were ready yet
+
+
+class ServerPage(msgspec.Struct, frozen=True):
+    version: str
+    started_at: float
+    now: float
+    phase: str
+    is_ready: bool
+    refusal: str | None  # why no new work is taken: the server ends
+    groups: list[ServerGroup]
     window_seconds: float  # of tenants and throughput
     tenants: list[Tenant]  # most device time first
     queue: list[UnfinishedRequest]  # oldest first

@@ -73,10 +73,19 @@ async def test_odd_metrics_are_refused(api, run_id, body, complaint):
     assert complaint in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("page", ["", "/RUN/metrics", "/RUN/timing", "/RUN/samples", "/../usage"])
-async def test_numbers_beyond_the_databases_are_no_error_of_the_server(api, run_id, page):
+@pytest.mark.parametrize(
+    "page, names",
+    [
+        ("", "limit cursor"),
+        ("/RUN/metrics", "after logged_after limit"),
+        ("/RUN/timing", "seconds"),
+        ("/RUN/samples", "before limit"),
+        ("/../usage", "hours"),
+    ],
+)
+async def test_numbers_beyond_the_databases_are_no_error_of_the_server(api, run_id, page, names):
     address = f"http://server/console/api/runs{page.replace('RUN', run_id)}"
-    for name in ("after", "limit", "cursor", "before", "hours", "seconds"):
+    for name in names.split():
         for number in (-(10**30), -1, 0, 2**63 - 1, 2**63, 10**30):
             answer = await api.get(f"{address}?{name}={number}")
             assert answer.status_code == 200, (name, number)

@@ -5,6 +5,7 @@ from sqlalchemy import update
 from spmd_tx.coordinator.runtime.mesh_record import ProgramRecord
 from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from tests.coordinator.conftest import FakeGroup
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, step
 from tests.coordinator.http.routes import FINISH
 
@@ -26,15 +27,15 @@ async def test_only_admins_see_the_server(client_for):
 
 
 async def test_generations_have_the_reason_for_their_end(api, services):
-    record = services.health.record
-    before = await page(api)
+    record = services.health.groups[0].record
+    (before,) = (await page(api))["groups"]
     assert (before["mesh"], before["memory"], before["generations"]) == ({}, None, [])
     record.began(1, {"fsdp": 2, "ep": 1, "tp": 1}, ["node-a", "node-b"])
     record.ready("2 x cpu", PLAN)
     record.lost("worker 1 on node-b was killed by signal 9 (SIGKILL)")
     record.began(2, {"fsdp": 2, "ep": 1, "tp": 1}, ["node-a", "node-b"])
     record.programs.append(ProgramRecord("decode 8x256", 1.5, 7.0, 1, None))
-    found = await page(api)
+    (found,) = (await page(api))["groups"]
     assert [(each["number"], each["reason"]) for each in found["generations"]] == [
         (2, None),
         (1, "worker 1 on node-b was killed by signal 9 (SIGKILL)"),
@@ -104,3 +105,19 @@ async def test_the_disk_is_shown_as_measured(api, services):
     disk = (await page(api))["disk"]
     assert (disk["bytes_by_kind"], disk["problem"]) == ({"payloads": 7}, None)
     assert disk["free_bytes"] > 0
+
+
+async def test_each_group_has_its_own_state_and_work(api, services, model_id):
+    failed = "failed, and tried again later: no weights"
+    services.health.groups.append(FakeGroup("teacher", "large", "large", "failed", failed, "sample"))
+    services.health.groups[1].record.began(1, {"fsdp": 1, "ep": 1, "tp": 4}, ["node-c"])
+    services.scheduler.is_paused = True
+    ids = [await step(api, model_id, seq_id) for seq_id in (1, 2)]
+    services.queue.note("sent", ids[:1])
+    services.queue.worked(ids[:1], 2.0)
+    main, teacher = (found := await page(api))["groups"]
+    assert (main["waiting"], main["running"], teacher["waiting"], teacher["running"]) == (1, 1, 0, 0)
+    assert main["busy"] > 0 == teacher["busy"]
+    assert (main["role"], teacher["role"]) == ("train and sample", "sample")
+    assert (teacher["state"], teacher["phase"], teacher["hosts"]) == ("failed", failed, ["node-c"])
+    assert found["throughput"] == [] or max(each["busy"] for each in found["throughput"]) <= 0.5

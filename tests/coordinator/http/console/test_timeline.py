@@ -1,6 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.http.console import timeline
+from tests.coordinator.conftest import FakeGroup
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -72,6 +73,24 @@ async def test_a_run_waits_for_workers_to_start(api, services, model_id):
     services.queue.at_work()[0].times.accepted_at -= 60.0
     (share,) = (await timing(api, model_id))["shares"]
     assert share["cause"] == "restart"
+
+
+async def test_a_run_does_not_wait_for_workers_of_other_base_models(api, services, model_id):
+    teacher = FakeGroup("teacher", "large", "large")
+    services.health.groups.append(teacher)
+    services.health.record.began(1, {}, [])
+    services.health.record.ready("1 x cpu", None)
+    services.health.record.generations[0].began_at -= 60.0
+    services.health.record.generations[0].ready_at -= 60.0
+    teacher.record.began(2, {}, [])
+    teacher.record.generations[0].began_at -= 60.0
+    services.scheduler.is_paused = True
+    await step(api, model_id, 1)
+    services.queue.at_work()[0].times.accepted_at -= 60.0
+    services.queue.recent.worked({("another session", "its sampler")}, 60.0, "teacher")
+    found = await timing(api, model_id)
+    assert [share["cause"] for share in found["shares"]] == ["server"]
+    assert found["group"] == {"name": "main", "is_only": False, "state": "ready", "phase": "running"}
 
 
 async def test_samplers_count_but_for_those_of_other_models(api, session_id, model_id):

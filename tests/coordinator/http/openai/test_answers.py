@@ -7,7 +7,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from spmd_tx.coordinator.http.openai import answers, choices, schemas, writing
+from spmd_tx.coordinator.http.openai import answers, schemas
 from spmd_tx.coordinator.http.openai.answers import (
     Answering,
     ChatFormat,
@@ -15,8 +15,10 @@ from spmd_tx.coordinator.http.openai.answers import (
     TokenTextCache,
     WholeAnswer,
 )
-from spmd_tx.coordinator.http.openai.choices import ChoiceProgress
-from spmd_tx.coordinator.http.openai.detokenize import SampleText
+from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
+from spmd_tx.coordinator.http.text_generation import choices
+from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
+from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, TopLogprobs
 
 USAGE = schemas.CompletionUsage(3, 14, 17)
@@ -68,7 +70,7 @@ def test_a_whole_answer_is_the_same_in_any_pieces(
         form = form_of(kind, tokenizer, has_logprobs, has_token_ids, width)
         answer = WholeAnswer(form)
         parts = parts_of(sequences, tokenizer, most, width > 0, kind is CompletionFormat)
-        pieces = [writing.of_whole(answer, [part]) for part in parts]
+        pieces = [answer.piece([part]) for part in parts]
         return json.loads(answer.begin() + b"".join(pieces) + answer.end(USAGE))
 
     whole = written(1000)
@@ -96,11 +98,11 @@ def logprobs_of(choice):
 def test_the_events_of_a_stream_add_up_to_the_whole_answer(tokenizer, sequences, kind):
     form = form_of(kind, tokenizer, True, True, 5)
     parts = list(parts_of(sequences, tokenizer, 2, True, kind is CompletionFormat))
-    text = writing.events(form, parts).decode()
+    text = CompletionEvents(form, [0, 1], wants_usage=False).piece(parts).decode()
     events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
     answer = WholeAnswer(form_of(kind, tokenizer, True, True, 5))
     again = list(parts_of(sequences, tokenizer, 1000, True, kind is CompletionFormat))
-    whole = json.loads(answer.begin() + writing.of_whole(answer, again) + answer.end(USAGE))
+    whole = json.loads(answer.begin() + answer.piece(again) + answer.end(USAGE))
     for choice in whole["choices"]:
         mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == choice["index"]]
         for name in choice["logprobs"]:

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from spmd_tx.coordinator.http.openai import routes, writing
+from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
+from spmd_tx.coordinator.http.text_generation import event_streams
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
@@ -101,7 +102,7 @@ async def test_content_is_null_beside_nothing_but_calls(draw):
 
 @pytest.mark.parametrize("most", [1, 3, 1000])
 async def test_a_stream_adds_up_to_the_whole_answer(draw, oai, monkeypatch, most):
-    monkeypatch.setattr("spmd_tx.coordinator.http.openai.stream.PIECE_COST", 16 * most)
+    monkeypatch.setattr("spmd_tx.coordinator.http.text_generation.sample_stream.PIECE_COST", 16 * most)
     asked = {"n": 2, "logprobs": True, "return_token_ids": True}
     whole = (await draw(ANSWER, **asked)).json()
     streamed = events(await draw(ANSWER, stream=True, stream_options={"include_usage": True}, **asked))
@@ -217,8 +218,8 @@ async def test_a_conversation_without_room_for_an_answer_is_refused_in_the_words
 
 
 async def test_a_call_that_takes_long_to_write_gets_signs_of_life(draw, monkeypatch):
-    monkeypatch.setattr(routes, "KEEP_ALIVE_SECONDS", -1.0)
-    monkeypatch.setattr("spmd_tx.coordinator.http.openai.stream.PIECE_COST", 16)
+    monkeypatch.setattr(event_streams, "KEEP_ALIVE_SECONDS", -1.0)
+    monkeypatch.setattr("spmd_tx.coordinator.http.text_generation.sample_stream.PIECE_COST", 16)
     assert ": still working\n\n" in (await draw(CALLS, stream=True)).text
 
 
@@ -226,7 +227,7 @@ async def test_a_stream_that_fails_unforeseen_says_so_in_an_event(draw, monkeypa
     def fail(*_):
         raise ZeroDivisionError("nobody has seen this coming")
 
-    monkeypatch.setattr(writing, "events", fail)
+    monkeypatch.setattr(CompletionEvents, "piece", fail)
     error = events(await draw("seen", stream=True))[-1]["error"]
     assert (error["type"], "internal error" in error["message"]) == ("server_error", True)
 
@@ -236,8 +237,12 @@ REFUSED = [
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0]"),
     ({"tools": [LOOK, {"type": "function", "function": {"name": "f", "parameters": [1]}}]}, "tools[1]"),
     ({"tools": LOOK}, "tools"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": LOOK}, "tool_choice"),
+    ({"tool_choice": "required", "tools": []}, "tool_choice"),
+    ({"tool_choice": "must"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "tool_choice"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"grammar": "start: A", "tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice"),
     ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ({"reasoning_effort": "low"}, "reasoning_effort"),
     ({"min_p": 0.5}, "min_p"),

@@ -18,7 +18,7 @@ def oai(api):
 
 
 async def test_where_there_is_no_route_the_error_has_openais_form(oai):
-    paths = ("/oai", "/oai/", "/oai/api", "/oai/api/v1", "responses", "embeddings", "chat", "files/x")
+    paths = ("/oai", "/oai/", "/oai/api", "/oai/api/v1", "responses/x", "embeddings", "chat", "files/x")
     for method, path in product(("GET", "POST", "PUT", "DELETE", "PATCH"), paths):
         response = await oai.request(method, path, json={})
         error = response.json()["error"]

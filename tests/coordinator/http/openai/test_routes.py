@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.coordinator.http.openai import stream, writing
+from spmd_tx.coordinator.http.text_generation import sample_stream, writing
 from spmd_tx.coordinator.requests.records import Failed, Finished
 from spmd_tx.coordinator.wire.sampling_protobuf import (
     SampledSequence,
@@ -60,7 +60,13 @@ class SampleByHand:
             await asyncio.sleep(0.001)
         tokens, logprobs = self.tokens[:count], [LOGPROB] * count
         sample = SimpleNamespace(
-            job=job, index=0, tokens=tokens, logprobs=logprobs, top_of=lambda *_: None, stop_reason=None
+            job=job,
+            index=0,
+            tokens=tokens,
+            logprobs=logprobs,
+            top_of=lambda *_: None,
+            stop_reason=None,
+            forced=(),
         )
         self.services.progress.hear(sample)
         while watches[job.request_id].changed.is_set():
@@ -128,7 +134,7 @@ async def test_a_stream_without_any_progress_is_the_result(drawn):
 
 
 async def test_a_client_that_waits_long_gets_signs_of_life(drawn, monkeypatch):
-    monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(sample_stream, "KEEP_ALIVE_SECONDS", 0.01)
     await drawn.draw(1)
     await asyncio.sleep(0.1)
     await drawn.end()

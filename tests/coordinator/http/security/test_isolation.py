@@ -62,7 +62,8 @@ async def set_up(client) -> Ids:
     request = await result("asample", **sample(ids, seq_id=1))
     upload = {"base_model": BASE_MODEL, "lora_config": lora}
     started = await client.post("external_weights_upload_start", json=upload)
-    return Ids(session, request, upload=started.raise_for_status().json()["upload_id"])
+    trajectory = (await client.post("trajectories", json={})).raise_for_status().json()["id"]
+    return Ids(session, request, ids.name, started.raise_for_status().json()["upload_id"], trajectory)
 
 
 @pytest.fixture
@@ -86,13 +87,14 @@ async def his(mallory) -> Ids:
 
 
 def nobodys() -> Ids:
-    return Ids(str(uuid.uuid4()), uuid.uuid4().hex, upload=str(uuid.uuid4()))
+    trajectory = f"trj_{uuid.uuid4().hex[:24]}"
+    return Ids(str(uuid.uuid4()), uuid.uuid4().hex, upload=str(uuid.uuid4()), trajectory=trajectory)
 
 
 def told(response, ids: Ids):
     """Status and body, whatever the ids are."""
     text = response.text
-    for name in ("session", "request", "upload"):
+    for name in ("session", "request", "upload", "trajectory"):
         text = text.replace(getattr(ids, name), name)
     return response.status_code, text, response.headers["content-type"]
 
@@ -180,7 +182,7 @@ async def test_reports_show_only_what_is_the_callers(alice, mallory, client_for,
             {
                 entry["event_details"]["session_id"]
                 for entry in entries
-                if "key" not in entry["event_details"]
+                if not entry["event_details"].keys() & {"key", "trajectory"}
             },
         ]
         owners = [
@@ -275,6 +277,26 @@ async def test_a_read_only_key_is_refused_wherever_something_would_change(client
         else:
             assert response.status_code == 403, route
             assert "may only read" in complaint_of(response)
+
+
+@sqlite_only
+async def test_a_key_of_a_trajectory_opens_nothing_but_its_own_address(client_for, alice, hers, his):
+    """Not even what is its owner's."""
+    made = await alice.post(f"trajectories/{hers.trajectory}/keys", json={})
+    sandbox = await client_for("alice")
+    sandbox.headers["x-api-key"] = made.raise_for_status().json()["key"]
+    bodies = {route: body(hers, hers) for route, (body, *_) in WITH_IDS.items()} | WITHOUT_IDS
+    bodies |= dict.fromkeys((LISTINGS | ADMIN) - {STREAM})
+    opened = set()
+    for route, body in bodies.items():
+        response = await send(sandbox, route, hers, body)
+        if "/in/{trajectory}/" in route[1]:
+            opened.add(response.status_code)
+            assert (await send(sandbox, route, his, body)).status_code in (403, 404), route
+        else:
+            assert response.status_code == 403, route
+            assert "can only sample in one trajectory" in response.text
+    assert 200 in opened
 
 
 @sqlite_only

@@ -20,10 +20,14 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuz
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
 SHAPES = TrainingShapes(1, 256, (128,), 128, AttentionCost(5e-4))
 LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
-INPUTS = "target_tokens weights logprobs advantages clip_low_threshold clip_high_threshold mask \xf6".split()
+INPUTS = (
+    *("target_tokens", "weights", "logprobs", "advantages", "sequence_ratio_mask"),
+    *("clip_low_threshold", "clip_high_threshold", "mask", "\xf6"),
+)
 WANTED = {
     "cross_entropy": ["target_tokens", "weights"],
     "ppo": ["target_tokens", "logprobs", "advantages"],
+    "gspo": ["target_tokens", "logprobs", "advantages", "sequence_ratio_mask"],
 }
 SETTINGS = "clip_low_threshold clip_high_threshold beta kl_coeff nonsense".split()
 DTYPES = {pb.DTYPE_FLOAT32: "<f4", pb.DTYPE_INT64: "<i8", pb.DTYPE_INT32: "<i4"}

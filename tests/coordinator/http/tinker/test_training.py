@@ -151,9 +151,13 @@ async def test_the_number_of_a_refused_request_is_used_up(api, model_id, service
     assert services.scheduler.consumed == [(model_id, 3)]
 
 
-async def test_fields_of_later_versions_are_ignored(api, model_id):
-    body = {"model_id": model_id, "seq_id": 1, "adam_params": {"invented_later": 1}, "also_new": {}}
+async def test_fields_of_later_versions_are_taken_as_long_as_they_say_nothing(api, model_id):
+    body = {"model_id": model_id, "seq_id": 1, "adam_params": {"invented_later": 0}, "also_new": {}}
     assert (await api.post("optim_step", json=body)).status_code == 200
+    body["adam_params"]["invented_later"] = 1
+    refused = await api.post("optim_step", json=body | {"seq_id": 2})
+    assert refused.status_code == 400
+    assert "invented_later" in refused.json()["detail"]
 
 
 async def test_a_model_of_a_finished_session_fails_its_requests_through_the_future(

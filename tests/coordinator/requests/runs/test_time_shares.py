@@ -116,10 +116,11 @@ def test_the_seconds_of_a_command_are_in_the_slices_in_which_it_ran(monkeypatch)
     monkeypatch.setattr(recent.clock, "now", lambda: 112.0)
     work = RecentWork()
     work.worked({("s", "m"), ("t", "n")}, 9.0)
-    work.worked({("t", "n")}, 1.0)
+    work.worked({("t", "n")}, 1.0, "teacher")
     work.worked((), 2.0)  # of no request
     assert [work.devices(at).total for at in (99.0, 100.0, 107.0, 112.0)] == [0.0, 2.0, 5.0, 3.0]
     assert work.devices(112.0).by_line == {("s", "m"): 2.0, ("t", "n"): 3.0}
+    assert work.devices(112.0).by_group == {"main": 2.0, "teacher": 1.0}
 
 
 def test_what_is_old_or_too_much_is_forgotten(monkeypatch):

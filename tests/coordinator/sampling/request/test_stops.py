@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from spmd_tx.coordinator.http.openai.detokenize import Detokenizer
+from spmd_tx.coordinator.http.text_generation.detokenize import Detokenizer
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch, stop_rule
 
 END_OF_TEXT = (7, 9)

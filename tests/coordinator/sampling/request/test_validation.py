@@ -58,6 +58,8 @@ def test_another_optimizer_is_refused_by_name():
         check_adam(OptimStepRequest("m", 1, optimizer_params={"type": "dimuon", "learning_rate": 1e-3}))
     with pytest.raises(InvalidRequest, match="'dimuon'; this service has 'adamw' only"):
         check_lora(LoraConfig(rank=1), OptimizerConfig("dimuon"), LIMITS)
+    with pytest.raises(InvalidRequest, match="version is 1; AdamW has none"):
+        check_lora(LoraConfig(rank=1), OptimizerConfig(version=1), LIMITS)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,7 @@ def sample(*prompt: int, num_samples: int = 1, **params) -> SampleRequest:
         (sample(1, 100), "the prompt has the token ID 100; IDs of this model are 0 to 99"),
         (sample(1, -5), "the prompt has the token ID -5"),
         (SampleRequest(ModelInput([ModelInputChunk(data="aGk=")])), "a chunk of kind 'image'; this model"),
+        (SampleRequest(ModelInput([ModelInputChunk(tokens=[1], data="aGk=")])), "a chunk of kind 'unknown'"),
         (sample(*range(8)), "the prompt is too long: it has 8 tokens and the context holds 8"),
         (sample(1, 2, 3, max_tokens=6), "6: it has 3 tokens and the context holds 8; send max_tokens 5"),
         (sample(1, max_tokens=0), "max_tokens is 0"),

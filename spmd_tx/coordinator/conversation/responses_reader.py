@@ -1,0 +1,172 @@
+"""Reads conversations from the items of OpenAI's Responses. Pure; raises InvalidRequest.
+
+An assistant's turn is a run of items. Items that say nothing to a model are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from spmd_tx.coordinator.conversation.messages import (
+    ASSISTANT,
+    DEVELOPER,
+    SYSTEM,
+    TOOL,
+    USER,
+    Conversation,
+    Fields,
+    Message,
+    OpenSeal,
+    ToolCall,
+    in_order_of_calls,
+    shown,
+)
+from spmd_tx.coordinator.conversation.responses_tools import OfferedTools
+from spmd_tx.errors import WrongField
+
+ROLES = frozenset({USER, ASSISTANT, SYSTEM, DEVELOPER})
+TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
+MESSAGE, REASONING = "message", "reasoning"
+CALLS = frozenset({"function_call", "custom_tool_call"})
+OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
+REFERENCE = "item_reference"  # to an item that a server has stored
+
+
+def read_items(
+    instructions: str | None,
+    items: str | Sequence[Any],
+    tools: OfferedTools,
+    has_parallel_calls: bool,
+    open_seal: OpenSeal,
+    earlier: Sequence[Message] = (),
+) -> Conversation:
+    """Read a conversation; ``earlier`` is what the input goes on from."""
+    reader = _Reader(open_seal)
+    if instructions:
+        reader.messages.append(Message(SYSTEM, instructions))
+    reader.go_on_from(earlier)
+    if isinstance(items, str):
+        reader.messages.append(Message(USER, items))
+        items = []
+    for number, item in enumerate(items):
+        reader.item(f"input[{number}]", item)
+    reader.end_turn()
+    return Conversation(
+        tuple(in_order_of_calls(reader.messages)),
+        tools.tools,
+        has_parallel_calls,
+        has_own_instructions=bool(instructions),
+    )
+
+
+@dataclass
+class _Reader:
+    open_seal: OpenSeal
+    messages: list[Message] = field(default_factory=list)
+    _turn: Message | None = None  # of the assistant, as far as it is read
+    _calls: frozenset[str] = frozenset()  # ids of the latest turn
+
+    def go_on_from(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+        last = messages[-1] if messages else Message(USER)
+        self._calls = frozenset(call.id for call in last.calls if call.id is not None)
+
+    def item(self, place: str, item: Any) -> None:
+        if not isinstance(item, dict):
+            raise WrongField(f"{place} is {shown(item)}; send an item", place)
+        kind = item.get("type", MESSAGE)
+        if kind == MESSAGE:
+            self._message(place, item)
+        elif kind == REASONING:
+            self._reasoning(place, item)
+        elif kind in CALLS:
+            self._call(place, item, kind)
+        elif kind in OUTPUTS:
+            self._output(place, item)
+        elif kind == REFERENCE:
+            raise WrongField(
+                f"{place} refers to an item, and this server stores none; send the item itself",
+                place,
+            )
+
+    def end_turn(self) -> None:
+        if self._turn is not None:
+            self._calls = frozenset(call.id for call in self._turn.calls if call.id is not None)
+            self.messages.append(self._turn)
+            self._turn = None
+
+    def _message(self, place: str, item: Fields) -> None:
+        role = item.get("role")
+        if role not in ROLES:
+            raise WrongField(f"{place}.role is {shown(role)}; send one of {', '.join(sorted(ROLES))}", place)
+        text = _text(f"{place}.content", item.get("content"), between="" if role == ASSISTANT else "\n")
+        if role == ASSISTANT:
+            turn = self._turn or Message(ASSISTANT)
+            self._turn = replace(turn, text=turn.text + text)
+        elif text or role == USER:
+            self.end_turn()
+            self.messages.append(Message(role, text))
+
+    def _reasoning(self, place: str, item: Fields) -> None:
+        sealed = item.get("encrypted_content")
+        turn_id = self.open_seal(sealed) if isinstance(sealed, str) else None
+        turn = self._turn
+        if turn is not None and (turn.text or turn.calls) and (turn_id is None or turn_id != turn.turn_id):
+            self.end_turn()  # reasoning begins a turn
+        turn = self._turn or Message(ASSISTANT)
+        key = "content" if item.get("content") else "summary"
+        text = _text(f"{place}.{key}", item.get(key), between="\n\n")
+        self._turn = replace(turn, reasoning=turn.reasoning + text, turn_id=turn.turn_id or turn_id)
+
+    def _call(self, place: str, item: Fields, kind: str) -> None:
+        id, name = _field(place, item, "call_id"), _field(place, item, "name")
+        if kind == "function_call":
+            arguments = _field(place, item, "arguments")
+        else:
+            arguments = msgspec.json.encode({"input": _field(place, item, "input")}).decode()
+        space = item.get("namespace")
+        name = OfferedTools.joined(space, name) if isinstance(space, str) else name
+        turn = self._turn or Message(ASSISTANT)
+        self._turn = replace(turn, calls=(*turn.calls, ToolCall(id, name, arguments)))
+
+    def _output(self, place: str, item: Fields) -> None:
+        self.end_turn()
+        id = _field(place, item, "call_id")
+        if id not in self._calls:
+            raise WrongField(
+                f"{place}.call_id {shown(id)} is of no call in the turn before it; send outputs right behind "
+                "their calls",
+                f"{place}.call_id",
+            )
+        self.messages.append(Message(TOOL, _text(f"{place}.output", item.get("output"), "\n"), call_id=id))
+
+
+def _field(place: str, item: Fields, key: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise WrongField(f"{place}.{key} is {shown(value)}; send a text", f"{place}.{key}")
+    return value
+
+
+def _text(place: str, content: Any, between: str) -> str:
+    """Return the text of a content, whose parts are texts."""
+    if isinstance(content, str | None):
+        return content or ""
+    if not isinstance(content, list):
+        raise WrongField(f"{place} is {shown(content)}; send a text, or a list of parts", place)
+    texts = list[str]()
+    for number, part in enumerate(content):
+        kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
+        if kind == "refusal" and isinstance(part, dict):
+            text = part.get("refusal")
+        elif kind not in TEXTS:
+            text = None
+        if not isinstance(text, str):
+            raise WrongField(
+                f"{place}[{number}] is a part of type {shown(kind)}; this model takes parts of text",
+                f"{place}[{number}]",
+            )
+        texts.append(text)
+    return between.join(texts)

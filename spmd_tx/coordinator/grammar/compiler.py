@@ -1,0 +1,199 @@
+"""Compiles grammars, with limits on what one may cost, and keeps the latest.
+
+A client's grammar may cost any time, and nest so deep that the compiler ends its process. So each one is
+tried in a child process first, and compiled in a thread when it is known what that takes.
+"""
+
+import asyncio
+import functools
+import hashlib
+import math
+import re
+import resource
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.conversation.messages import Conversation
+from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_grammar
+from spmd_tx.coordinator.grammar.constraints import Constraint
+from spmd_tx.coordinator.grammar.guide import Guide
+from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
+from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
+from spmd_tx.coordinator.text.prompt_texts import PromptTexts, lasting_model_text
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+
+TAIL = 64  # tokens of a prompt, which show what a reply begins in
+KEPT = 64  # compiled grammars
+SILENT = 0  # of llguidance's levels of logging
+MOST_SHOWN = 300  # characters of what it says of a grammar that cannot be compiled
+# Some 2 kB each; more than that would be built up by a token's mask, over many tokens.
+LEXER_STATES = 50_000
+MOST_SECONDS = 1.0  # of processor time, for one grammar
+TRIAL_STACK = 1 << 20  # bytes; threads have 2 MiB at least, so that what fits there fits here
+
+_HERE = "spmd_tx.coordinator.grammar.compiler"
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+
+
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """Holds a compiled grammar, from which every sample starts."""
+
+    matcher: LLMatcher
+    vocab_size: int
+
+    def guide(self, stops: Collection[int], *, is_cautious: bool) -> Guide:
+        """Return a guide for a sample that these tokens end."""
+        return Guide(self.matcher.deep_copy(), stops, self.vocab_size, is_cautious=is_cautious)
+
+
+class Grammars:
+    """Compiles grammars for one base model."""
+
+    def __init__(
+        self, text: LazyModelText, vocab_size: int, most_bytes: int, prompt_texts: PromptTexts
+    ) -> None:
+        """Grammars are tried in the child processes of ``prompt_texts``."""
+        self._text, self._vocab_size, self._most_bytes = text, vocab_size, most_bytes
+        self._prompt_texts = prompt_texts
+        self._reading: asyncio.Task[LLTokenizer] | None = None
+        self._kept = OrderedDict[bytes, CompiledGrammar]()
+
+    async def of_answer(
+        self, constraint: Constraint, conversation: Conversation, prompt: Sequence[int]
+    ) -> str | None:
+        """Return the grammar of the answer to a conversation with this prompt; None: the answer is free.
+
+        The grammar is known to compile; a SampleRequest takes it. Raises InvalidRequest.
+        """
+        if constraint.is_empty:
+            return None
+        tokenizer, text = await self._tokenizer(), await self._text.get()
+        begun = text.tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False)
+        added = text.tokenizer.get_added_tokens_decoder()
+        special = {each.content: id for id, each in added.items() if tokenizer.is_special_token(id)}
+        start = AnswerStart(text.reply_format, begun, special)
+        try:
+            grammar = answer_grammar(constraint, conversation, start)
+        except RecursionError:
+            raise InvalidRequest(
+                "the schema of the answer, or of a tool, is nested too deeply; send a flatter one"
+            ) from None
+        if grammar is not None:
+            await self.compile(grammar)
+        return grammar
+
+    async def compile(self, source: str) -> CompiledGrammar:
+        """Compile a grammar in the dialect of Lark that llguidance reads. Raises InvalidRequest."""
+        size = len(source.encode())
+        if size > self._most_bytes:
+            raise InvalidRequest(
+                f"the grammar of the answer has {show_size(size)}, with all schemas in it; at most "
+                f"{show_size(self._most_bytes)} are allowed (the operator raises the limit grammar_bytes)"
+            )
+        key = hashlib.sha256(source.encode()).digest()
+        kept = self._kept.get(key)
+        if kept is None:
+            await self._try(source)
+            tokenizer = await self._tokenizer()
+            kept = CompiledGrammar(
+                await compute(SMALL_BYTES, compile_source, tokenizer, source), self._vocab_size
+            )
+            self._kept[key] = kept
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return kept
+
+    async def _try(self, source: str) -> None:
+        """Raise InvalidRequest for a grammar that this process cannot compile, or not soon."""
+        where = {"directory": self._prompt_texts.directory, "vocab_size": self._vocab_size}
+        try:
+            await self._prompt_texts.call_outside(f"{_HERE}:try_outside", {"source": source, **where})
+        except ForeignCodeFailed as error:
+            raise InvalidRequest(
+                f"the schema or grammar of the answer takes more than {MOST_SECONDS:g} s to compile, or "
+                "nests too deep; send a simpler one, with fewer optional properties in one object"
+            ) from error
+
+    async def _tokenizer(self) -> LLTokenizer:
+        """Read the vocabulary, once; it takes seconds for a large one."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read())
+        return await asyncio.shield(self._reading)
+
+    async def _read(self) -> LLTokenizer:
+        text = await self._text.get()
+        return await asyncio.to_thread(_read_tokenizer, text, self._vocab_size)
+
+
+def _read_tokenizer(text: ModelText, vocab_size: int) -> LLTokenizer:
+    most = max(vocab_size, text.tokenizer.get_vocab_size(with_added_tokens=True))
+    options: dict[str, Any] = {"eos_token": list(text.eos_token_ids)} if text.eos_token_ids else {}
+    return LLTokenizer(text.tokenizer.to_str(), n_vocab=most, **options)
+
+
+def compile_source(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """Compile a grammar. Raises InvalidRequest."""
+    grammar = LLMatcher.grammar_from_lark(source)
+    matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=_limits())
+    begun = matcher.deep_copy()  # what is too much for the first token is known here, and not in the loop
+    begun.compute_ff_tokens()
+    begun.compute_bitmask()
+    if begun.is_error():
+        raise InvalidRequest(_refusal(begun.get_error()))
+    return matcher
+
+
+def try_outside(source: str, directory: str, vocab_size: int) -> None:
+    """Compile a grammar in a child process, which ends if that takes too much. Raises InvalidRequest."""
+    tokenizer = _lasting_tokenizer(directory, vocab_size)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MOST_SECONDS), hard))
+    refusals = list[InvalidRequest]()
+    threading.stack_size(TRIAL_STACK)
+    trial = threading.Thread(target=_note_refusal, args=(tokenizer, source, refusals))
+    trial.start()
+    trial.join()
+    if refusals:
+        raise refusals[0]
+
+
+def _note_refusal(tokenizer: LLTokenizer, source: str, refusals: list[InvalidRequest]) -> None:
+    try:
+        compile_source(tokenizer, source)
+    except InvalidRequest as refusal:
+        refusals.append(refusal)
+
+
+@functools.cache
+def _lasting_tokenizer(directory: str, vocab_size: int) -> LLTokenizer:
+    """Read the vocabulary once in a child process that lasts."""
+    return _read_tokenizer(lasting_model_text(directory), vocab_size)
+
+
+def _refusal(problem: str) -> str:
+    """Return what is wrong with a grammar, from what llguidance says."""
+    keywords = re.search(r"Unimplemented keys: \[(.*?)\]", problem)
+    if keywords is not None:
+        return (
+            f"a strict schema has the keywords {keywords[1][:MOST_SHOWN]}, which cannot be enforced; leave "
+            "them out, or do not ask for strict: without it they are ignored"
+        )
+    if "oneOf constraints are not supported" in problem:
+        return (
+            "a strict schema has a oneOf whose alternatives may be true at once, which cannot be enforced; "
+            "write anyOf, or do not ask for strict"
+        )
+    shown = " ".join(problem.split())[:MOST_SHOWN]
+    return f"the schema or grammar of the answer cannot be used: {shown}; send another one"

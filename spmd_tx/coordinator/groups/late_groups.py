@@ -1,0 +1,93 @@
+"""Opens the groups whose base model could not be read at the start, as soon as it can be."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.served_base import BaseHistory
+from spmd_tx.coordinator.groups.group import WorkerGroup
+from spmd_tx.coordinator.groups.health import GroupRole
+from spmd_tx.coordinator.groups.run_groups import pause_after
+from spmd_tx.coordinator.runtime import log_groups
+from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
+from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
+from spmd_tx.errors import StartError
+
+logger = logging.getLogger(__name__)
+
+
+class LateGroup:
+    """Holds what is known of a group without its base model. Routes see it as one that has failed."""
+
+    state, programs = "failed", None
+
+    def __init__(self, config: ServerConfig, history: BaseHistory, problem: str) -> None:
+        self.config = config
+        self.history = history
+        self.name, self.base, self.base_key = config.group, config.model_name, history.key
+        self.problem = problem  # why its base model cannot be read
+        self.record = MeshTimeline()
+        self.joined = asyncio.Event()  # an agent has asked to join: the files may be there now
+
+    @property
+    def ready(self) -> bool:
+        return False
+
+    @property
+    def role(self) -> GroupRole:
+        return "train and sample" if self.config.trains else "sample"
+
+    def story(self) -> str:
+        return f"group {self.name} has {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        return f"failed, and tried again later: {self.problem}"
+
+
+class LateGroups:
+    """Tries them again and again."""
+
+    def __init__(
+        self, groups: Sequence[LateGroup], open_group: Callable[[LateGroup], Awaitable[WorkerGroup]]
+    ) -> None:
+        self._groups = groups
+        self._open_group = open_group
+
+    async def run(self, run_group: Callable[[WorkerGroup], Coroutine[Any, Any, None]]) -> None:
+        """Open each and run it. Ends as the first run of one does."""
+        forever = asyncio.Event().wait()  # where there are none
+        await until_one_ends([forever, *(self._open_and_run(late, run_group) for late in self._groups)])
+
+    async def _open_and_run(
+        self, late: LateGroup, run_group: Callable[[WorkerGroup], Coroutine[Any, Any, None]]
+    ) -> None:
+        with log_groups.entered(late.name):
+            failures = 0
+            while True:
+                failures += 1
+                seconds = pause_after(failures)
+                logger.error(
+                    "failed: %s; tried again in %g minutes, or when an agent joins",
+                    late.problem,
+                    seconds / 60,
+                )
+                await _either(late.joined, seconds)
+                try:
+                    group = await self._open_group(late)
+                    break
+                except StartError as error:
+                    late.problem = str(error)
+            await run_group(group)
+
+
+async def _either(event: asyncio.Event, seconds: float) -> None:
+    """Return when something has happened, or after some seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        pass
+    event.clear()

@@ -1,0 +1,49 @@
+"""Chooses the group that draws a sample, by the seconds that it would take there. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
+
+KEPT_TOGETHER_SECONDS = 10.0  # samples that begin alike, which find their prompt in one cache
+MOST_BEGINNINGS = 4096  # that are remembered
+
+
+class GroupChoice(NamedTuple):
+    """Describes a group that may take a sample."""
+
+    trains: bool
+    is_ready: bool
+    offer: SampleOffer
+
+
+def chosen(choices: Sequence[GroupChoice]) -> int:
+    """Return the index of the group for a sample.
+
+    A group that trains samples only while no other one is ready. Where none is ready, the sample waits for
+    one that only samples.
+    """
+    able = [choice.is_ready for choice in choices]
+    only_sample = [not choice.trains for choice in choices]
+    both = [ready and only for ready, only in zip(able, only_sample, strict=True)]
+    wanted = next((each for each in (both, able, only_sample) if any(each)), [True] * len(choices))
+    candidates = [index for index, is_wanted in enumerate(wanted) if is_wanted]
+    return min(candidates, key=lambda index: choices[index].offer.seconds)
+
+
+class Beginnings:
+    """Remembers where samples went of late, by how they begin. Their prompt may not be in the cache yet."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[bytes, tuple[str, float]] = OrderedDict()  # group, and when
+
+    def note(self, beginning: bytes, group: str, now: float) -> None:
+        self._last[beginning] = group, now
+        self._last.move_to_end(beginning)
+        while len(self._last) > MOST_BEGINNINGS:
+            self._last.popitem(last=False)
+
+    def group_of(self, beginning: bytes, now: float) -> str | None:
+        group, noted_at = self._last.get(beginning, (None, now))
+        return group if now - noted_at < KEPT_TOGETHER_SECONDS else None

@@ -1,0 +1,1 @@
+"""Routes of Anthropic's Messages, on top of the same requests."""

@@ -1,0 +1,174 @@
+"""Writes what a model has replied as a message of Anthropic's API, whole or as events. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+import msgspec
+from msgspec import Raw
+
+from spmd_tx.coordinator.conversation.messages_reader import CALL_ID, TOOL_USE_ID
+from spmd_tx.coordinator.http.anthropic import schemas
+from spmd_tx.coordinator.http.anthropic.errors import error_body
+from spmd_tx.coordinator.http.anthropic.schemas import Block, MessageEvent, MessageStopReason
+from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
+from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
+from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
+from spmd_tx.coordinator.http.text_generation.whole_replies import WholeReply
+from spmd_tx.coordinator.text.replies import Reasoning, ReplyContent
+
+STOP_REASONS: dict[str, MessageStopReason] = {
+    "stop": "end_turn",
+    "tool_calls": "tool_use",
+    "length": "max_tokens",
+}
+
+
+@dataclass(frozen=True)
+class MessageHead:
+    """Holds what is known of a message before it is drawn."""
+
+    id: str
+    model: str
+    seal: str  # of the turn
+    prompt_tokens: int
+
+    def message(
+        self,
+        content: Sequence[Block],
+        usage: schemas.MessageUsage,
+        stop_reason: MessageStopReason | None = None,
+        stop_sequence: str | None = None,
+    ) -> schemas.AssistantMessage:
+        return schemas.AssistantMessage(
+            id=self.id,
+            model=self.model,
+            content=content,
+            stop_reason=stop_reason,
+            stop_sequence=stop_sequence,
+            usage=usage,
+        )
+
+
+def whole_message(head: MessageHead, reply: WholeReply) -> schemas.AssistantMessage:
+    """Return the message of a whole reply."""
+    blocks = [_block(part, head.seal) for part in reply.parts]
+    return head.message(blocks, _usage(reply.usage), stop_reason(reply.finish, reply.stop), reply.stop)
+
+
+def stop_reason(finish: str, stop: str | None) -> MessageStopReason:
+    return "stop_sequence" if stop is not None and finish == "stop" else STOP_REASONS[finish]
+
+
+def _block(part: ReplyPart, seal: str) -> Block:
+    match part:
+        case Reasoning():
+            return schemas.ThinkingBlock(part.text, seal)
+        case ReplyContent():
+            return schemas.TextBlock(part.text)
+        case NumberedCall():
+            return schemas.ToolUseBlock(_id(part), part.call.name, Raw(part.call.arguments.encode()))
+        case _:
+            assert_never(part)
+
+
+def _id(call: NumberedCall) -> str:
+    return TOOL_USE_ID + call.id.removeprefix(CALL_ID)
+
+
+def _usage(spent: TokenUsage) -> schemas.MessageUsage:
+    return schemas.MessageUsage(spent.prompt - spent.cached, spent.cached, spent.sampled)
+
+
+@dataclass
+class MessageEvents:
+    """Writes one stream. Its message begins with the first token: by then it is known what was cached."""
+
+    head: MessageHead
+    cached_tokens: Callable[[], int]
+    _has_begun: bool = False
+    _open: type[ReplyPart] | None = None  # the kind of the block that is being written
+    _index: int = 0  # of that block
+    _finish: str = ""
+    _stop: str | None = None
+    _events: list[MessageEvent] = field(default_factory=list)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def piece(self, piece: Sequence[ChoiceTokens]) -> bytes:
+        for tokens in piece:
+            delta = tokens.choice.delta(tokens)
+            for part in delta.reply:
+                self._write(part)
+            if delta.finish_reason is not None:
+                self._finish, self._stop = delta.finish_reason, delta.stop
+        return self._take()
+
+    def keep_alive(self) -> bytes:
+        self._events.append(schemas.PingEvent())
+        return self._take()
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        self._close_block()
+        end = schemas.MessageEnd(stop_reason(self._finish, self._stop), self._stop)
+        self._events += [schemas.MessageDelta(end, _usage(usage)), schemas.MessageStop()]
+        return self._take()
+
+    def failure(self, message: str, status: int) -> bytes:
+        return b"event: error\ndata: " + msgspec.json.encode(error_body(message, status)) + b"\n\n"
+
+    def _write(self, part: ReplyPart) -> None:
+        kind = type(part)
+        if kind is not self._open or isinstance(part, NumberedCall):
+            self._close_block()
+            self._open = kind
+            self._events.append(schemas.BlockStart(self._index, _empty(part)))
+        self._events.append(schemas.BlockDelta(self._index, _delta(part)))
+
+    def _close_block(self) -> None:
+        if self._open is None:
+            return
+        if self._open is Reasoning:
+            self._events.append(schemas.BlockDelta(self._index, schemas.SignatureDelta(self.head.seal)))
+        self._events.append(schemas.BlockStop(self._index))
+        self._index, self._open = self._index + 1, None
+
+    def _take(self) -> bytes:
+        events, self._events = self._events, []
+        if not self._has_begun:
+            self._has_begun, cached = True, self.cached_tokens()
+            usage = schemas.MessageUsage(self.head.prompt_tokens - cached, cached, 0)
+            events = [schemas.MessageStart(self.head.message([], usage)), *events]
+        return b"".join(map(_encoded, events))
+
+
+def _empty(part: ReplyPart) -> Block:
+    match part:
+        case Reasoning():
+            return schemas.ThinkingBlock("", "")
+        case ReplyContent():
+            return schemas.TextBlock("")
+        case NumberedCall():
+            return schemas.ToolUseBlock(_id(part), part.call.name, Raw(b"{}"))
+        case _:
+            assert_never(part)
+
+
+def _delta(
+    part: ReplyPart,
+) -> schemas.ThinkingDelta | schemas.ContentTextDelta | schemas.InputDelta:
+    match part:
+        case Reasoning():
+            return schemas.ThinkingDelta(part.text)
+        case ReplyContent():
+            return schemas.ContentTextDelta(part.text)
+        case NumberedCall():
+            return schemas.InputDelta(part.call.arguments)
+        case _:
+            assert_never(part)
+
+
+def _encoded(event: MessageEvent) -> bytes:
+    name = str(event.__struct_config__.tag)
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"

@@ -1,0 +1,102 @@
+"""Routes of Anthropic's API: messages, the count of their tokens, and models."""
+
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import msgspec
+from litestar import Controller, Request, Response, get, post
+from litestar.params import FromPath, JSONBody
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator.catalog import listings
+from spmd_tx.coordinator.http.anthropic import blocks, fields, prompting
+from spmd_tx.coordinator.http.anthropic.blocks import MessageEvents, MessageHead
+from spmd_tx.coordinator.http.anthropic.schemas import (
+    MessagesRequest,
+    ModelEntries,
+    ModelEntry,
+    TokenCount,
+    TokenCountRequest,
+)
+from spmd_tx.coordinator.http.authentication import PROMPTS, READS
+from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
+from spmd_tx.coordinator.http.text_generation.generation import begin_chat
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
+from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
+from spmd_tx.coordinator.wire.training_protobuf import JSON
+
+
+class MessagesController(Controller):
+    path = "/anthropic/api/v1"
+
+    @get("/models")
+    async def entries(self, services: Service, access: Accessible) -> ModelEntries:
+        """List the base models, and the newest checkpoints that can be sampled."""
+        base = [_entry(name, 0) for each in services.bases.all for name in each.names.names]
+        checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
+        data = [*base, *(_entry(row.tinker_path, row.created_at) for row in checkpoints)]
+        return ModelEntries(data, data[0].id, data[-1].id)
+
+    @get("/models/{model:path}")
+    async def entry(
+        self, model: FromPath[Path], request: Request, services: Service, access: Accessible
+    ) -> ModelEntry:
+        """Return the base model, or a checkpoint that can be sampled."""
+        sent = unquote(request.scope["raw_path"].decode("latin-1").partition("/models/")[2])
+        name = sent or str(model)
+        weights = await services.implicit_samplers.find(name, access)
+        return _entry(name, weights.saved_at)
+
+    @post("/messages/count_tokens", status_code=HTTP_200_OK, opt=PROMPTS | READS)
+    async def count_tokens(
+        self, data: JSONBody[TokenCountRequest], request: Request, services: Service, access: Accessible
+    ) -> TokenCount:
+        """Count the tokens of a prompt."""
+        body = await request.body()
+        fields.check(body, data)
+        base = (await services.implicit_samplers.find(data.model, access)).base
+        open_seal = partial(services.turn_seals.open, access.caller.owner)
+        return TokenCount(len((await prompting.make(data, [], len(body), base, open_seal)).tokens))
+
+    @post("/messages", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
+    async def messages(
+        self, data: JSONBody[MessagesRequest], request: Request, services: Service, access: Accessible
+    ) -> Response[Any]:
+        """Write the next message of a conversation."""
+        body, owner = await request.body(), access.caller.owner
+        kept = await kept_turns(request, services, access, "messages", data.model)
+        data = with_settings(data, kept)
+        fields.check(body, data)
+        sampler = await services.implicit_samplers.of(data.model, access)
+        stops, base = data.stop_sequences or [], sampler.base
+        open_seal = partial(services.turn_seals.open, owner)
+        prompt = await prompting.make(data, stops, len(body), base, open_seal, kept)
+        settings = DrawSettings(
+            stops=stops, temperature=data.temperature, top_k=data.top_k, top_p=data.top_p, seed=data.seed
+        )
+        ends = prompt.text.eos_token_ids
+        sample = chat_sample(prompt.tokens, settings, data.max_tokens, ends, base.limits)
+        call = await begin_chat(prompt, sample, sampler, services, access)
+        (request_id,) = call.stream.request_ids
+        seal = services.turn_seals.seal(owner, f"{request_id}:0")
+        head = MessageHead(f"msg_{request_id}", data.model, seal, len(prompt.tokens))
+        if data.stream:
+            return stream_events(call, MessageEvents(head, call.stream.cached_so_far))
+        message = blocks.whole_message(head, await whole_reply(call, request))
+        return Response(msgspec.json.encode(message), media_type=JSON)
+
+
+class MessagesInTrajectoryController(MessagesController):
+    """The same routes below the base URL of a trajectory, which keeps what is sampled."""
+
+    path = "/anthropic/api/in/{trajectory:str}/v1"
+    guards = (of_this_trajectory,)
+
+
+def _entry(name: str, created_at: float) -> ModelEntry:
+    return ModelEntry(name, name, datetime.fromtimestamp(created_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))

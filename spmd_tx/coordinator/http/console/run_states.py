@@ -1,0 +1,71 @@
+"""Gathers from memory how the runs of one answer are."""
+
+from collections import defaultdict
+
+from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.requests.runs import run_health
+from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
+from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
+from spmd_tx.coordinator.wire.console.runs import RunHealth
+
+MOST_REASONS = 10  # of an answer, since finding out why a request waits takes a while
+TRAINING_RUN = ":train:"  # in the ids of models, and not in those of samplers
+
+
+class RunStates:
+    """Knows the requests of the last minutes by session."""
+
+    def __init__(self, services: Services) -> None:
+        self._services, self._now, self._reasons = services, clock.now(), 0
+        self._unfinished = defaultdict[str, list[Timed]](list)
+        self._ended = defaultdict[str, list[Timed]](list)
+        for timed in services.queue.at_work():
+            self._unfinished[timed.request.session_id].append(timed)
+        for timed in services.queue.recent.ended_since(self._now - KEPT_SECONDS):
+            self._ended[timed.request.session_id].append(timed)
+
+    def health(self, model: ModelRow, session: SessionRow) -> RunHealth:
+        """Say how a run is."""
+        if session.ended_at is not None:
+            ended = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
+            return run_health.of_ended(ended)
+        unfinished = _of_run(self._unfinished[session.id], model)
+        ended = _of_run(self._ended[session.id], model)
+        last = max((timed.finished_at or 0.0 for timed in ended), default=model.created_at)
+        is_waiting = all(timed.times.sent_at is None for timed in unfinished)
+        return run_health.of_open(
+            OpenRun(
+                unheard=self._services.catalog.unheard_seconds(session.id),
+                idle=self._now - last,
+                workers=self._workers(model),
+                is_waiting=is_waiting,
+                has_requests=bool(unfinished),
+                reason=self._reason(unfinished[0]) if unfinished and is_waiting else None,
+                failed=sum(timed.tokens is None for timed in ended),
+            )
+        )
+
+    def _workers(self, model: ModelRow) -> str | None:
+        """Say what the workers of a run's base model do instead of running commands."""
+        base = self._services.bases.key_of_row(model.base_model)
+        groups = [group for group in self._services.health.groups if group.base_key == base]
+        if not groups:
+            return "its base model is not served now"
+        return None if any(group.state == "ready" for group in groups) else groups[0].phase
+
+    def _reason(self, timed: Timed) -> str | None:
+        self._reasons += 1
+        if self._reasons > MOST_REASONS:
+            return None
+        return self._services.scheduler.status(timed.request.id).reason
+
+
+def _of_run(requests: list[Timed], model: ModelRow) -> list[Timed]:
+    """Leave out those of other models of the run's session. Samplers do not say whose they are."""
+    return [
+        timed
+        for timed in requests
+        if timed.request.line == model.id or TRAINING_RUN not in timed.request.line
+    ]

@@ -1,0 +1,71 @@
+"""Fields of Responses that have no effect here: which are taken, with which values, and why. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
+from spmd_tx.coordinator.http.text_generation.field_checks import NOT_OFFERED, HarmlessFields
+from spmd_tx.errors import WrongField
+
+HARMLESS = HarmlessFields(
+    labels=frozenset(
+        {
+            "metadata",  # labels of stored answers, and none are stored
+            "client_metadata",  # the same
+            "user",  # names the caller's user; owners are known by their keys
+            "safety_identifier",  # the same
+            "prompt_cache_key",  # routes calls to a cache; prefixes are always cached here
+            "prompt_cache_retention",  # the same
+            "prompt_cache_options",  # the same
+        }
+    ),
+    defaults={
+        "background": (False,),
+        "service_tier": ("auto", "default"),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+        "stream_options": ({}, {"include_obfuscation": False}),
+        "max_tool_calls": (),
+        "conversation": (),
+        "context_management": ([],),
+        "prompt": (),
+        "moderation": (),
+    },
+    remedies={
+        "conversation": "send the whole conversation as input",
+        "truncation": "shorten the conversation in the client",
+        "top_logprobs": "send the conversation to chat/completions",
+    },
+)
+# All reasoning is in the summary.
+FORMAT_FIELDS = frozenset({"type", "name", "description", "schema", "strict"})
+REASONING_FIELDS = frozenset({"effort", "summary", "generate_summary"})
+LOGPROBS = "message.output_text.logprobs"
+
+
+def check(body: bytes, request: ResponsesRequest) -> None:
+    """Refuse fields that would be ignored otherwise. Raises InvalidRequest."""
+    HARMLESS.check(body, ResponsesRequest)
+    if LOGPROBS in (request.include or ()):
+        raise WrongField(
+            f"include {LOGPROBS} is not offered by this server; send the conversation to chat/completions",
+            "include",
+            NOT_OFFERED,
+        )
+    _only(request.reasoning, "reasoning", REASONING_FIELDS)
+    _only(request.text, "text", frozenset({"format", "verbosity"}))
+    text = request.text or {}
+    if text.get("verbosity") not in (None, "medium"):
+        raise WrongField("text.verbosity is not offered by this server; leave it out", "text.verbosity")
+    format = text.get("format") or {"type": "text"}
+    if not isinstance(format, dict):
+        raise WrongField("text.format is no object; send one with a type", "text.format")
+    _only(format, "text.format", FORMAT_FIELDS)
+
+
+def _only(value: Mapping[str, Any] | None, name: str, known: frozenset[str]) -> None:
+    for key, given in (value or {}).items():
+        if key not in known and given is not None:
+            raise WrongField(
+                f"{name}.{key:.80} is not offered by this server; leave it out", f"{name}.{key:.80}"
+            )

@@ -1,0 +1,63 @@
+"""The route of OpenAI's Responses."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+from litestar import Controller, Request, Response, post
+from litestar.params import JSONBody
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator.http.authentication import PROMPTS
+from spmd_tx.coordinator.http.openai import response_fields, response_prompting
+from spmd_tx.coordinator.http.openai.response_events import ResponseEvents
+from spmd_tx.coordinator.http.openai.response_items import ResponseHead
+from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
+from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
+from spmd_tx.coordinator.http.text_generation.generation import begin_chat
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
+from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
+from spmd_tx.coordinator.wire.training_protobuf import JSON
+
+
+class ResponsesController(Controller):
+    path = "/oai/api/v1"
+
+    @post("/responses", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
+    async def responses(
+        self, data: JSONBody[ResponsesRequest], request: Request, services: Service, access: Accessible
+    ) -> Response[Any]:
+        """Write the next turn of a conversation, which is sent as a whole or behind an earlier answer."""
+        body, owner = await request.body(), access.caller.owner
+        kept = await kept_turns(request, services, access, "responses", data.model)
+        kept = replace(kept, are_named=data.store is not False)
+        data = with_settings(data, kept)
+        response_fields.check(body, data)
+        sampler = await services.implicit_samplers.of(data.model, access)
+        base, tools = sampler.base, response_prompting.offered_tools(data)
+        open_seal = partial(services.turn_seals.open, owner)
+        prompt = await response_prompting.make(data, tools, len(body), base, open_seal, kept)
+        settings = DrawSettings(temperature=data.temperature, top_p=data.top_p, seed=data.seed)
+        ends = prompt.text.eos_token_ids
+        sample = chat_sample(prompt.tokens, settings, data.max_output_tokens, ends, base.limits)
+        call = await begin_chat(prompt, sample, sampler, services, access)
+        (request_id,) = call.stream.request_ids
+        seal = services.turn_seals.seal(owner, f"{request_id}:0")
+        head = ResponseHead(request_id, int(time.time()), seal, tools.places, data)
+        if data.stream:
+            return stream_events(call, ResponseEvents(head))
+        reply = await whole_reply(call, request)
+        items = [head.item(part, number) for number, part in enumerate(reply.parts)]
+        answer = head.ended(items, reply.finish, reply.usage)
+        return Response(msgspec.json.encode(answer), media_type=JSON)
+
+
+class ResponsesInTrajectoryController(ResponsesController):
+    """The same route below the base URL of a trajectory, which keeps what is sampled."""
+
+    path = "/oai/api/in/{trajectory:str}/v1"
+    guards = (of_this_trajectory,)

@@ -1,0 +1,83 @@
+"""Sends a call's samples as server-sent events while they are drawn. One that fails ends with an error."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from litestar import Request
+from litestar.background_tasks import BackgroundTask
+from litestar.response import Stream
+from litestar.status_codes import HTTP_500_INTERNAL_SERVER_ERROR
+
+from spmd_tx.coordinator.http.errors import status_of
+from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
+from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, TokenUsage
+from spmd_tx.coordinator.http.text_generation.sample_stream import KEEP_ALIVE_SECONDS
+from spmd_tx.coordinator.http.text_generation.writing import write
+from spmd_tx.coordinator.runtime import containment
+from spmd_tx.errors import SpmdTxError
+
+
+class EventFormat(Protocol):
+    """Writes the events of one stream in a dialect."""
+
+    def opening(self) -> bytes:
+        """Return the events before the first token."""
+        ...
+
+    def piece(self, piece: Sequence[ChoiceTokens]) -> bytes:
+        """Return the events of further tokens; none if they say nothing."""
+        ...
+
+    def keep_alive(self) -> bytes: ...
+
+    def closing(self, usage: TokenUsage) -> bytes:
+        """Return the last events of a stream that is complete."""
+        ...
+
+    def failure(self, message: str, status: int) -> bytes:
+        """Return the last events of a stream that failed; its own status has been sent already."""
+        ...
+
+
+def stream_events(call: TextGeneration, form: EventFormat) -> Stream:
+    """Answer with a call's events."""
+    # The background task closes it even if nobody begins to read the stream.
+    return Stream(
+        _events(call, form), media_type="text/event-stream", background=BackgroundTask(call.stream.close)
+    )
+
+
+async def _events(call: TextGeneration, form: EventFormat) -> AsyncIterator[bytes]:
+    clock = asyncio.get_running_loop().time
+    last = clock()
+    try:
+        if text := form.opening():
+            yield text
+        async for piece in call.stream.news(call.choices):
+            text = b"" if piece is None else await write(piece, form.piece)
+            if piece is None or (not text and clock() - last > KEEP_ALIVE_SECONDS):  # a long call is written
+                text = form.keep_alive()
+            if text:
+                last = clock()
+                yield text
+        text = form.closing(await call.usage())
+    except SpmdTxError as error:
+        text = form.failure(str(error), status_of(error))
+    except BaseException as error:
+        problem = containment.report(error, f"the stream of {', '.join(call.stream.request_ids[:1])}")
+        text = form.failure(problem, HTTP_500_INTERNAL_SERVER_ERROR)
+    finally:
+        call.stream.close()
+    yield text
+
+
+async def finished(call: TextGeneration, request: Request[Any, Any, Any]) -> None:
+    """Wait until all samples of a call are drawn, unless the client disconnects."""
+    await call.stream.finished(_hung_up(request))
+
+
+async def _hung_up(request: Request[Any, Any, Any]) -> None:
+    """Wait until the client disconnects. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,237 @@
+"""Routes of trajectories: what agents have sampled below their base URLs, to look at, reward and train on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import msgspec
+from litestar import Controller, Request, delete, get, post
+from litestar.di import NamedDependency, Provide
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.status_codes import HTTP_200_OK
+
+from spmd_tx.coordinator.http.answer_guard import in_turn
+from spmd_tx.coordinator.http.authentication import READS
+from spmd_tx.coordinator.http.public_address import base_url
+from spmd_tx.coordinator.http.security import trajectory_keys
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage.tables import TrajectoryRow
+from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.coordinator.tenancy.audit import AuditEvent
+from spmd_tx.coordinator.tenancy.callers import Caller
+from spmd_tx.coordinator.text.model_text import ModelText
+from spmd_tx.coordinator.trajectories import catalog, listing, views
+from spmd_tx.coordinator.trajectories.listing import (
+    NEWEST_FIRST,
+    TrajectoryOrder,
+    TrajectoryPlace,
+    TrajectoryQuery,
+)
+from spmd_tx.coordinator.wire.fields import StatusResponse
+from spmd_tx.coordinator.wire.page_room import PageRoom
+from spmd_tx.coordinator.wire.trajectories import (
+    CreateKeyRequest,
+    CreateTrajectoryRequest,
+    Segment,
+    SequencesRequest,
+    SequencesResponse,
+    TrajectoryEntry,
+    TrajectoryKey,
+    TrajectoryList,
+    TrajectoryReward,
+    TrajectorySort,
+    TrajectoryTree,
+)
+from spmd_tx.errors import InvalidRequest
+
+PAGE = 100  # trajectories
+MOST_REQUESTS = 50  # whose turns are shown alone
+STATES = Literal["open", "finished"]
+BASES_OF_DIALECTS = {"openai": "/oai/api/in/{}/v1", "anthropic": "/anthropic/api/in/{}"}
+
+
+def _page(
+    name: FromQuery[str] = "",
+    with_state: Annotated[STATES | None, QueryParameter(name="state")] = None,
+    search: FromQuery[str] = "",
+    sort: FromQuery[TrajectorySort] = "created",
+    ascending: FromQuery[bool] = False,
+    cursor: FromQuery[str | None] = None,
+) -> TrajectoryQuery:
+    order = TrajectoryOrder(sort, ascending)
+    after = None if cursor is None else order.place(cursor)
+    return TrajectoryQuery(name=name, search=search, state=with_state, order=order, after=after, most=PAGE)
+
+
+class TrajectoriesController(Controller):
+    path = "/api/v1/trajectories"
+
+    @post("/", status_code=HTTP_200_OK)
+    async def create_trajectory(
+        self, data: JSONBody[CreateTrajectoryRequest], services: Service, access: Accessible
+    ) -> TrajectoryEntry:
+        """Create a trajectory. The first call below its base URL does so, too."""
+        services.quotas.check_metadata(access.caller, len(msgspec.json.encode(data)))
+        if data.model is not None:
+            await services.implicit_samplers.find(data.model, access)
+        async with services.database.transaction() as db:
+            row = await catalog.create(db, access.caller, data, services.config.bounds)
+            return (await views.entries(db, [row]))[0]
+
+    @get("/", guards=[in_turn], dependencies={"page": Provide(_page, sync_to_thread=False)})
+    async def trajectories(
+        self, services: Service, access: Accessible, page: NamedDependency[TrajectoryQuery]
+    ) -> TrajectoryList:
+        """List trajectories by what their names begin with and have in them; the newest first."""
+        async with services.database.reading() as db:
+            rows = await listing.listed(db, access.caller, page)
+            entries = await views.entries(db, rows)
+        return TrajectoryList(entries, page.order.cursor(rows[-1]) if len(rows) == PAGE else None)
+
+    @get("/{trajectory_id:str}", guards=[in_turn])
+    async def trajectory(
+        self,
+        trajectory_id: FromPath[str],
+        services: Service,
+        access: Accessible,
+        tokens: FromQuery[bool] = False,
+        outline: FromQuery[bool] = False,
+        turns_of: FromQuery[str | None] = None,
+    ) -> TrajectoryTree:
+        """Return a trajectory with its turns, and with the texts and log-probabilities of sampled tokens.
+
+        With ``outline`` turns have no messages; with ``turns_of`` only those of these requests are there.
+        """
+        requests = None if turns_of is None else _requests(turns_of)
+        async with services.database.reading() as db:
+            row = await catalog.find(db, access.caller, trajectory_id)
+            (entry,) = await views.entries(db, [row])
+            if outline:
+                return TrajectoryTree(entry, views.outline_entries(await catalog.outlines_of(db, row.id)))
+            turns = await catalog.turns_of(db, row.id, requests)
+        texts = await _texts(services)
+        return TrajectoryTree(
+            entry, await asyncio.to_thread(views.turn_entries, turns, texts, with_tokens=tokens)
+        )
+
+    @post("/{trajectory_id:str}/rewards", status_code=HTTP_200_OK)
+    async def reward(
+        self,
+        trajectory_id: FromPath[str],
+        data: JSONBody[TrajectoryReward],
+        services: Service,
+        access: Accessible,
+    ) -> StatusResponse:
+        """Reward a turn, or the trajectory. A later reward replaces it."""
+        services.quotas.check_metrics(access.caller, len(msgspec.json.encode(data)))
+        async with services.database.transaction() as db:
+            await catalog.reward(db, await catalog.find(db, access.caller, trajectory_id), data)
+        return StatusResponse("ok")
+
+    @post("/{trajectory_id:str}/finish", status_code=HTTP_200_OK)
+    async def finish(
+        self, trajectory_id: FromPath[str], services: Service, access: Accessible
+    ) -> StatusResponse:
+        """Let a trajectory take no more turns."""
+        async with services.database.transaction() as db:
+            row = await catalog.find(db, access.caller, trajectory_id)
+            await catalog.finish(db, row, access.caller)
+        return StatusResponse("ok")
+
+    @delete("/{trajectory_id:str}", status_code=HTTP_200_OK)
+    async def delete_trajectory(
+        self, trajectory_id: FromPath[str], services: Service, access: Accessible
+    ) -> StatusResponse:
+        """Delete a trajectory with its turns."""
+        async with services.database.transaction() as db:
+            row = await catalog.find(db, access.caller, trajectory_id)
+            await catalog.remove(db, row, access.caller)
+        services.trajectories.trees.forget(trajectory_id)
+        return StatusResponse("ok")
+
+    @post("/{trajectory_id:str}/keys", status_code=HTTP_200_OK)
+    async def create_key(
+        self,
+        trajectory_id: FromPath[str],
+        data: JSONBody[CreateKeyRequest],
+        services: Service,
+        access: Accessible,
+        request: Request,
+    ) -> TrajectoryKey:
+        """Make a key that can only sample in one trajectory, for a sandbox."""
+        async with services.database.transaction() as db:
+            row = await catalog.find(db, access.caller, trajectory_id)
+            audit.add(
+                db, AuditEvent("trajectory_key_created", access.caller, row.owner, {"trajectory": row.id})
+            )
+        expires_at = int(clock.now() + data.expires_seconds)
+        key = trajectory_keys.seal(services.signed_urls, access.caller, row.owner, row.id, expires_at)
+        server = base_url(request, services.config.trusted_proxies)
+        urls = {dialect: server + path.format(row.id) for dialect, path in BASES_OF_DIALECTS.items()}
+        return TrajectoryKey(key, datetime.fromtimestamp(expires_at, UTC), urls)
+
+    @post("/sequences", status_code=HTTP_200_OK, opt=READS)
+    async def sequences(
+        self, data: JSONBody[SequencesRequest], services: Service, access: Accessible
+    ) -> SequencesResponse:
+        """Return the tokens of trajectories as sequences to train on, which counts as a use of them."""
+        if (data.ids is None) == (data.name is None):
+            raise InvalidRequest("send either ids of trajectories, or name, with which their names begin")
+        room, segments = PageRoom(services.config.bounds.answer_bytes), list[Segment]()
+        texts, before = await _texts(services), None
+        async for row in _selected(services, access.caller, data):
+            async with services.database.reading() as db:
+                turns = await catalog.turns_of(db, row.id)
+            made = await asyncio.to_thread(views.segments_of, row, turns, texts, data.leaves)
+            size = await asyncio.to_thread(lambda made=made: len(msgspec.json.encode(made)))
+            if not room.takes_bytes(size):
+                return SequencesResponse(segments, before)
+            segments += made
+            before = NEWEST_FIRST.cursor(row)
+        return SequencesResponse(segments)
+
+
+async def _selected(
+    services: Services, caller: Caller, asked: SequencesRequest
+) -> AsyncIterator[TrajectoryRow]:
+    """Yield the trajectories that are asked for, the newest first, and note that they are used."""
+    place = None if asked.cursor is None else NEWEST_FIRST.place(asked.cursor)
+    while True:
+        query = TrajectoryQuery(name=asked.name or "", ids=asked.ids, after=place, most=PAGE)
+        async with services.database.reading() as db:
+            rows = await listing.listed(db, caller, query)
+        async with services.database.transaction() as db:
+            await catalog.use(db, [row.id for row in rows])
+        if asked.ids is not None and place is None:
+            _check_all_there(asked.ids, caller, await _owned(services, caller, asked.ids))
+        for row in rows:
+            yield row
+            place = TrajectoryPlace(row.created_at, row.id)
+        if len(rows) < PAGE:
+            return
+
+
+def _check_all_there(ids: Sequence[str], caller: Caller, found: Collection[str]) -> None:
+    missing = next((id for id in ids if id not in found), None)
+    if missing is not None:
+        raise catalog.not_there(missing)
+
+
+async def _owned(services: Services, caller: Caller, ids: Sequence[str]) -> set[str]:
+    async with services.database.reading() as db:
+        return await catalog.seen_of(db, caller, ids)
+
+
+async def _texts(services: Services) -> dict[str, ModelText]:
+    return {base.key: await base.model.text.get() for base in services.bases.all}
+
+
+def _requests(text: str) -> list[str]:
+    ids = text.split(",")
+    if len(ids) > MOST_REQUESTS:
+        raise InvalidRequest(
+            f"turns_of names {len(ids)} requests; name {MOST_REQUESTS} at most, or ask again"
+        )
+    return ids

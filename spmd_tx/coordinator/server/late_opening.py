@@ -1,0 +1,74 @@
+"""Sorts the groups by whether their base models can be read, and adds one to a server when it can be."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.groups.group import WorkerGroup
+from spmd_tx.coordinator.groups.late_groups import LateGroup
+from spmd_tx.coordinator.groups.router import Router
+from spmd_tx.coordinator.mesh.reception import Reception
+from spmd_tx.coordinator.server.base_records import history_of, known_bases
+from spmd_tx.coordinator.server.group_builder import OpenedGroup, SharedParts, open_group
+from spmd_tx.coordinator.server.health import ServerHealth
+from spmd_tx.coordinator.server.open_bases import OpenBases
+from spmd_tx.coordinator.server.served_model import OpenedModel, open_model
+from spmd_tx.errors import UnreadableModel
+
+
+class SortedGroups(NamedTuple):
+    """Holds the groups that can be opened, and those that cannot be yet."""
+
+    opened: list[OpenedGroup]
+    late: list[LateGroup]
+
+
+async def sort_groups(
+    config: ServerConfig, models: Sequence[OpenedModel | UnreadableModel], bases: OpenBases
+) -> SortedGroups:
+    """Open the bases whose models were found. ``models`` are those of all groups."""
+    found = SortedGroups([], [])
+    for group, model in zip(config.all_groups, models, strict=True):
+        if isinstance(model, UnreadableModel):
+            history = await asyncio.to_thread(history_of, group)
+            found.late.append(LateGroup(group, history, str(model)))
+        else:
+            found.opened.append(await bases.of(group, model))
+    return found
+
+
+async def bases_of(config: ServerConfig, groups: SortedGroups) -> Bases:
+    """Return the bases that are served, which know why others are not."""
+    known = [*await asyncio.to_thread(known_bases, config), *(late.history for late in groups.late)]
+    opened = {each.base.key: each.base for each in groups.opened}  # several groups may have one
+    bases = Bases(list(opened.values()), known, config.model_name)
+    bases.reasons |= {late.base_key: late.story for late in groups.late}
+    return bases
+
+
+@dataclass(frozen=True)
+class LateOpening:
+    """Adds a group to the parts of a server that know of groups."""
+
+    shared: SharedParts
+    groups: list[WorkerGroup]
+    router: Router
+    reception: Reception
+    health: ServerHealth
+    open_bases: OpenBases
+
+    async def open(self, late: LateGroup) -> WorkerGroup:
+        """Open a group and add it. Raises StartError if that still cannot be."""
+        model = await asyncio.to_thread(open_model, late.config)
+        opened = await self.open_bases.of(late.config, model)
+        group = await open_group(opened, self.shared)
+        if opened.base not in self.shared.bases.all:
+            self.shared.bases.add(opened.base)
+        self.router.add(group)
+        self.reception.add(group.name, group.generations)
+        self.health.replace(late, group.health)
+        self.groups.append(group)
+        return group

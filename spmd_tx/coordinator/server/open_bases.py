@@ -1,0 +1,52 @@
+"""Opens the base models of groups, each once for all groups that have it."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
+from spmd_tx.coordinator.groups.of_base import GroupsOfBase
+from spmd_tx.coordinator.groups.same_numbers import SameNumbers
+from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.sampling.version_store import VersionStore
+from spmd_tx.coordinator.server.group_builder import OpenedGroup
+from spmd_tx.coordinator.server.served_model import OpenedModel
+
+
+class OpenedBase(NamedTuple):
+    """Holds a base model, and what its groups share."""
+
+    base: ServedBase
+    beside: GroupsOfBase
+
+
+class OpenBases:
+    """Holds those that were opened."""
+
+    def __init__(self, config: ServerConfig, queue: RequestQueue, stack: AsyncExitStack) -> None:
+        """``config`` has all groups. The stack closes what is opened."""
+        self._config = config
+        self._queue = queue
+        self._stack = stack
+        self._opened: dict[tuple[str, ...], OpenedBase] = {}  # by names
+
+    async def of(self, group: ServerConfig, model: OpenedModel) -> OpenedGroup:
+        """Open the base of a group, whose model was found."""
+        names = group.model_names
+        if names not in self._opened:
+            beside = [each for each in self._config.all_groups if each.model_names == names]
+            self._opened[names] = await self._open(beside, model)
+        return OpenedGroup(group, model, *self._opened[names])
+
+    async def _open(self, groups: Sequence[ServerConfig], model: OpenedModel) -> OpenedBase:
+        """Make what the groups of a base model share."""
+        first = next((group for group in groups if group.trains), groups[0])
+        is_shared = first.trains and len(groups) > 1
+        store = await asyncio.to_thread(VersionStore, first.data_dir / "versions", is_shared=is_shared)
+        self._stack.push_async_callback(store.close)
+        numbers = SameNumbers(first.group if first.trains else None, all_bits=first.batch_invariant)
+        roles = [(group.group, group.trains) for group in groups]
+        base = open_base(first, model, self._stack, history=model.history)
+        return OpenedBase(base, GroupsOfBase(self._queue, roles, store, numbers))

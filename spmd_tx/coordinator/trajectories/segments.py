@@ -1,0 +1,110 @@
+"""Makes sequences to train on from the turns of a trajectory: one for each run of turns that go on. Pure.
+
+Within a segment every prompt begins with all tokens before it, so one forward pass scores all of its turns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd_tx.coordinator.conversation.turn_tree import BranchCause
+from spmd_tx.coordinator.text.continuation import path_tokens
+from spmd_tx.coordinator.trajectories.trees import TurnOfRow
+from spmd_tx.coordinator.wire.trajectories import Leaves, SegmentSpan, SegmentTurn
+
+
+@dataclass(frozen=True)
+class TokenSegment:
+    """Holds a sequence of N tokens, and which of them were sampled."""
+
+    cause: str
+    tokens: np.ndarray  # int32 [N]
+    sampled: np.ndarray  # bool [N]; False: there was no choice, or another segment has it
+    forced: np.ndarray  # bool [N]: by a grammar
+    logprobs: np.ndarray  # float32 [N]
+    spans: list[SegmentSpan]
+    turns: list[SegmentTurn]
+
+
+def segments(turns: Sequence[TurnOfRow], leaves: Leaves) -> list[TokenSegment]:
+    """Return the segments of a trajectory, the oldest leaf's first. A turn trains in one of them only."""
+    by_id = {each.turn.id: each for each in turns}
+    trained, made = set[str](), list[TokenSegment]()
+    for leaf in _leaves(turns, leaves):
+        for run in _runs(leaf, by_id):
+            if any(each.turn.id not in trained for each in run):
+                made.append(_segment(run, trained))
+            trained |= {each.turn.id for each in run}
+    return made
+
+
+def _leaves(turns: Sequence[TurnOfRow], which: Leaves) -> list[TurnOfRow]:
+    parents = {each.turn.parent.id for each in turns if each.turn.parent is not None}
+    found = [each for each in turns if each.turn.id not in parents]
+    if which == "last":
+        return found[-1:]
+    return found if which == "all" else [each for each in found if not _is_superseded(each, turns)]
+
+
+def _is_superseded(leaf: TurnOfRow, turns: Sequence[TurnOfRow]) -> bool:
+    """Say whether a later request went on from the same turn, or asked the same again."""
+    return any(
+        each.row.number > leaf.row.number
+        and each.turn.parent is leaf.turn.parent
+        and (leaf.turn.parent is not None or each.prompt.last_key == leaf.prompt.last_key)
+        for each in turns
+    )
+
+
+def _runs(leaf: TurnOfRow, by_id: dict[str, TurnOfRow]) -> list[list[TurnOfRow]]:
+    """Return the path to a leaf in runs: one begins where a prompt leaves out a token of the turn before."""
+    path, at = [leaf], leaf
+    while at.turn.parent is not None:
+        at = by_id[at.turn.parent.id]
+        path.append(at)
+    runs = list[list[TurnOfRow]]()
+    for each in reversed(path):
+        if not runs or each.turn.dropped:
+            runs.append([])
+        runs[-1].append(each)
+    return runs
+
+
+def _segment(run: Sequence[TurnOfRow], trained: set[str]) -> TokenSegment:
+    first = run[0]
+    tokens, mask, logprobs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    forced = list[np.ndarray]()
+    spans, entries, length = list[SegmentSpan](), list[SegmentTurn](), 0
+    for each in run:
+        turn, row = each.turn, each.row
+        whole = each is first and turn.parent is not None
+        prompt = (
+            np.asarray(path_tokens(turn), np.int32)[: -len(turn.sampled) or None] if whole else turn.prompt
+        )
+        trains = turn.id not in trained
+        start = 0 if each is first else row.reused
+        tokens += [prompt, turn.sampled]
+        mask += [np.zeros(len(prompt), bool), ~each.forced & trains]
+        forced += [np.zeros(len(prompt), bool), each.forced]
+        logprobs += [np.zeros(len(prompt), np.float32), each.logprobs]
+        spans += [
+            SegmentSpan(turn.id, "prompt", start, len(prompt)),
+            SegmentSpan(turn.id, "sampled", 0, len(turn.sampled)),
+        ]
+        length += len(prompt)
+        reward = (row.rewards or {}).get(turn.id.rpartition(":")[2], {}).get("reward")
+        entries.append(
+            SegmentTurn(turn.id, row.model, row.weights, length, len(turn.sampled), row.state, reward, trains)
+        )
+        length += len(turn.sampled)
+    cause = BranchCause.STOP_DIFFERS if first.turn.dropped else first.row.cause
+    return TokenSegment(
+        cause,
+        np.concatenate(tokens),
+        np.concatenate(mask),
+        np.concatenate(forced),
+        np.concatenate(logprobs),
+        [span for span in spans if span.length],
+        entries,
+    )

@@ -1,0 +1,120 @@
+"""Writes the rows of turns: with their requests, and with the outcomes of these. SQL only."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sqlalchemy import Executable, insert, select, update
+from sqlalchemy.orm import Session
+
+from spmd_tx.coordinator.conversation.turn_tree import Branch
+from spmd_tx.coordinator.storage.tables import RequestRow, TrajectoryRow, TurnRow
+from spmd_tx.coordinator.trajectories.records import samples_of
+
+IDS_AT_ONCE = 500  # of one query
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewTurn:
+    """Describes a turn whose request is about to be accepted."""
+
+    trajectory_id: str
+    session_id: str
+    parent: str | None
+    base: str  # key of the base model
+    model: str
+    weights: str | None
+    dialect: str
+    agent: str | None
+    branch: Branch
+    reused: int
+    new: int
+    prompt: bytes  # TurnPrompt
+
+
+class EndedSample(NamedTuple):
+    """Holds a sample request that ends now."""
+
+    request_id: str
+    at: float
+    body: bytes | None  # None: it failed
+
+
+class OpenTurn(NamedTuple):
+    """Says whose turn a request is."""
+
+    trajectory_id: str
+    owner: str
+
+
+def insertion(turn: NewTurn, line: str, seq_id: int, now: float) -> list[Executable]:
+    """Return the statements that store a turn together with the request in this place of a line."""
+    of_request = RequestRow.line == line, RequestRow.seq_id == seq_id
+    row = insert(TurnRow).values(
+        request_id=select(RequestRow.id).where(*of_request).scalar_subquery(),
+        number=select(RequestRow.number).where(*of_request).scalar_subquery(),
+        trajectory_id=turn.trajectory_id,
+        session_id=turn.session_id,
+        parent=turn.parent,
+        base=turn.base,
+        model=turn.model,
+        weights=turn.weights,
+        dialect=turn.dialect,
+        agent=turn.agent,
+        cause=turn.branch.cause,
+        cause_message=turn.branch.message,
+        reused=turn.reused,
+        new=turn.new,
+        prompt=turn.prompt,
+        created_at=now,
+        state="open",
+    )
+    counts = (
+        update(TrajectoryRow)
+        .where(TrajectoryRow.id == turn.trajectory_id)
+        .values(
+            turns=TrajectoryRow.turns + 1,
+            size_bytes=TrajectoryRow.size_bytes + len(turn.prompt),
+            used_at=now,
+        )
+    )
+    return [row, counts]
+
+
+def open_turns(db: Session, request_ids: Sequence[str]) -> dict[str, OpenTurn]:
+    """Return which of these requests are turns without an outcome."""
+    found = dict[str, OpenTurn]()
+    for start in range(0, len(request_ids), IDS_AT_ONCE):
+        query = (
+            select(TurnRow.request_id, TurnRow.trajectory_id, TrajectoryRow.owner)
+            .join(TrajectoryRow, TrajectoryRow.id == TurnRow.trajectory_id)
+            .where(TurnRow.request_id.in_(request_ids[start : start + IDS_AT_ONCE]), TurnRow.state == "open")
+        )
+        found |= {id: OpenTurn(trajectory, owner) for id, trajectory, owner in db.execute(query)}
+    return found
+
+
+def settle(db: Session, ended: Collection[EndedSample], turns: dict[str, OpenTurn]) -> None:
+    """Store what was sampled in turns, or that they have failed."""
+    for request_id, at, body in ended:
+        if request_id not in turns:
+            continue
+        samples = None if body is None else samples_of(body)
+        values: dict[str, object] = {"state": "failed", "finished_at": at}
+        if samples is not None:
+            values = {
+                "state": "sampled",
+                "finished_at": at,
+                "samples": samples.contents,
+                "sampled": samples.sampled,
+                "cached": samples.cached,
+            }
+        db.execute(update(TurnRow).where(TurnRow.request_id == request_id).values(values))
+        size = 0 if samples is None else len(samples.contents)
+        db.execute(growth(turns[request_id].trajectory_id, size, at))
+
+
+def growth(trajectory_id: str, size: int, at: float) -> Executable:
+    """Return the statement that counts ``size`` more bytes of a trajectory, and its use."""
+    grown = {"size_bytes": TrajectoryRow.size_bytes + size, "used_at": at}
+    return update(TrajectoryRow).where(TrajectoryRow.id == trajectory_id).values(grown)

@@ -1,0 +1,52 @@
+import pytest
+
+from spmd_tx.coordinator.http import shared_answers
+from spmd_tx.coordinator.requests.records import Failed
+from tests.coordinator.http.console.test_runs import run_id as run_id  # a fixture
+from tests.coordinator.http.console.test_timeline import BASE_MODEL
+
+
+@pytest.fixture(autouse=True)
+def no_run_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_answers, "KEPT_SECONDS", 0.0)
+
+
+async def health(api, run_id):
+    run = (await api.get(f"http://server/console/api/runs/{run_id}")).json()
+    open_runs = (await api.get("http://server/console/api/open_runs")).json()["runs"]
+    assert open_runs.get(run_id, run["health"])["state"] == run["health"]["state"]
+    return run["health"] | {"is_open": run_id in open_runs}
+
+
+async def test_a_run_says_how_it_is(api, services, run_id, session_id):
+    assert (await health(api, run_id))["state"] == "running"
+    services.scheduler.is_paused = True
+    await api.post("optim_step", json={"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    found = await health(api, run_id)
+    assert (found["state"], found["reason"], found["is_open"]) == ("waiting", "all adapters are in use", True)
+    services.health.groups[0].state, services.health.groups[0].phase = "starting", "loading weights"
+    assert (await health(api, run_id))["reason"].endswith("loading weights")
+    services.catalog._last_seen[session_id] -= 20
+    found = await health(api, run_id)
+    assert (found["state"], found["reason"]) == ("silent", "no heartbeat for 20 s")
+    ending = {"reason": {"type": "errored"}, "detail": "KeyError: 'x'"}
+    await api.post(f"sessions/{session_id}/finish", json=ending)
+    found = await health(api, run_id)
+    assert (found["state"], found["reason"], found["is_open"]) == ("errored", "KeyError: 'x'", False)
+
+
+async def test_a_run_counts_the_requests_of_its_own_that_have_failed(api, services, session_id, run_id):
+    services.scheduler.is_paused = True
+    future = await api.post("optim_step", json={"model_id": run_id, "seq_id": 1, "adam_params": {}})
+    services.queue.resolve(future.json()["request_id"], Failed("no", "server"))
+    await api.post("retrieve_future", json={"request_id": future.json()["request_id"]})
+    assert (await health(api, run_id))["failed"] == 1
+
+
+async def test_open_runs_are_those_of_the_caller(client_for):
+    alice, mallory = await client_for("alice"), await client_for("mallory")
+    session = (await alice.post("create_session", json={})).json()["session_id"]
+    body = {"session_id": session, "model_seq_id": 0, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    run = (await alice.post("create_model", json=body)).json()["model_id"]
+    assert list((await alice.get("http://server/console/api/open_runs")).json()["runs"]) == [run]
+    assert (await mallory.get("http://server/console/api/open_runs")).json()["runs"] == {}

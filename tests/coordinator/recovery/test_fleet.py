@@ -1,0 +1,148 @@
+"""Groups that sample what another one trains: they join, leave and are lost, and no answer changes."""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import precondition, rule, run_state_machine_as_test
+
+from spmd_tx.coordinator.requests.records import Failed
+from tests.coordinator.recovery.bench import SimulatedGroup, lost
+from tests.coordinator.recovery.test_state_machine import (
+    ANY,
+    CLIENTS,
+    FAST,
+    MOST_GENERATIONS,
+    Crashes,
+    migrated,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+)
+
+SAMPLERS = 3
+
+
+class Fleet(Crashes):
+    """Clients of a base model that one group trains and several sample."""
+
+    samplers = SAMPLERS
+
+    @precondition(lambda self: self.losses < MOST_GENERATIONS)
+    @rule(which=ANY, comes_back=ANY)
+    def lose_a_sampler(self, which, comes_back):
+        self.losses += 1
+        group = self.sampler(which)
+        if comes_back % 3 == 0:
+            self.wait_for(self.drain(group))
+        if comes_back % 2:
+            group.leave()
+        group.workers.lose(lost(), executed=comes_back % 3)
+        self.wait_for(self.settle())
+
+    @rule(which=ANY)
+    def let_a_sampler_join(self, which):
+        self.sampler(which).join()
+        self.wait_for(self.settle())
+
+    async def drain(self, group: SimulatedGroup) -> None:
+        """Announce that a group leaves that has work: what has begun may go on for a while."""
+        if not group.workers.pending:
+            return
+        group.is_ready = False
+        self.coordinator.beside.leaves(group)
+        await self.settle()
+        group.workers.finish(min(2, len(group.workers.pending) - 1))
+        await self.settle()
+
+    def sampler(self, which: int) -> SimulatedGroup:
+        return self.coordinator.groups[1 + which % SAMPLERS]
+
+    async def end_well(self) -> None:
+        await super().end_well()
+        for client in self.clients:
+            if not client.has_ended:
+                client.has_ended = True
+                await self.finish_session(client.session_id)
+        await self.work_off(rounds=5)
+        await self.coordinator.beside.store.close()
+        assert list((self.folder / "versions").iterdir()) == []
+
+
+def fleet(template) -> type[Fleet]:
+    class Machine(Fleet):
+        pass
+
+    Machine.template = template
+    return Machine
+
+
+@pytest.mark.parametrize("most", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(migrated, most):  # noqa: F811
+    """The group that trains notices none of them, and everybody is answered."""
+    story, chance = fleet(migrated)(), random.Random(7)
+    try:
+        events = 0
+        while events < most:
+            who, which = chance.randrange(CLIENTS), chance.randrange(SAMPLERS)
+            match chance.randrange(10):
+                case 0:
+                    story.step(who, 0.1)
+                case 1:
+                    story.save_sampler(who)
+                case 2 | 3 | 4 | 5:
+                    story.sample(who, chance.randrange(9), chance.randrange(1, 20), chance.randrange(1, 12))
+                case 6:
+                    story.finish_commands(chance.randrange(1, 6))
+                case 7:
+                    story.let_a_sampler_join(which)
+                    events += 1
+                case _:
+                    story.losses = 0
+                    story.lose_a_sampler(which, chance.randrange(6))
+                    events += 1
+            if events % 20 == 0:
+                story.finish_everything()
+                story.answers_are_right()
+        story.finish_everything()
+        assert story.coordinator.groups[0].generations == 1
+        assert sum(len(client.samples) for client in story.clients) > most // 2
+        assert sum(group.generations for group in story.coordinator.groups[1:]) > most // 10
+    finally:
+        story.teardown()
+
+
+def test_a_poisoned_sample_ends_two_generations_in_all(migrated):  # noqa: F811
+    """What may have ended a group's workers waits for them, while all others go on elsewhere."""
+    story = fleet(migrated)()
+    try:
+        story.save_sampler(0)
+        story.finish_everything()
+        story.answers_are_right()
+        client = story.clients[0]
+        for _ in range(4):
+            story.sample(0, 0, 5, 12)
+        poisoned = client.samples[0]
+        blamed = 0
+        for _ in range(200):
+            for group in story.coordinator.groups:
+                at_work = [requests for _, _, requests in group.workers.pending]
+                if any(poisoned.request_id in requests for requests in at_work[:1]):
+                    group.workers.lose(lost(by_command=True), executed=0)
+                    blamed += 1
+            story.wait_for(story.settle())
+            for group in story.coordinator.groups:
+                group.workers.finish(1)
+                group.workers.write()
+        story.wait_for(story.look_for_answers(again=False))
+        assert blamed == 2
+        assert isinstance(poisoned.outcome, Failed)
+        assert "the workers were lost 2 times" in poisoned.outcome.error
+        assert sum(group.generations for group in story.coordinator.groups) == 1 + SAMPLERS + 2
+        client.samples.remove(poisoned)
+    finally:
+        story.teardown()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator(migrated):  # noqa: F811
+    many = settings(FAST, max_examples=60, stateful_step_count=60, derandomize=False)
+    run_state_machine_as_test(fleet(migrated), settings=many)

@@ -1,0 +1,190 @@
+"""A base model that one group of workers trains while others sample it, through losses of each."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+
+from spmd_tx.coordinator.server.preflight import free_port
+from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens, reinforced
+from tests.sdk.server import (
+    BASE_MODEL,
+    COMMAND,
+    QUICKLY,
+    Server,
+    generation_of,
+    groups_of,
+    worker_of_group,
+)
+
+ROLLOUTS = "rollouts"
+PROMPTS = [random_tokens(length, seed=3) for length in (6, 30)]
+WANTED = 256  # tokens below are rewarded
+DRAWN = 12  # tokens
+ADAM = tinker.AdamParams(learning_rate=0.03)
+OPTIONS = {"batch_invariant": True, "snapshot_seconds": 0, "group": f"name={ROLLOUTS},role=sample"}
+
+
+class Address:
+    """Servers at one address, one after the other, with one data directory."""
+
+    def __init__(self, model_dir: Path, data_dir: Path, **options: object) -> None:
+        self._arguments = model_dir, data_dir
+        self._options = {"port": free_port(), **OPTIONS, **options}
+        self.start()
+
+    def start(self) -> None:
+        self.server = Server(*self._arguments, **self._options)
+        self.server.wait_until_ready()
+
+    def kill_coordinator(self) -> None:
+        self.server.process.kill()
+        self.server.process.wait()
+        self.start()
+
+    def kill(self, group: str) -> None:
+        os.kill(worker_of_group(self.server, group), signal.SIGKILL)
+
+
+@contextmanager
+def serving_both(model_dir: Path, data_dir: Path, **options: object) -> Iterator[Address]:
+    address = Address(model_dir, data_dir, **options)
+    try:
+        yield address
+    finally:
+        address.server.close()
+
+
+def reward(tokens: list[int]) -> float:
+    return float(np.mean([token < WANTED for token in tokens]))
+
+
+def learn(
+    address: Address, steps: int, disturb: Callable[[int], None] = lambda step: None
+) -> tuple[list, np.ndarray, list[str], list[float]]:
+    """Reinforce what is rewarded. Return all that was drawn, scores, digests of the weights, mean rewards."""
+    told, rewards = [], []
+    with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        for step in range(steps):
+            sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+            answers = [
+                sampler.sample(prompt(tokens), 8, drawn(max_tokens=DRAWN, seed=step)) for tokens in PROMPTS
+            ]
+            disturb(step)
+            data = []
+            for tokens, answer in zip(PROMPTS, answers, strict=True):
+                sequences = answer.result(SECONDS).sequences
+                told.append([(each.tokens, each.logprobs) for each in sequences])
+                gains = np.array([reward(each.tokens) for each in sequences])
+                rewards.append(float(gains.mean()))
+                data += [
+                    reinforced(
+                        [*tokens, *each.tokens],
+                        [0.0] * (len(tokens) - 1) + list(each.logprobs),
+                        [0.0] * (len(tokens) - 1) + [gain] * len(each.tokens),
+                    )
+                    for each, gain in zip(sequences, gains - gains.mean(), strict=True)
+                ]
+            trainer.forward_backward(data, "importance_sampling")
+            trainer.optim_step(ADAM).result(SECONDS)
+        scores = logprobs_of(trainer, batch(seed=9))
+        path = trainer.save_weights_for_sampler("last").result(SECONDS).path
+        return told, scores, digests(address.server.data_dir, path), rewards
+
+
+def assert_equal(found: tuple, expected: tuple) -> None:
+    assert found[0] == expected[0]
+    np.testing.assert_array_equal(found[1], expected[1])
+    assert found[2:] == expected[2:]
+
+
+def has_sampled(server: Server, group: str) -> bool:
+    """Whether the workers of a group have drawn anything, by what is kept of their programs."""
+    folder = server.data_dir if group == "main" else server.data_dir / "groups" / group
+    return "decode" in json.dumps(json.loads((folder / "program_uses.json").read_text()))
+
+
+def both_ready(address: Address) -> None:
+    deadline = time.monotonic() + SECONDS
+    while any(state["state"] != "ready" for state in groups_of(address.server).values()):
+        assert time.monotonic() < deadline, "the groups did not get ready in time"
+        time.sleep(0.2)
+
+
+def test_samples_of_new_weights_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):
+    with serving_both(model_dir, tmp_path / "data") as address:
+        both_ready(address)
+        generation = generation_of(address.server, "main")
+        expected = learn(address, 2)
+        found = learn(address, 2, lambda step: address.kill(ROLLOUTS) if step == 1 else None)
+        assert_equal(found, expected)
+        assert generation_of(address.server, "main") == generation
+        address.server.terminate()
+        assert has_sampled(address.server, ROLLOUTS)
+        assert list((tmp_path / "data" / "versions").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_loop_learns_from_samples_of_another_group_through_losses_of_all(model_dir, tmp_path):
+    with serving_both(model_dir, tmp_path / "data") as address:
+        both_ready(address)
+        expected = learn(address, 8)
+        rewards = expected[-1]
+        assert np.mean(rewards[-4:]) > np.mean(rewards[:4]) + 0.1
+        losses = {2: lambda: address.kill(ROLLOUTS), 4: lambda: address.kill("main")}
+        losses[6] = address.kill_coordinator
+        assert_equal(learn(address, 8, lambda step: losses.get(step, lambda: None)()), expected)
+        address.server.terminate()
+        assert list((tmp_path / "data" / "versions").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_sampler_that_has_to_leave_ends_its_samples_or_hands_them_over(model_dir, tmp_path):
+    secret, port = {"SPMD_TX_SECRET": "a secret of this test"}, free_port()
+    options = {"worker_port": port, "environment": QUICKLY | secret}
+    joins = f"name={ROLLOUTS},role=sample,local_processes=0"
+    command = [
+        COMMAND,
+        "worker",
+        "--coordinator",
+        f"127.0.0.1:{port}",
+        "--group",
+        ROLLOUTS,
+        "--process-id",
+        "0",
+    ]
+
+    def draw(address: Address, disturb: Callable[[], None]) -> list:
+        with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+            sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+            lengths = [(number, 400 if number % 2 else 10) for number in range(24)]
+            answers = [sampler.sample(prompt(PROMPTS[0]), 1, drawn(count, seed)) for seed, count in lengths]
+            disturb()
+            return [
+                (each.tokens, each.logprobs) for each in (one.result(SECONDS).sequences[0] for one in answers)
+            ]
+
+    with serving_both(model_dir, tmp_path / "data", **options, group=joins) as address:
+        for patience in ("0.5", "20"):  # too short for all to end, and long enough
+            with subprocess.Popen(
+                [*command, "--leave-seconds", patience], env=os.environ | QUICKLY | secret
+            ) as worker:
+                both_ready(address)
+                expected = draw(address, lambda: None)
+
+                def leave(worker: subprocess.Popen[bytes] = worker) -> None:
+                    time.sleep(0.5)  # some samples are under way
+                    worker.terminate()
+
+                assert draw(address, leave) == expected
+                assert worker.wait(SECONDS) == 0
+        assert "has to leave within" in address.server.log
