@@ -1,5 +1,7 @@
 """The coordinator's Prometheus metrics. Whichever module knows a number sets it here."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -9,197 +11,147 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 REGISTRY = CollectorRegistry()
+gauge, counter = partial(Gauge, registry=REGISTRY), partial(Counter, registry=REGISTRY)
+histogram = partial(Histogram, registry=REGISTRY)
 
-DISK_BYTES = Gauge(
-    "spmd_tx_disk_bytes", "Bytes on disk in the data directory, by kind.", ["kind"], registry=REGISTRY
+DISK_BYTES = gauge("spmd_tx_disk_bytes", "Bytes on disk in the data directory, by kind.", ["kind"])
+DISK_FREE_BYTES = gauge("spmd_tx_disk_free_bytes", "Bytes that are free where the data directory is.")
+RECLAIMED_BYTES = counter(
+    "spmd_tx_reclaimed_bytes", "Bytes that housekeeping has deleted, by kind.", ["kind"]
 )
-DISK_FREE_BYTES = Gauge(
-    "spmd_tx_disk_free_bytes", "Bytes that are free where the data directory is.", registry=REGISTRY
+STORAGE_IS_PAUSED = gauge("spmd_tx_storage_paused", "1 while no new work is taken for want of storage.")
+CLOCK_IN_DOUBT = gauge(
+    "spmd_tx_clock_in_doubt", "1 while the machine's clock has jumped, and nothing is deleted for its age."
 )
-RECLAIMED_BYTES = Counter(
-    "spmd_tx_reclaimed_bytes", "Bytes that housekeeping has deleted, by kind.", ["kind"], registry=REGISTRY
-)
-STORAGE_IS_PAUSED = Gauge(
-    "spmd_tx_storage_paused", "1 while no new work is taken for want of storage.", registry=REGISTRY
-)
-CLOCK_IN_DOUBT = Gauge(
-    "spmd_tx_clock_in_doubt",
-    "1 while the machine's clock has jumped, and nothing is deleted for its age.",
-    registry=REGISTRY,
-)
-KEYS_MISSING_SECONDS = Counter(
+KEYS_MISSING_SECONDS = counter(
     "spmd_tx_keys_missing_seconds",
     "Seconds in which nobody was let in, because all API keys were gone from the database.",
-    registry=REGISTRY,
 )
-UNFINISHED_REQUESTS = Gauge(
-    "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet.", registry=REGISTRY
+UNFINISHED_REQUESTS = gauge(
+    "spmd_tx_unfinished_requests", "Requests that were accepted and have no result yet."
 )
 
-REQUESTS = Counter(
+REQUESTS = counter(
     "spmd_tx_requests",
     "Requests that have got an outcome, by kind; error is user or server, or empty.",
     ["kind", "error"],
-    registry=REGISTRY,
 )
-REQUEST_SECONDS = Histogram(
+REQUEST_SECONDS = histogram(
     "spmd_tx_request_seconds",
     "Seconds from the acceptance of a request until its outcome is durable, by kind.",
     ["kind"],
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600),
-    registry=REGISTRY,
 )
-TOKENS = Counter(
+TOKENS = counter(
     "spmd_tx_tokens",
     "Tokens of requests with results: trained, forwarded, prompt, cached (of these prompts) or sampled.",
     ["use"],
-    registry=REGISTRY,
 )
 
-INTERNAL_ERRORS = Counter(
+INTERNAL_ERRORS = counter(
     "spmd_tx_internal_errors",
     "Errors of the server itself that failed a request, or a round of its own work; the log has each.",
-    registry=REGISTRY,
 )
 
-LOOP_STALLS = Counter(
-    "spmd_tx_event_loop_stalls",
-    "Times that the event loop stood for more than a second; the log says where.",
-    registry=REGISTRY,
+LOOP_STALLS = counter(
+    "spmd_tx_event_loop_stalls", "Times that the event loop stood for more than a second; the log says where."
 )
-LOOP_STALL_SECONDS = Counter(
-    "spmd_tx_event_loop_stall_seconds", "Seconds that it stood in those times.", registry=REGISTRY
-)
-LONGEST_LOOP_STALL = Gauge(
-    "spmd_tx_event_loop_longest_stall_seconds", "The longest of them since the start.", registry=REGISTRY
-)
+LOOP_STALL_SECONDS = counter("spmd_tx_event_loop_stall_seconds", "Seconds that it stood in those times.")
+LONGEST_LOOP_STALL = gauge("spmd_tx_event_loop_longest_stall_seconds", "The longest of them since the start.")
 
-GENERATION = Gauge(
-    "spmd_tx_generation", "Number of the present generation of workers.", ["group"], registry=REGISTRY
+GENERATION = gauge("spmd_tx_generation", "Number of the present generation of workers.", ["group"])
+GENERATIONS = counter(
+    "spmd_tx_generations", "Generations of workers that this server has started.", ["group"]
 )
-GENERATIONS = Counter(
-    "spmd_tx_generations",
-    "Generations of workers that this server has started.",
-    ["group"],
-    registry=REGISTRY,
+REPLAYED_REQUESTS = counter(
+    "spmd_tx_replayed_requests", "Requests that were run again to restore a model.", ["group"]
 )
-REPLAYED_REQUESTS = Counter(
-    "spmd_tx_replayed_requests",
-    "Requests that were run again to restore a model.",
-    ["group"],
-    registry=REGISTRY,
-)
-REPLAY_DIGEST_MISMATCHES = Counter(
+REPLAY_DIGEST_MISMATCHES = counter(
     "spmd_tx_replay_digest_mismatches",
     "Requests that were run again and gave another result than the stored one.",
     ["group"],
-    registry=REGISTRY,
 )
-SNAPSHOT_SECONDS = Histogram(
+SNAPSHOT_SECONDS = histogram(
     "spmd_tx_snapshot_seconds",
     "Seconds from a snapshot's command until it is complete on disk.",
     ["group"],
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300),
-    registry=REGISTRY,
 )
 
-DEVICE_SECONDS = Counter(
+DEVICE_SECONDS = counter(
     "spmd_tx_device_seconds",
     "Seconds in which devices worked on commands, by what for: training or sampling.",
     ["use", "group"],
-    registry=REGISTRY,
 )
 
-SWAP_SECONDS = Histogram(
+SWAP_SECONDS = histogram(
     "spmd_tx_swap_seconds",
     "Seconds in which workers moved an adapter off the device (out) or back to it (in), from host or disk.",
     ["direction", "tier", "group"],
     buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
-    registry=REGISTRY,
 )
-IDLE_ADAPTER_BYTES = Gauge(
+IDLE_ADAPTER_BYTES = gauge(
     "spmd_tx_idle_adapter_bytes",
     "Bytes that process 0 keeps of adapters that are not on the device, in host memory and on disk.",
     ["tier", "group"],
-    registry=REGISTRY,
 )
 
-MICRO_BATCHES = Counter(
+MICRO_BATCHES = counter(
     "spmd_tx_micro_batches",
     "Micro-batches of training sent to workers, by whether several models share them.",
     ["shared", "group"],
-    registry=REGISTRY,
 )
-TRAINING_ROWS = Counter(
+TRAINING_ROWS = counter(
     "spmd_tx_training_rows",
     "Rows of these micro-batches: used, or free because a block has a fixed number of rows.",
     ["kind", "group"],
-    registry=REGISTRY,
 )
-TRAINING_TOKENS = Counter(
+TRAINING_TOKENS = counter(
     "spmd_tx_training_tokens",
     "Tokens of these micro-batches: used by datums, or padding of rows and free rows.",
     ["kind", "group"],
-    registry=REGISTRY,
 )
 
-PROMPT_TOKENS = Counter(
-    "spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", ["group"], registry=REGISTRY
-)
-CACHED_PROMPT_TOKENS = Counter(
+PROMPT_TOKENS = counter("spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", ["group"])
+CACHED_PROMPT_TOKENS = counter(
     "spmd_tx_prompt_tokens_cached",
     "Tokens of these prompts whose keys and values were found in the prefix cache.",
     ["group"],
-    registry=REGISTRY,
 )
 
 # Source "cache" is the compilation cache on disk; program "other" holds programs that belong to no step.
-COMPILES = Counter(
+COMPILES = counter(
     "spmd_tx_compiles",
     "Programs that worker 0 has compiled, or loaded from the compilation cache.",
     ["program", "source", "group"],
-    registry=REGISTRY,
 )
-COMPILE_SECONDS = Counter(
-    "spmd_tx_compile_seconds",
-    "Seconds that this took, tracing aside.",
-    ["program", "source", "group"],
-    registry=REGISTRY,
+COMPILE_SECONDS = counter(
+    "spmd_tx_compile_seconds", "Seconds that this took, tracing aside.", ["program", "source", "group"]
 )
-UNFORESEEN_COMPILES = Counter(
+UNFORESEEN_COMPILES = counter(
     "spmd_tx_unforeseen_compiles",
     "Programs that a command of worker 0 had to wait for, since they were not ordered before it: a mistake.",
     ["group"],
-    registry=REGISTRY,
 )
-PROGRAMS_PLANNED = Gauge(
-    "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", ["group"], registry=REGISTRY
+PROGRAMS_PLANNED = gauge(
+    "spmd_tx_programs_planned", "Programs that workers compile ahead of need.", ["group"]
 )
-PROGRAMS_READY = Gauge(
-    "spmd_tx_programs_ready", "Those of them that are ready.", ["group"], registry=REGISTRY
-)
-GROUP_READY = Gauge(
-    "spmd_tx_group_ready", "1 while the workers of a group run commands.", ["group"], registry=REGISTRY
-)
-MOVED_SAMPLES = Counter(
+PROGRAMS_READY = gauge("spmd_tx_programs_ready", "Those of them that are ready.", ["group"])
+GROUP_READY = gauge("spmd_tx_group_ready", "1 while the workers of a group run commands.", ["group"])
+MOVED_SAMPLES = counter(
     "spmd_tx_moved_samples",
     "Samples that went on with another group of their base model, by why: their group was lost, or is "
     "leaving, another one joined, or theirs did not come back (abandoned).",
     ["why"],
-    registry=REGISTRY,
 )
 
-PLANNED_BYTES = Gauge(
-    "spmd_tx_planned_bytes",
-    "Bytes of a device that the memory plan has, by use.",
-    ["use", "group"],
-    registry=REGISTRY,
+PLANNED_BYTES = gauge(
+    "spmd_tx_planned_bytes", "Bytes of a device that the memory plan has, by use.", ["use", "group"]
 )
-PLANNED_TOKENS = Gauge(
+PLANNED_TOKENS = gauge(
     "spmd_tx_planned_tokens",
     "Tokens of one data shard that a training micro-batch (train) or the cache (cache) has room for.",
     ["use", "group"],
-    registry=REGISTRY,
 )
 
 
