@@ -1,7 +1,8 @@
 import pytest
 
-from spmd_tx.bounds import Bounds, bounds_of, meanings, reaches
+from spmd_tx.bounds import Bounds, bounds_of, reaches
 from spmd_tx.errors import StartError
+from spmd_tx.options import declared
 from tests import write_limits_page
 
 
@@ -10,11 +11,13 @@ def test_the_page_lists_every_bound_as_it_is():
 
 
 def test_every_bound_says_what_it_means_and_its_default_is_in_its_range():
-    for name, reach in reaches().items():
-        default = getattr(Bounds(), name)
+    ranges = reaches()
+    assert list(ranges) == list(Bounds.__struct_fields__)
+    for name, bound in declared(Bounds):
+        default, reach = getattr(Bounds(), name), ranges[name]
         assert default in reach
         assert isinstance(default, int) or not reach.is_whole
-        assert meanings()[name].endswith((".", ")"))
+        assert bound.help.endswith((".", ")"))
 
 
 def test_numbers_and_sizes_are_taken():

@@ -5,8 +5,9 @@ Usage: python -m tests.write_limits_page
 
 from pathlib import Path
 
-from spmd_tx.bounds import Bounds, meanings, reaches
+from spmd_tx.bounds import Bounds, reaches
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.options import declared
 
 PAGE = Path(__file__).parents[1] / "docs" / "limits.md"
 COMMAND = "python -m tests.write_limits_page"
@@ -35,9 +36,11 @@ HEADER = ("| Name | Default | Range | Meaning |", "|---|---|---|---|")
 
 def page() -> str:
     lines = ["# Limits", "", f"<!-- Written by: {COMMAND} -->", INTRODUCTION.rstrip(), "", *HEADER]
-    defaults, meaning = Bounds(), meanings()
-    for name, reach in reaches().items():
-        lines.append(f"| `{name}` | {_shown(name, getattr(defaults, name))} | {reach} | {meaning[name]} |")
+    defaults, ranges = Bounds(), reaches()
+    for name, bound in declared(Bounds):
+        lines.append(
+            f"| `{name}` | {_shown(name, getattr(defaults, name))} | {ranges[name]} | {bound.help} |"
+        )
     return "\n".join([*lines, ""])
 
 
