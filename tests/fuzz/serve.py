@@ -1,9 +1,12 @@
 """Serves with workers without JAX, and on request as a mutant: serve.py OPTIONS_IN_JSON [MUTANT].
 
-A mutant's parser of tensors meets a rare shape with an exception, with the end of the process, or never ends.
+Waiting for the disk in the event loop is an entry at the level of errors, since a busy disk takes seconds. A
+mutant's parser of tensors meets a rare shape with an exception, with the end of the process, or never ends.
 """
 
+import asyncio
 import json
+import logging
 import os
 import sys
 from pathlib import Path
@@ -20,6 +23,17 @@ from spmd_tx.coordinator.wire import training_protobuf
 RARE = 4096
 MUTANTS = "raises", "exits", "hangs"
 WORKER = str(Path(__file__).with_name("replay_worker.py"))
+
+
+def _tell_of_waits_for_the_disk() -> None:
+    for name in "fsync", "fdatasync":
+
+        def told(descriptor, name=name, sync=getattr(os, name)):
+            if asyncio._get_running_loop() is not None:
+                logging.getLogger(__name__).error("%s in the event loop", name, stack_info=True)
+            sync(descriptor)
+
+        setattr(os, name, told)
 
 
 def _mutate(mutant: str) -> None:
@@ -41,6 +55,7 @@ def _mutate(mutant: str) -> None:
 if __name__ == "__main__":
     generations.FIRST_DELAY = 0.01  # these workers start in no time
     line.SILENCE_SECONDS = 3.0  # numbers that never come are many here
+    _tell_of_waits_for_the_disk()
     options = json.loads(sys.argv[1])
     if len(sys.argv) > 2:
         _mutate(sys.argv[2])

@@ -63,7 +63,7 @@ class MeshChoice:
             mesh, why = await self._planned(count, device.kind, device.bytes)
         self.config = config.with_mesh(mesh)
         logger.info("mesh of %d x %s: %s (%s)", count, device.kind, self.config.sizes_as_options, why)
-        self._note(mesh)
+        await asyncio.to_thread(self._note, mesh)
         return self.config
 
     async def _planned(self, count: int, kind: str, size: int | None) -> tuple[tuple[int, int, int], str]:

@@ -3,6 +3,7 @@
 If the keys are lost with one of the two, the other still says that the server must not let everyone in.
 """
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -31,10 +32,7 @@ async def note(database: Database, data_dir: Path) -> None:
         if row is None:  # somebody has emptied every table of the database
             db.add(row := ServerState(id=1, generation=0))
         row.had_keys = True
-    with (data_dir / FILE).open("w") as file:
-        file.write(TEXT)
-        file.flush()
-        os.fsync(file.fileno())
+    await asyncio.to_thread(_write, data_dir / FILE)
 
 
 async def forget(db: AsyncSession, data_dir: Path) -> int:
@@ -46,3 +44,10 @@ async def forget(db: AsyncSession, data_dir: Path) -> int:
     )
     (data_dir / FILE).unlink(missing_ok=True)
     return len(removed)
+
+
+def _write(file: Path) -> None:
+    with file.open("w") as opened:
+        opened.write(TEXT)
+        opened.flush()
+        os.fsync(opened.fileno())
