@@ -3,7 +3,7 @@
 History is read leniently: a model may have written arguments that are no JSON, and they stay what they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from spmd_tx.coordinator.conversation.messages import (
@@ -15,13 +15,13 @@ from spmd_tx.coordinator.conversation.messages import (
     in_order_of_calls,
     shown,
 )
+from spmd_tx.coordinator.conversation.reading import function_of
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest, WrongField
 
 # They mark what a provider's cache should keep; prefixes are always cached here.
 CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
 READ = frozenset({"role", "content", "tool_calls", "tool_call_id"})
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 
 
 def read_conversation(
@@ -120,17 +120,4 @@ def _tool(place: int, fields: Fields) -> Tool:
             f"tools[{place}] is of type {shown(fields.get('type'))}, or has no function; send functions",
             f"tools[{place}]",
         )
-    name, description = function.get("name"), function.get("description") or ""
-    parameters = function.get("parameters") or NO_PARAMETERS
-    if not (isinstance(name, str) and name and isinstance(description, str)):
-        raise WrongField(
-            f"tools[{place}].function has the name {shown(name)} and the description {shown(description)}; "
-            "send texts",
-            f"tools[{place}]",
-        )
-    if not isinstance(parameters, dict):
-        raise WrongField(
-            f"tools[{place}].function.parameters is {shown(parameters)}; send a JSON schema",
-            f"tools[{place}]",
-        )
-    return Tool(name, description, parameters)
+    return function_of(f"tools[{place}].function", function, param=f"tools[{place}]")

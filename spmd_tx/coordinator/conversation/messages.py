@@ -39,6 +39,11 @@ class Message:
     others: Mapping[str, Any] = field(default_factory=dict)  # fields of the dialect that templates may know
     turn_id: str | None = None  # REQUEST:NUMBER of the sample that it is, if its dialect has told
 
+    @property
+    def call_ids(self) -> frozenset[str]:
+        """The ids of its calls that have one."""
+        return frozenset(call.id for call in self.calls if call.id is not None)
+
 
 @dataclass(frozen=True)
 class Conversation:

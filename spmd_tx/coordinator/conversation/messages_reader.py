@@ -24,6 +24,7 @@ from spmd_tx.coordinator.conversation.messages import (
     shown,
 )
 from spmd_tx.coordinator.conversation.messages_tools import OfferedTool
+from spmd_tx.coordinator.conversation.reading import refuse, text_of
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
@@ -89,10 +90,7 @@ class _Block:
 
     def text(self, key: str) -> str:
         """Return the text of a field."""
-        value = self.fields.get(key)
-        if not isinstance(value, str):
-            raise WrongField(f"{self.place}.{key} is {shown(value)}; send a text", f"{self.place}.{key}")
-        return value
+        return text_of(self.place, self.fields, key)
 
 
 class _Reader:
@@ -108,10 +106,7 @@ class _Reader:
 
     def message(self, place: str, fields: Fields) -> list[Message]:
         role = fields.get("role")
-        unknown = fields.keys() - {"role", "content"} - MARKS
-        if unknown:
-            name = min(unknown)
-            raise WrongField(f"{place}.{name} is not known to this server; leave it out", f"{place}.{name}")
+        refuse(place, sorted(fields.keys() - {"role", "content"} - MARKS))
         if role not in (USER, ASSISTANT, SYSTEM):
             raise WrongField(
                 f"{place}.role is {shown(role)}; send user, assistant or system", f"{place}.role"
@@ -142,14 +137,15 @@ class _Reader:
         signatures = [block.text("signature") for block in thinking if block.fields.get("signature")]
         turns = filter(None, map(self._open_seal, signatures))
         calls = tuple(self._call(block) for block in blocks if block.kind == CALL)
-        self._calls = frozenset(call.id for call in calls if call.id is not None)
-        return Message(
+        message = Message(
             ASSISTANT,
             "".join(block.text(TEXT) for block in blocks if block.kind == TEXT),
             "".join(block.text(THINKING) for block in thinking),
             calls,
             turn_id=next(turns, None),
         )
+        self._calls = message.call_ids
+        return message
 
     def _call(self, block: _Block) -> ToolCall:
         arguments = block.fields.get("input")
@@ -207,9 +203,8 @@ def _block(place: str, fields: Any, role: str) -> _Block:
         raise WrongField(
             f"{place} is a block of type {shown(kind)}; this model takes {taken} there", f"{place}.type"
         )
-    for name, value in fields.items():
-        if value and name not in BLOCKS[kind] and name not in MARKS and name != "type":
-            raise WrongField(f"{place}.{name} is not known to this server; leave it out", f"{place}.{name}")
+    known = BLOCKS[kind] | MARKS | {"type"}
+    refuse(place, (name for name, value in fields.items() if value and name not in known))
     return _Block(place, kind, fields)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.conversation.messages import Fields, shown
+from spmd_tx.coordinator.conversation.reading import function_of, refuse
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
@@ -32,17 +33,5 @@ def _tool(place: str, fields: Fields) -> OfferedTool:
         raise WrongField(
             f"{place} is of type {shown(kind)}, which Anthropic's servers run; leave it out", f"{place}.type"
         )
-    for name, value in fields.items():
-        if value is not None and name not in READ and name not in IGNORED:
-            raise WrongField(f"{place}.{name} is not known to this server; leave it out", f"{place}.{name}")
-    name, description = fields.get("name"), fields.get("description") or ""
-    schema = fields.get("input_schema") or {"type": "object", "properties": {}}
-    if not (isinstance(name, str) and name and isinstance(description, str)):
-        raise WrongField(
-            f"{place} has the name {shown(name)} and the description {shown(description)}; send texts", place
-        )
-    if not isinstance(schema, dict):
-        raise WrongField(
-            f"{place}.input_schema is {shown(schema)}; send a JSON schema", f"{place}.input_schema"
-        )
-    return OfferedTool(Tool(name, description, schema), fields.get("defer_loading") is True)
+    refuse(place, (key for key, value in fields.items() if value is not None and key not in READ | IGNORED))
+    return OfferedTool(function_of(place, fields, "input_schema"), fields.get("defer_loading") is True)

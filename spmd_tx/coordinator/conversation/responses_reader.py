@@ -23,6 +23,7 @@ from spmd_tx.coordinator.conversation.messages import (
     in_order_of_calls,
     shown,
 )
+from spmd_tx.coordinator.conversation.reading import text_of
 from spmd_tx.coordinator.conversation.responses_tools import OfferedTools
 from spmd_tx.errors import WrongField
 
@@ -70,8 +71,7 @@ class _Reader:
 
     def go_on_from(self, messages: Sequence[Message]) -> None:
         self.messages += messages
-        last = messages[-1] if messages else Message(USER)
-        self._calls = frozenset(call.id for call in last.calls if call.id is not None)
+        self._calls = messages[-1].call_ids if messages else frozenset()
 
     def item(self, place: str, item: Any) -> None:
         if not isinstance(item, dict):
@@ -93,7 +93,7 @@ class _Reader:
 
     def end_turn(self) -> None:
         if self._turn is not None:
-            self._calls = frozenset(call.id for call in self._turn.calls if call.id is not None)
+            self._calls = self._turn.call_ids
             self.messages.append(self._turn)
             self._turn = None
 
@@ -121,11 +121,11 @@ class _Reader:
         self._turn = replace(turn, reasoning=turn.reasoning + text, turn_id=turn.turn_id or turn_id)
 
     def _call(self, place: str, item: Fields, kind: str) -> None:
-        id, name = _field(place, item, "call_id"), _field(place, item, "name")
+        id, name = text_of(place, item, "call_id"), text_of(place, item, "name")
         if kind == "function_call":
-            arguments = _field(place, item, "arguments")
+            arguments = text_of(place, item, "arguments")
         else:
-            arguments = msgspec.json.encode({"input": _field(place, item, "input")}).decode()
+            arguments = msgspec.json.encode({"input": text_of(place, item, "input")}).decode()
         space = item.get("namespace")
         name = OfferedTools.joined(space, name) if isinstance(space, str) else name
         turn = self._turn or Message(ASSISTANT)
@@ -133,7 +133,7 @@ class _Reader:
 
     def _output(self, place: str, item: Fields) -> None:
         self.end_turn()
-        id = _field(place, item, "call_id")
+        id = text_of(place, item, "call_id")
         if id not in self._calls:
             raise WrongField(
                 f"{place}.call_id {shown(id)} is of no call in the turn before it; send outputs right behind "
@@ -141,13 +141,6 @@ class _Reader:
                 f"{place}.call_id",
             )
         self.messages.append(Message(TOOL, _text(f"{place}.output", item.get("output"), "\n"), call_id=id))
-
-
-def _field(place: str, item: Fields, key: str) -> str:
-    value = item.get(key)
-    if not isinstance(value, str):
-        raise WrongField(f"{place}.{key} is {shown(value)}; send a text", f"{place}.{key}")
-    return value
 
 
 def _text(place: str, content: Any, between: str) -> str:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.conversation.messages import Fields, shown
+from spmd_tx.coordinator.conversation.messages import Fields
+from spmd_tx.coordinator.conversation.reading import function_of
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
@@ -30,7 +31,7 @@ def read_tools(tools: Sequence[Fields]) -> OfferedTools:
     for number, fields in enumerate(tools):
         place = f"tools[{number}]"
         if fields.get("type") == FUNCTION:
-            found.append(_function(place, fields))
+            found.append(function_of(place, fields))
         elif fields.get("type") == NAMESPACE:
             space, inner = fields.get("name"), fields.get("tools")
             if not isinstance(space, str) or not isinstance(inner, list):
@@ -38,22 +39,8 @@ def read_tools(tools: Sequence[Fields]) -> OfferedTools:
             for at, each in enumerate(inner):
                 if not isinstance(each, dict) or each.get("type", FUNCTION) != FUNCTION:
                     continue
-                tool = _function(f"{place}.tools[{at}]", each)
+                tool = function_of(f"{place}.tools[{at}]", each)
                 name = OfferedTools.joined(space, tool.name)
                 places[name] = space, tool.name
                 found.append(Tool(name, tool.description, tool.parameters))
     return OfferedTools(tuple(found), places)
-
-
-def _function(place: str, fields: Fields) -> Tool:
-    name, description = fields.get("name"), fields.get("description") or ""
-    parameters = fields.get("parameters") or {"type": "object", "properties": {}}
-    if not (isinstance(name, str) and name and isinstance(description, str)):
-        raise WrongField(
-            f"{place} has the name {shown(name)} and the description {shown(description)}; send texts", place
-        )
-    if not isinstance(parameters, dict):
-        raise WrongField(
-            f"{place}.parameters is {shown(parameters)}; send a JSON schema", f"{place}.parameters"
-        )
-    return Tool(name, description, parameters)

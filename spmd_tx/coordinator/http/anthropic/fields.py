@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spmd_tx.coordinator.http.anthropic.schemas import Prompting
-from spmd_tx.coordinator.http.text_generation.field_checks import HarmlessFields
+from spmd_tx.coordinator.http.text_generation.field_checks import HarmlessFields, check_keys
 from spmd_tx.errors import WrongField
 
 HARMLESS = HarmlessFields(
@@ -44,28 +44,20 @@ CHOICES = ("auto", "none", "any", "tool")
 def check(body: bytes, request: Prompting) -> None:
     """Refuse fields that would be ignored otherwise. Raises InvalidRequest."""
     HARMLESS.check(body, type(request))
-    _only(request.thinking, "thinking", THINKING_FIELDS)
+    check_keys(request.thinking, "thinking", THINKING_FIELDS)
     if request.thinking is not None and request.thinking.get("type") not in THINKING_TYPES:
         raise WrongField(
             f"thinking.type is {request.thinking.get('type')!r:.80}; send one of {', '.join(THINKING_TYPES)}",
             "thinking.type",
         )
-    _only(request.output_config, "output_config", frozenset({"effort", "format"}))
+    check_keys(request.output_config, "output_config", frozenset({"effort", "format"}))
     _check_choice(request.tool_choice)
 
 
 def _check_choice(choice: Mapping[str, Any] | None) -> None:
-    _only(choice, "tool_choice", frozenset({"type", "name", "disable_parallel_tool_use"}))
+    check_keys(choice, "tool_choice", frozenset({"type", "name", "disable_parallel_tool_use"}))
     kind = "auto" if choice is None else choice.get("type")
     if kind not in CHOICES:
         raise WrongField(
             f"tool_choice.type is {kind!r:.80}; send one of {', '.join(CHOICES)}", "tool_choice.type"
         )
-
-
-def _only(value: Mapping[str, Any] | None, name: str, known: frozenset[str]) -> None:
-    for key in value or ():
-        if key not in known and value is not None and value[key] is not None:
-            raise WrongField(
-                f"{name}.{key:.80} is not offered by this server; leave it out", f"{name}.{key:.80}"
-            )

@@ -16,8 +16,8 @@ from litestar.status_codes import (
 
 from spmd_tx.coordinator.http import errors
 from spmd_tx.coordinator.http.error_shapes import ErrorShape
-from spmd_tx.coordinator.http.openai.fields import OTHER_VALUE
 from spmd_tx.coordinator.http.openai.schemas import ErrorBody, ErrorDetail
+from spmd_tx.coordinator.http.text_generation.field_checks import OTHER_VALUE
 from spmd_tx.errors import NotRendered, PromptTooLong, UnknownResponse, WrongField
 
 TOO_LONG = "context_length_exceeded"

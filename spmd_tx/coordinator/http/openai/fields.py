@@ -3,18 +3,13 @@
 A field without an entry is refused by its name: it would change an answer elsewhere, or is misspelled.
 """
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-from spmd_tx.coordinator.http.openai.schemas import ChatRequest, Parameters, StreamOptions
-from spmd_tx.errors import WrongField
-
-UNKNOWN, NOT_OFFERED, OTHER_VALUE = "unknown_parameter", "unsupported_parameter", "unsupported_value"
-
-MOST_SHOWN = 80  # characters of the name of an unknown field
+from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, StreamOptions
+from spmd_tx.coordinator.http.text_generation.field_checks import HarmlessFields
 
 # They never change an answer, whatever their value.
 LABELS: Final = {
@@ -95,35 +90,21 @@ REMEDIES: Final = {
 }
 
 
-def check(body: bytes, request: Parameters) -> None:
+SERVED: Final = {
+    CompletionRequest: HarmlessFields(frozenset(LABELS), DEFAULTS | {SPECIAL_TOKENS: (True,)}, REMEDIES),
+    ChatRequest: HarmlessFields(
+        frozenset(LABELS),
+        DEFAULTS | {SPECIAL_TOKENS: (False,)},
+        REMEDIES,
+        hint="a variable of the chat template belongs in chat_template_kwargs",
+    ),
+}
+
+
+def check(body: bytes, request: CompletionRequest | ChatRequest) -> None:
     """Refuse fields of a request's body that would be ignored otherwise. Raises WrongField."""
-    sent = msgspec.json.decode(body, type=dict[str, Raw])
-    served = type(request).__struct_fields__
-    for name, value in sent.items():
-        if name not in served:
-            _check(name, value, request)
+    harmless = SERVED[type(request)]
+    harmless.check(body, type(request))
     if request.stream_options is not None:
-        options = msgspec.json.decode(sent["stream_options"], type=dict[str, Raw])
-        for name, value in options.items():
-            if name not in StreamOptions.__struct_fields__:
-                _check(f"stream_options.{name}", value, request)
-
-
-def _check(name: str, raw: Raw, request: Parameters) -> None:
-    if name in LABELS or bytes(raw) == b"null":
-        return
-    defaults: Mapping[str, tuple[Any, ...]] = DEFAULTS | {
-        SPECIAL_TOKENS: (not isinstance(request, ChatRequest),)
-    }
-    if name not in defaults:
-        if isinstance(request, ChatRequest) and "." not in name:
-            remedy = "a variable of the chat template belongs in chat_template_kwargs"
-            remedy = REMEDIES.get(name, f"leave it out; {remedy}")
-        else:
-            remedy = REMEDIES.get(name, "leave it out")
-        shown = name[:MOST_SHOWN]
-        raise WrongField(f"{shown} is not known to this server; {remedy}", shown, UNKNOWN)
-    harmless, remedy = defaults[name], REMEDIES.get(name, "leave it out")
-    if msgspec.json.decode(raw) not in harmless:
-        code = OTHER_VALUE if harmless else NOT_OFFERED
-        raise WrongField(f"{name} is not offered by this server; {remedy}", name, code)
+        options = msgspec.json.decode(body, type=dict[str, Raw])["stream_options"]
+        harmless.check(options, StreamOptions, within="stream_options.")

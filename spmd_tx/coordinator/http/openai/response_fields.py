@@ -1,10 +1,7 @@
 """Fields of Responses that have no effect here: which are taken, with which values, and why. Pure."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
-from spmd_tx.coordinator.http.text_generation.field_checks import NOT_OFFERED, HarmlessFields
+from spmd_tx.coordinator.http.text_generation.field_checks import NOT_OFFERED, HarmlessFields, check_keys
 from spmd_tx.errors import WrongField
 
 HARMLESS = HarmlessFields(
@@ -52,20 +49,12 @@ def check(body: bytes, request: ResponsesRequest) -> None:
             "include",
             NOT_OFFERED,
         )
-    _only(request.reasoning, "reasoning", REASONING_FIELDS)
-    _only(request.text, "text", frozenset({"format", "verbosity"}))
+    check_keys(request.reasoning, "reasoning", REASONING_FIELDS)
+    check_keys(request.text, "text", frozenset({"format", "verbosity"}))
     text = request.text or {}
     if text.get("verbosity") not in (None, "medium"):
         raise WrongField("text.verbosity is not offered by this server; leave it out", "text.verbosity")
     format = text.get("format") or {"type": "text"}
     if not isinstance(format, dict):
         raise WrongField("text.format is no object; send one with a type", "text.format")
-    _only(format, "text.format", FORMAT_FIELDS)
-
-
-def _only(value: Mapping[str, Any] | None, name: str, known: frozenset[str]) -> None:
-    for key, given in (value or {}).items():
-        if key not in known and given is not None:
-            raise WrongField(
-                f"{name}.{key:.80} is not offered by this server; leave it out", f"{name}.{key:.80}"
-            )
+    check_keys(format, "text.format", FORMAT_FIELDS)

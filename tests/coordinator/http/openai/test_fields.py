@@ -11,6 +11,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 
 from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest
+from spmd_tx.coordinator.http.text_generation import field_checks
 from tests.coordinator.http.openai.test_routes import BASE_MODEL, completion
 
 DOCS = Path(__file__).parents[4] / "docs" / "openai.md"
@@ -75,7 +76,7 @@ async def test_what_is_not_offered_is_refused_by_name(oai, path, body):
         refused = await oai.post(path, json=body(**{name: value}))
         error = refused.json()["error"]
         assert (refused.status_code, error["type"], error["param"]) == (400, "invalid_request_error", name)
-        assert error["code"] in (fields.UNKNOWN, fields.NOT_OFFERED, fields.OTHER_VALUE)
+        assert error["code"] in (field_checks.UNKNOWN, field_checks.NOT_OFFERED, field_checks.OTHER_VALUE)
         assert error["message"].startswith(f"{name} is not ")
         assert "; " in error["message"], "there is no remedy"
 
@@ -92,7 +93,7 @@ async def test_values_that_ask_for_what_happens_anyway_are_taken(oai, path, body
     harmless |= {fields.SPECIAL_TOKENS: path == "completions"}
     assert (await oai.post(path, json=body(**harmless))).status_code == 200
     other_way = await oai.post(path, json=body(**{fields.SPECIAL_TOKENS: path != "completions"}))
-    assert (other_way.status_code, other_way.json()["error"]["code"]) == (400, fields.OTHER_VALUE)
+    assert (other_way.status_code, other_way.json()["error"]["code"]) == (400, field_checks.OTHER_VALUE)
 
 
 @both
