@@ -23,7 +23,7 @@ from spmd_tx.protocol.commands import SEGMENTS_PER_ROW
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.worker.self_tests import paged as paged_self_test
-from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, tell_verdicts, worst_error
+from spmd_tx.worker.self_tests.verdict import mesh_of, problem_between, tell_verdicts
 
 # The lengths of rows' segments; the rest of a row is padding.
 ROWS = {
@@ -83,11 +83,8 @@ def _problem_in(
             exact = jax.device_get(reference(segments, *(x.astype(jnp.float32) for x in arrays)))
         once, again = (jax.device_get(run(segments, *arrays)) for _ in range(2))
         for name, want, got, second in zip(NAMES, exact, once, again, strict=True):
-            error = worst_error(got, want)
-            if not error <= MOST_ERROR:  # also true for NaN
-                return f"{name} is off by {error:.2g} in rows of {length} tokens"
-            if got.tobytes() != second.tobytes():
-                return f"{name} differs between two runs in rows of {length} tokens"
+            if problem := problem_between(name, got, want, second):
+                return f"{problem} in rows of {length} tokens"
     return None
 
 

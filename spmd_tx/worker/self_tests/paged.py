@@ -18,7 +18,7 @@ from spmd_tx.models.attention.paged.attention import paged_attention, takes
 from spmd_tx.models.attention.window_ring import page_of
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP
-from spmd_tx.worker.self_tests.verdict import MOST_ERROR, mesh_of, worst_error
+from spmd_tx.worker.self_tests.verdict import mesh_of, problem_between
 
 LAYERS, LAYER = 2, 1
 PAGES = 40  # of a row's table
@@ -53,11 +53,9 @@ def _problem_in(window: int, kernels: Kernels, sizes: Any) -> str | None:
             exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
         once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
         what = f"{tokens} tokens of a row"
-        error = worst_error(once[:-1], np.asarray(exact)[:-1])
-        if not error <= MOST_ERROR:  # also true for NaN
-            return f"attention from {what} is off by {error:.2g}"
-        if once.tobytes() != again.tobytes():
-            return f"attention from {what} differs between two runs"
+        results = (np.asarray(each)[:-1] for each in (once, exact, again))
+        if problem := problem_between(f"attention from {what}", *results):
+            return problem
         turned = np.roll(np.arange(len(tables)), 1)
         elsewhere = np.asarray(run(q[turned], *pools, tables[turned], positions[turned]))
         alone = np.where(np.arange(len(tables))[:, None] == 1, positions, -1)

@@ -32,7 +32,7 @@ from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.stack_product import BLOCK_ROWS, LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import AXES
-from spmd_tx.worker.self_tests.verdict import MOST_ERROR, on_device, tell_verdicts, worst_error
+from spmd_tx.worker.self_tests.verdict import on_device, problem_between, tell_verdicts, worst_error
 
 TILE, TILES = 128, 12  # as training has them
 BLOCK = 16  # pairs that are multiplied by one adapter's factors
@@ -98,11 +98,10 @@ def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -
         x_PI = _random(random, sizes.dtype, tile * TILES, width)
         run = on_device(sizes.device, partial(_multiplied, kernels, transposed))
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
-        error = worst_error(got, _expected(x_PI, w_XIO, expert_M, transposed))
-        if not error <= MOST_ERROR:  # also true for NaN
-            return f"the {which} is off by {error:.2g}"
-        if got.tobytes() != again.tobytes():
-            return f"the {which} differs between two runs"
+        if problem := problem_between(
+            f"the {which}", got, _expected(x_PI, w_XIO, expert_M, transposed), again
+        ):
+            return problem
         tiles, rows = random.permutation(TILES), random.permutation(tile)
         moved = np.asarray(x_PI).reshape(TILES, tile, -1)[tiles][:, rows]
         moved[:, tile // 2 :] = np.asarray(_random(random, sizes.dtype, TILES, tile - tile // 2, width))
@@ -132,11 +131,10 @@ def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
             x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
             got, again = (np.asarray(run(x_BI)) for _ in range(2))
             what = f"map of {rows} rows with stacked matrices"
-            error = worst_error(got, _expected_map(x_BI, w_LIO[layer], lora, layer, slots_B, scale_S))
-            if not error <= MOST_ERROR:  # also true for NaN
-                return f"the {what} is off by {error:.2g}"
-            if got.tobytes() != again.tobytes():
-                return f"the {what} differs between two runs"
+            if problem := problem_between(
+                f"the {what}", got, _expected_map(x_BI, w_LIO[layer], lora, layer, slots_B, scale_S), again
+            ):
+                return problem
             for kept in {0, rows - 1}:  # in the first block, and in the last
                 beside = _random(random, sizes.dtype, rows, depth).at[kept].set(x_BI[kept])
                 if np.asarray(run(beside))[kept].tobytes() != got[kept].tobytes():
@@ -156,11 +154,10 @@ def problem_of_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
         )
         sums = _random(random, "float32", groups, RANK, sizes.inner)
         got, again = (np.asarray(run(sums, low, wide, spans)) for _ in range(2))
-        error = worst_error(got, _expected_sums(sums, low, wide, spans))
-        if not error <= MOST_ERROR:  # also true for NaN
-            return f"the sum of factors' gradients is off by {error:.2g}"
-        if got.tobytes() != again.tobytes():
-            return "the sum of factors' gradients differs between two runs"
+        if problem := problem_between(
+            "the sum of factors' gradients", got, _expected_sums(sums, low, wide, spans), again
+        ):
+            return problem
         first, end = spans[0][-1], ends[-1]  # the last group alone, in another place
         nothing = np.zeros(groups - 1, np.int32)
         alone = np.append(nothing, 1).astype(np.int32), np.append(nothing, 1 + end - first).astype(np.int32)
@@ -181,11 +178,8 @@ def problem_of_row_sums(kernels: Kernels, sizes: ExpertSizes) -> str | None:
         wanted = np.zeros((slots, RANK, width), np.float32)
         for slot, row in zip(slots_B, rows, strict=True):
             wanted[slot] += row.astype(np.float32)
-        error = worst_error(got, wanted)
-        if not error <= MOST_ERROR:  # also true for NaN
-            return f"the sum of rows' gradients is off by {error:.2g}"
-        if got.tobytes() != again.tobytes():
-            return "the sum of rows' gradients differs between two runs"
+        if problem := problem_between("the sum of rows' gradients", got, wanted, again):
+            return problem
         is_first, moved = slots_B == slots_B[0], np.array(_random(random, sizes.dtype, *rows.shape))
         # Its rows in their order, behind those of others.
         places = np.arange(len(slots_B)) >= np.sum(~is_first)
@@ -231,11 +225,9 @@ def problem_of_memories(kernels: Kernels, sizes: ExpertSizes) -> str | None:
     for row, target in enumerate(targets_B):
         if target:
             wanted[layer, target] = after[row]
-    for error in (worst_error(got[0], y), worst_error(got[1], wanted)):
-        if not error <= MOST_ERROR:  # also true for NaN
-            return f"the delta rule in a pool is off by {error:.2g}"
-    if any(one.tobytes() != other.tobytes() for one, other in zip(got, again, strict=True)):
-        return "the delta rule in a pool differs between two runs"
+    for each in zip(got, (y, wanted), again, strict=True):
+        if problem := problem_between("the delta rule in a pool", *each):
+            return problem
     turned = np.arange(rows)[::-1]
     moved = run(tuple(each[turned] for each in rule), pool, sources_B[turned], targets_B[turned])
     if np.asarray(moved[0])[turned].tobytes() != got[0].tobytes():

@@ -41,6 +41,14 @@ def worst_error(got: np.ndarray, want: np.ndarray) -> float:
     return float(np.max(np.abs(got - want) / (np.abs(want) + np.sqrt(np.mean(want**2)))))
 
 
+def problem_between(what: str, got: np.ndarray, want: np.ndarray, again: np.ndarray) -> str | None:
+    """Say what is wrong with a result: that it is off, or that it is another one in a second run."""
+    error = worst_error(got, want)
+    if not error <= MOST_ERROR:  # also true for NaN
+        return f"{what} is off by {error:.2g}"
+    return f"{what} differs between two runs" if got.tobytes() != again.tobytes() else None
+
+
 def mesh_of(device: int) -> Mesh:
     """Return a mesh of one of this process's devices."""
     return Mesh(np.array(jax.local_devices()[device]).reshape(1, 1, 1), AXES)
