@@ -1,7 +1,7 @@
 """Opens the groups whose base model could not be read at the start, as soon as it can be."""
 
 import asyncio
-import logging
+import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -9,13 +9,11 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.served_base import BaseHistory
 from spmd_tx.coordinator.groups.group import WorkerGroup
 from spmd_tx.coordinator.groups.health import GroupRole
-from spmd_tx.coordinator.groups.run_groups import pause_after
+from spmd_tx.coordinator.groups.run_groups import pause
 from spmd_tx.coordinator.runtime import log_groups
 from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
 from spmd_tx.errors import StartError
-
-logger = logging.getLogger(__name__)
 
 
 class LateGroup:
@@ -65,29 +63,12 @@ class LateGroups:
         self, late: LateGroup, run_group: Callable[[WorkerGroup], Coroutine[Any, Any, None]]
     ) -> None:
         with log_groups.entered(late.name):
-            failures = 0
-            while True:
-                failures += 1
-                seconds = pause_after(failures)
-                logger.error(
-                    "failed: %s; tried again in %g minutes, or when an agent joins",
-                    late.problem,
-                    seconds / 60,
-                )
-                await _either(late.joined, seconds)
+            for failures in itertools.count(1):
+                await pause(failures, late.problem, late.joined.wait())
+                late.joined.clear()
                 try:
                     group = await self._open_group(late)
-                    break
                 except StartError as error:
                     late.problem = str(error)
-            await run_group(group)
-
-
-async def _either(event: asyncio.Event, seconds: float) -> None:
-    """Return when something has happened, or after some seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        pass
-    event.clear()
+                else:
+                    return await run_group(group)

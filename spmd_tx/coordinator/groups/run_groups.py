@@ -1,8 +1,9 @@
 """Runs all groups beside each other; one that fails is tried again later, and the others go on."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from spmd_tx.coordinator.groups.group import OnGroupReady, WorkerGroup
 from spmd_tx.coordinator.runtime import log_groups
@@ -15,9 +16,12 @@ logger = logging.getLogger(__name__)
 PAUSES = (300.0, 600.0, 1800.0)  # seconds before a failed group is tried again; the last one stays
 
 
-def pause_after(failures: int) -> float:
-    """Return how many seconds to wait after so many failures in a row."""
-    return PAUSES[min(failures, len(PAUSES)) - 1]
+async def pause(failures: int, problem: object, another_agent: Awaitable[object]) -> None:
+    """Wait until a group that failed is worth another try: some minutes, or until an agent joins."""
+    seconds = PAUSES[min(failures, len(PAUSES)) - 1]
+    logger.error("failed: %s; tried again in %g minutes, or when an agent joins", problem, seconds / 60)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(another_agent, seconds)
 
 
 class GroupRuns:
@@ -54,14 +58,11 @@ class GroupRuns:
                     is_again, group.health.problem = True, None
 
     async def _pause(self, group: WorkerGroup, error: StartError | CrashLoop) -> None:
-        """Wait until a group is worth another try: some minutes, or until an agent joins."""
         failures = self._failures[group.name] = self._failures.get(group.name, 0) + 1
-        seconds = pause_after(failures)
-        logger.error("failed: %s; tried again in %g minutes, or when an agent joins", error, seconds / 60)
         joining = asyncio.create_task(group.generations.another_agent())
         try:
             await group.generations.give_up(error)
-            await asyncio.wait([joining], timeout=seconds)
+            await pause(failures, error, joining)
         finally:
             joining.cancel()
 
