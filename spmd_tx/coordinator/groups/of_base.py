@@ -180,7 +180,10 @@ class GroupsOfBase:
         return member
 
     def _prompt(self, request: Request) -> Sequence[int]:
-        """Return the tokens of a sample's prompt, if its body is at hand."""
+        """Return the tokens of a sample's prompt, if its body is at hand.
+
+        Its group decodes the body once more: decoded prompts of all that wait would take too much memory.
+        """
         body = self._log.body_at_hand(request)
         try:
             sample = None if body is None else read_body(body, SampleRequest)

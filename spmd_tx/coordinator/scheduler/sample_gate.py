@@ -16,6 +16,7 @@ from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")
+NewSample = tuple[SampleRequest, CompiledGrammar | None]  # with its grammar, if it has one
 
 
 class Attempt(Protocol):
@@ -65,35 +66,32 @@ class SampleGate:
 
     async def _admit(self, state: RequestState) -> None:
         request, versions = state.request, self.parts.versions
-        body = await self.attempt(request, lambda: self.log.payload(request))
-        grammar = None
-        if body is not None and state.job is None:
-            grammar = await self.attempt(request, partial(self._compile, body))
+        new = await self.attempt(request, partial(self._read, request)) if state.job is None else None
         version = await self.attempt(request, lambda: versions.of(request.line, self.restored))
-        if state.status is RequestStatus.ENDED or body is None or version is None:
+        if state.status is RequestStatus.ENDED or version is None or (new is None and state.job is None):
             return
         self.log.note("began", [request.id])
-        await self.attempt(request, partial(self._join, state, body, version, grammar))
+        await self.attempt(request, partial(self._join, state, version, new))
         self.wake()
 
-    async def _compile(self, body: bytes) -> CompiledGrammar | None:
-        """Compile the grammar of a request; None: it has none."""
-        source = read_body(body, SampleRequest).grammar
-        if source is None:
-            return None
+    async def _read(self, request: Request) -> NewSample:
+        """Read a sample that has not begun, and compile its grammar."""
+        sample = read_body(await self.log.payload(request), SampleRequest)
+        if sample.grammar is None:
+            return sample, None
         assert self.parts.grammars is not None, "a request with a grammar came to parts that know none"
-        return await self.parts.grammars.compile(source)
+        return sample, await self.parts.grammars.compile(sample.grammar)
 
-    async def _join(
-        self, state: RequestState, body: bytes, version: VersionKey, grammar: CompiledGrammar | None
-    ) -> None:
+    async def _join(self, state: RequestState, version: VersionKey, new: NewSample | None) -> None:
         request_id, sampling = state.request.id, self.parts.sampling
         if state.status is RequestStatus.ENDED:
             return
         job, state.job = state.job, None
         try:
             if job is None:
-                sampling.admit(request_id, read_body(body, SampleRequest), version, grammar)
+                assert new is not None
+                sample, grammar = new
+                sampling.admit(request_id, sample, version, grammar)
             else:
                 job.version = version  # newer, if its sampler is one of kind inflight
                 sampling.resume(job)
