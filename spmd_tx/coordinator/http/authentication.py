@@ -11,6 +11,7 @@ from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.coordinator.http.security import console_cookie, cross_site, trajectory_keys
 from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.runtime.owner_turns import OWNER
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden, InvalidRequest
 
@@ -69,6 +70,7 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
     else:
         services.quotas.count_request(caller)
     connection.scope["auth"] = caller
+    OWNER.set(caller.owner)
 
 
 def _caller(connection: ASGIConnection, services: Services) -> Caller:

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request, read_body
+from spmd_tx.coordinator.runtime.owner_turns import OWNER
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.request_table import Danger, RequestState, RequestStatus, RequestTable
@@ -66,6 +67,7 @@ class SampleGate:
 
     async def _admit(self, state: RequestState) -> None:
         request, versions = state.request, self.parts.versions
+        OWNER.set(request.session_id)
         new = await self.attempt(request, partial(self._read, request)) if state.job is None else None
         version = await self.attempt(request, lambda: versions.of(request.line, self.restored))
         if state.status is RequestStatus.ENDED or version is None or (new is None and state.job is None):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.runtime.owner_turns import OWNER, OwnerTurns
 from spmd_tx.coordinator.text import continuation, token_texts
 from spmd_tx.coordinator.text.chat_template import TemplateMessage
 from spmd_tx.coordinator.text.continuation import TailTokens, TurnEnd, TurnsToRender
@@ -25,7 +26,8 @@ from spmd_tx.processes.child import Allowance, LastingChild
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
 SHORT_TOKENS = 8 << 10  # as above, when they are made into text
-CHILDREN = 2  # at a time
+CHILDREN = 3  # at a time
+CHILDREN_OF_ONE = 2  # owner, so that others need not wait until its texts are done
 IDLE_SECONDS = 60.0  # after which they end
 SHRINKS = 4  # a normalizer may leave a third of the bytes
 
@@ -45,7 +47,7 @@ class PromptTexts:
         )
         self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(CHILDREN)]
         self._free = list(self._children)
-        self._has_free = asyncio.Semaphore(CHILDREN)
+        self._turns = OwnerTurns(CHILDREN, CHILDREN_OF_ONE)
 
     async def close(self) -> None:
         """End the child processes. No call may be at work."""
@@ -59,7 +61,7 @@ class PromptTexts:
 
     async def call_outside(self, function: str, arguments: Mapping[str, object]) -> Any:
         """Call a function in one of the child processes. Raises ForeignCodeFailed, and its RequestError."""
-        async with self._has_free:
+        async with self._turns.turn(OWNER.get()):
             child = self._free.pop()
             try:
                 return await child.call(function, arguments)

@@ -1,0 +1,161 @@
+"""How long a tenant waits while another one sends hostile grammars and schemas to the same server.
+
+python -m tests.fuzz.beside_forms [SECONDS of each part]. Peace and attack take turns.
+"""
+
+import itertools
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from tests.fuzz.calls import API, BASE_MODEL, OPENAI
+from tests.fuzz.odd_grammars import GRAMMARS, PERSON, REGEXES, SCHEMAS
+from tests.fuzz.option_sets import write_model
+from tests.fuzz.served import Served, serving
+
+ATTACKERS = 6  # connections
+TURNS = 3  # of peace and attack
+PAUSE = 0.05  # seconds between two questions of the neighbour
+TIMEOUT = 120.0  # seconds, for one answer
+
+Ask = Callable[[], None]
+
+
+def main() -> None:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = write_model(Path(folder) / "model")
+        with serving(Path(folder) / "run", model_dir, None, real=True) as served:
+            assert served.start(), served.log.read_text()[-5000:]
+            waits, answers = measure(served, seconds)
+    print(f"hostile requests answered: {answers}")
+    for what, found in waits.items():
+        print(f"{what}: in peace {shown(found[False])}; beside hostile forms {shown(found[True])}")
+
+
+def measure(served: Served, seconds: float) -> tuple[dict[str, dict[bool, list[float]]], int]:
+    """Return the neighbour's waits in seconds, by what she asks and whether she is beside the attack."""
+    schemas = (PERSON | {"title": f"person {number}"} for number in itertools.count())
+    with client(served, "alice") as http:
+        asks = {
+            "healthz": lambda: get(http, "/healthz"),
+            "sample": sampler(http),
+            "chat with a new schema": lambda: chat(http, next(schemas)),
+        }
+        waits = {what: {False: list[float](), True: list[float]()} for what in asks}
+        for ask in asks.values():
+            ask()  # programs compile
+        answers = 0
+        for is_attacked in [False, True] * TURNS:
+            is_over = threading.Event()
+            with ThreadPoolExecutor(ATTACKERS) as threads:
+                bodies = forms()
+                attacks = [
+                    threads.submit(attack, served, bodies, is_over) for _ in range(ATTACKERS * is_attacked)
+                ]
+                deadline = time.monotonic() + seconds
+                while time.monotonic() < deadline:
+                    for what, ask in asks.items():
+                        began = time.monotonic()
+                        ask()
+                        waits[what][is_attacked].append(time.monotonic() - began)
+                        time.sleep(PAUSE)
+                is_over.set()
+                answers += sum(each.result() for each in attacks)
+    return waits, answers
+
+
+def client(served: Served, owner: str) -> httpx.Client:
+    return httpx.Client(base_url=served.url, headers={"x-api-key": served.tokens[owner]}, timeout=TIMEOUT)
+
+
+def sampler(http: httpx.Client) -> Ask:
+    """Return what draws 8 tokens of the base model and waits for them."""
+    session = post(http, API + "create_session", {"tags": []})["session_id"]
+    new = {"session_id": session, "base_model": BASE_MODEL, "sampling_session_seq_id": 0}
+    post(http, API + "create_sampling_session", new)
+    numbers = itertools.count(1)
+
+    def sample() -> None:
+        body = {
+            "sampling_session_id": f"{session}:sample:0",
+            "seq_id": next(numbers),
+            "prompt": {"chunks": [{"tokens": [5, 6, 7], "type": "encoded_text"}]},
+            "sampling_params": {"max_tokens": 8, "seed": 1, "stop": []},
+        }
+        request_id = post(http, API + "asample", body)["request_id"]
+        answer = http.post(API + "retrieve_future", json={"request_id": request_id})
+        while answer.status_code == 408:
+            answer = http.post(API + "retrieve_future", json={"request_id": request_id})
+        answer.raise_for_status()
+
+    return sample
+
+
+def chat(http: httpx.Client, schema: object) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    post(http, OPENAI + "chat/completions", turn() | {"response_format": form})
+
+
+def turn() -> dict[str, Any]:
+    return {"model": BASE_MODEL, "messages": [{"role": "user", "content": "b"}], "max_tokens": 8}
+
+
+def get(http: httpx.Client, path: str) -> None:
+    http.get(path).raise_for_status()
+
+
+def post(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = http.post(path, json=body)
+    assert answer.is_success, answer.text
+    return answer.json()
+
+
+def forms() -> Iterator[dict[str, Any]]:
+    """Yield all of the fuzzer's forms of answers, again and again."""
+    formats = [
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": make(), "strict": True}}
+        for make in SCHEMAS
+    ]
+    every = [
+        *({"response_format": each} for each in formats),
+        *({"regex": each} for each in REGEXES),
+        *({"grammar": each} for each in GRAMMARS),
+    ]
+    return itertools.cycle(every)
+
+
+def attack(served: Served, bodies: Iterator[dict[str, Any]], is_over: threading.Event) -> int:
+    """Send forms until it is over. Returns how many were answered."""
+    answered = 0
+    with client(served, "mallory") as http:
+        while not is_over.is_set():
+            with LOCK:
+                body = next(bodies)
+            content = json.dumps(turn() | {"max_tokens": 32} | body).encode("utf-8", "surrogatepass")
+            headers = {"content-type": "application/json"}
+            answer = http.post(OPENAI + "chat/completions", content=content, headers=headers)
+            assert answer.status_code < 500 or answer.status_code == 503, answer.text
+            answered += 1
+    return answered
+
+
+LOCK = threading.Lock()
+
+
+def shown(waits: list[float]) -> str:
+    p50, p99 = (1000 * np.percentile(waits, part) for part in (50, 99))
+    return f"p50 {p50:.0f} ms, p99 {p99:.0f} ms, longest {1000 * max(waits):.0f} ms of {len(waits)}"
+
+
+if __name__ == "__main__":
+    main()
