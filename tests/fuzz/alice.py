@@ -82,10 +82,14 @@ class Alice(threading.Thread):
         base = self._post("create_sampling_session", {**new, "sampling_session_seq_id": 0})
         while True:
             self._may_go_on.acquire()
-            if self.is_leaving.is_set() or self.rounds == self._most:
+            if self.is_leaving.is_set():
                 return
+            if self.rounds == self._most:
+                break
             self._round(self.rounds, base["sampling_session_id"])
             self.rounds += 1
+        # Others may wait for its end: a server that trains all weights has room for one session's model.
+        self._post(f"sessions/{session}/finish", {"reason": {"type": "success"}})
 
     def _round(self, number: int, base: str) -> None:
         random = np.random.default_rng([7, number])
@@ -177,7 +181,7 @@ class Alice(threading.Thread):
         """Ask again as the SDK does, while the server is away or has no room."""
         is_bytes = isinstance(body, bytes)
         headers = {"accept": accept, "content-type": PROTOBUF if is_bytes else JSON}
-        content = {"content": body} if is_bytes else {"json": body} if body is not None else {}
+        content: dict[str, Any] = {"content": body} if is_bytes else {} if body is None else {"json": body}
         deadline = time.monotonic() + SECONDS
         while True:
             try:

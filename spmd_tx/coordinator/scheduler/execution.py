@@ -122,6 +122,7 @@ class Execution:
         return True
 
     def session_ended(self, session_id: str) -> None:
+        """Give back what a session holds, if it has ended and has no work left."""
         if self._siblings.is_over(session_id):
             self._siblings.free(session_id)
 
@@ -174,12 +175,14 @@ class Execution:
     def status(self, request_id: str) -> QueueStatus:
         return self._view.status(request_id, self._workers.busy)
 
-    async def run(self, restorations: Iterable[Restoration]) -> NoReturn:
+    async def run(self, restorations: Collection[Restoration]) -> NoReturn:
         """Carry out requests until a MeshError: the workers are lost. All tasks have ended by then."""
         in_line = set[str]()
         for restoration in restorations:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
+        for session_id in {restoration.session_id for restoration in restorations}:
+            self.session_ended(session_id)  # it may have ended after its models were planned
         self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
         self._versions.store.join(self, self if self._trains else None)
         try:

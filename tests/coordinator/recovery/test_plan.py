@@ -89,6 +89,25 @@ async def test_a_model_accepted_while_workers_get_ready_is_created(bench, monkey
     await bench.result(bench.train(A, 1, 10))
 
 
+async def test_a_session_that_ends_while_its_models_are_planned_holds_no_slot(bench, monkeypatch):
+    """On a server that trains all weights everyone would wait for it until the workers are lost again."""
+    await bench.result(bench.create(A))
+    await bench.result(bench.create(B))
+    listed = bench.models.open_models
+
+    async def open_models(others):
+        models = await listed(others)
+        bench.models.ended.add("alice")
+        bench.scheduler.session_ended("alice")
+        return models
+
+    monkeypatch.setattr(bench.models, "open_models", open_models)
+    await next_generation(bench)
+    assert "because its session has ended" in await bench.failure(bench.train(A, 1, 10))
+    await bench.result(bench.train(B, 1, 10))
+    assert len(bench.workers.weights) == 1
+
+
 async def test_a_result_that_differs_is_reported_and_the_stored_one_stays(bench, caplog):
     await bench.result(bench.create(A))
     trained = bench.train(A, 1, 10)
