@@ -15,6 +15,7 @@ import psutil
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.demo import tiny_model
 from tests.chaos.proxy import Proxy
+from tests.support import quick_compilation
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
@@ -172,7 +173,7 @@ def environment(points: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
     }
     # Two processes compile each program. To compare bits on a GPU, set it to 0: then all passes run.
-    return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} | os.environ | ours
+    return quick_compilation.ENVIRONMENT | os.environ | ours
 
 
 def as_arguments(options: Mapping[str, object]) -> list[str]:

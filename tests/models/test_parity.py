@@ -25,6 +25,8 @@ from spmd_tx.sharding.weight import shardings, specs
 from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 from tests.golden.cases import CASES, LOGITS, random_adapters
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 MAX_RANK, OTHER_SLOT, SLOT = 8, 0, 1
 TOLERANCE = 1e-5  # relative to the largest logit
 

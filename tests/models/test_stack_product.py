@@ -13,6 +13,8 @@ from spmd_tx.models.adapters.lora import Lora, bank_lora
 from spmd_tx.models.stack_product import reads_stack, stacked_maps
 from tests.models.absent_gpu import ABSENT_GPU
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 LAYERS, LAYER = 3, 1
 stack_product = partial(module.stack_product, interpret=True)
 

@@ -15,13 +15,13 @@ import httpx
 import psutil
 
 from spmd_tx.coordinator.server.preflight import free_port
+from tests.support import quick_compilation
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile
 BASE_MODEL = "tiny"
 STOP_SECONDS = 60
-# A program takes half the time to compile, and its numbers differ in their last bits only.
-QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+QUICKLY = quick_compilation.ENVIRONMENT
 AS_USUAL = dict[str, str]()
 
 running: list["Server"] = []  # whose logs belong to the report of a failed test

@@ -16,6 +16,8 @@ from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 HEADS, KV_HEADS, LENGTH, BLOCK = 4, 2, 384, 128
 ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
 

@@ -16,6 +16,8 @@ from jax import lax
 from spmd_tx.models.attention.kv_cache import KvCache, copy_pages, write
 from spmd_tx.models.linear_attention import state_pool
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 LAYERS, PAGES, PAGE_SIZE, HEADS, WIDTH = 2, 40, 4, 2, 8
 SHAPE = (LAYERS, PAGES, PAGE_SIZE, HEADS * WIDTH)
 KEYS = 1 << 8  # different integers; the pools have 20 times as many numbers

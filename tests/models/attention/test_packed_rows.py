@@ -16,6 +16,8 @@ from spmd_tx.models.attention.packed_rows import (
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 HEADS, KV_HEADS, WIDTH = 8, 4, 16
 MASKED = "__cudnn$fmhaScaleBiasSoftmax"
 

@@ -15,6 +15,8 @@ from spmd_tx.models.attention.page_loop import attend_pages
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 PAGES, PAGE_SIZE, HEADS, GROUP, WIDTH = 60, 4, 2, 3, 8
 LAYER = 1
 WAYS = ["reference", "row_by_row"]

@@ -18,6 +18,8 @@ from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.weight import specs
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 KV_HEADS, GROUP, WIDTH = 2, 3, 16
 LAYERS, LAYER, SLOTS = 2, 1, 5  # slots per data shard
 PIECES, DECODED = (5, 70, 130), 20  # ends of the pieces that are read, and tokens behind them

@@ -13,6 +13,8 @@ from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.worker.self_tests.products import random_packed
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 TILE, TILES, WIDTH_IN, WIDTH_OUT, EXPERTS = 16, 6, 128, 256, 5
 EXPERT_OF_TILE = [3, 0, 0, 4, 1, 3]
 TURNED = [1, 4, 4, 0, 3, 1]  # the same where experts stand in the reverse order

@@ -9,6 +9,8 @@ from spmd_tx.models.declared.route import Route
 from spmd_tx.models.experts.routing import route
 from tests.golden.parts import PARTS, ROUTED_EXPERTS, ROUTES
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 GOLDEN = np.load(PARTS)
 DECLARED = {
     "groups": Route("sigmoid", groups=4, kept_groups=2, factor=2.5),

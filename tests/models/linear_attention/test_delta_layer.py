@@ -20,6 +20,8 @@ from tests.golden import delta_cases as cases
 from tests.golden.delta_cases import EPS, HEAD_DIM, LENGTH, NUMBERS, ROTATED, SIZES, THETA
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 READ = 147  # tokens read in pieces; the others are decoded
 COLUMNS, BY_HEAD = jax.P(None, TP), jax.P(TP)
 SPECS = dict.fromkeys(("q", "k", "v", "z", "a", "b"), COLUMNS)

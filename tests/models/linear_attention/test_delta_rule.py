@@ -11,6 +11,8 @@ from spmd_tx.models.linear_attention.delta_rule import CHUNK, read_rows, read_to
 from tests.golden import delta_cases as cases
 from tests.golden.delta_cases import NUMBERS
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 K_HEADS, GROUP, WIDTH, V_WIDTH = 2, 2, 8, 4
 HEADS = K_HEADS * GROUP
 

@@ -25,6 +25,8 @@ from spmd_tx.worker.self_tests.products import (
 from spmd_tx.worker.self_tests.verdict import Verdict
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SIZES = ExpertSizes(["reference"], experts=3, width=16, inner=8)
 right = product.IMPLEMENTATIONS["reference"]
 
