@@ -26,6 +26,7 @@ from spmd_tx.coordinator.requests.records import (
     read_body,
 )
 from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
+from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.sampling.routing_notes import RoutingFiles
 from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
@@ -73,7 +74,7 @@ WITHOUT_EFFECT = frozenset({"forward", "save_weights", "save_weights_external"})
 
 PACKED_BYTES = 192 << 20  # for large requests of all models, from decoding until their results are known
 PACKED = 4  # factor by which a body grows when it is decoded and packed
-CHILDREN = 4  # processes at a time that encrypt exports
+CHILDREN, CHILDREN_OF_ONE = 4, 2  # processes at a time that encrypt exports, of all tenants and of each
 BEGUN_AT_ONCE = 16  # chunked requests, large or small
 CREATE, OPTIM_STEP = program_of_move(Fresh, TrainSlot), ProgramShape(step="optim_step")
 LOAD_STATE = program_of_move(StateFolder, TrainSlot)
@@ -99,7 +100,7 @@ class Training:
     loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
     room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # for requests that are packed
-    children: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CHILDREN))
+    children: OwnerTurns = field(default_factory=lambda: OwnerTurns(CHILDREN, CHILDREN_OF_ONE))
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
     loss_room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # with a custom loss
 

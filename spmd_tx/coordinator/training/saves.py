@@ -12,6 +12,7 @@ from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
+from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun, at_once
@@ -44,7 +45,7 @@ class Saves:
     samplers: Catalog
     versions: Versions
     writes: Writes
-    children: asyncio.Semaphore  # processes at a time
+    children: OwnerTurns  # processes at a time
 
     async def state(self, model: TrainedModel, request: Request, body: training.SaveWeightsRequest) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, body.path or f"request-{request.seq_id}")
@@ -91,7 +92,8 @@ class Saves:
         self, model: TrainedModel, request: Request, body: SaveWeightsExternalRequest
     ) -> Begun:
         recipients = age_recipients.check_recipients(body.age_encryption_recipients or [])
-        if recipients and (failed := await self._outside("check", CHECK_SECONDS, recipients=recipients)):
+        outside = partial(self._outside, model.tenant, recipients=recipients)
+        if recipients and (failed := await outside("check", CHECK_SECONDS)):
             return Begun(partial(at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, body.path)
         options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id)
@@ -109,7 +111,7 @@ class Saves:
                 return failed
             if recipients:
                 seconds = await asyncio.to_thread(_seconds_to_encrypt, staged)
-                failed = await self._outside("encrypt", seconds, folder=str(staged), recipients=recipients)
+                failed = await outside("encrypt", seconds, folder=str(staged))
                 if failed is not None:
                     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
                     return failed
@@ -143,10 +145,12 @@ class Saves:
 
         return Begun(outcome)
 
-    async def _outside(self, function: str, seconds: float, **arguments: object) -> Failed | None:
+    async def _outside(
+        self, tenant: str, function: str, seconds: float, **arguments: object
+    ) -> Failed | None:
         """Call the age library in a child process; return the failure if that process does not survive."""
         try:
-            async with self.children:
+            async with self.children.turn(tenant):
                 await call_outside(f"{ENCRYPTION}:{function}", arguments, Allowance(seconds))
         except ForeignCodeFailed as error:
             return Failed(f"the files cannot be encrypted: {error}", "server")

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import pyrage
 import pytest
 
 from spmd_tx.coordinator.training import saves
-from spmd_tx.coordinator.training.execute import CHILDREN
+from spmd_tx.coordinator.training.execute import CHILDREN, CHILDREN_OF_ONE
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
 from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.protocol.commands import Forward, OptimStep
@@ -288,9 +289,12 @@ async def test_an_export_whose_encryption_crashes_fails_alone(bench, monkeypatch
     await bench.result(bench.train(A, 2, 4))
 
 
-async def test_few_exports_are_encrypted_at_a_time(bench, monkeypatch):
+@pytest.mark.parametrize("tenants, expected", [("abcdefgh", CHILDREN), ("a", CHILDREN_OF_ONE)])
+async def test_few_exports_are_encrypted_at_a_time(bench, monkeypatch, tenants, expected):
     """A process for each: as many models as there are must not be as many processes."""
     at_once, most, models = 0, 0, [f"{name}:train:0" for name in "abcdefgh"]
+    owners = dict(zip("abcdefgh", itertools.cycle(tenants), strict=False))
+    monkeypatch.setattr(bench.catalog, "owner_of", owners.get)
 
     async def call_outside(*_):
         nonlocal at_once, most
@@ -309,7 +313,7 @@ async def test_few_exports_are_encrypted_at_a_time(bench, monkeypatch):
         exports.append(bench.submit("save_weights_external", model, 1, wish))
     for export in exports:
         await bench.result(export)
-    assert most == CHILDREN
+    assert most == expected
 
 
 async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
