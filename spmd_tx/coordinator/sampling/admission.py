@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
+from spmd_tx.coordinator.sampling.missing_programs import MissingPrograms
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, PromptSegment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
@@ -59,7 +60,7 @@ class Admission:
     ) -> None:
         """``has_states``: whether the model keeps a state of each sequence."""
         self.line = WaitingLine()
-        self.without_program: dict[SampleJob, None] = {}  # jobs that wait for programs
+        self.missing = MissingPrograms(sampling.programs)
         self.at_work: Sequence[SampleJob] = ()  # the one that ``admit`` is planning; empty: none stands out
         self._moves: list[AnyCommand] = []  # of versions into slots, and not taken yet
         self._sampling = sampling
@@ -85,10 +86,17 @@ class Admission:
         waiting.sort(key=lambda each: each.index)
         self.line.add(sample.job)
 
+    def reason(self, job: SampleJob) -> str | None:
+        """Say what a request waits for; None if it makes progress."""
+        if (program := self.missing.reason(job)) is not None or job.has_started:
+            return program
+        ahead = self.line.ahead_of(job)
+        return f"{ahead:,} sample{'s' * (ahead > 1)} ahead; {job.obstacle}" if ahead else job.obstacle
+
     def withdraw(self, job: SampleJob) -> None:
         """Start no more samples of this job."""
         job.waiting.clear()
-        self.without_program.pop(job, None)
+        self.missing.forget(job)
         self.line.remove(job)
         self._forget_prompts(job)
 
@@ -119,7 +127,7 @@ class Admission:
     def _admit_newcomers(self, admitted: Admitted) -> None:
         self._bank.new_round()
         overdue = self._overdue()
-        if overdue is None or self._attempt(overdue, None, admitted) or overdue.missing:
+        if overdue is None or self._attempt(overdue, None, admitted) or overdue in self.missing:
             for share in (self._share(), None):
                 while self._go_round(share, admitted):
                     pass
@@ -137,8 +145,8 @@ class Admission:
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
             if prefill.copies_needed > copies_left or not admitted.plan.fits(chunk):
                 continue
-            self._note_missing(prefill.job, self._missing_for(prefill.job, chunk))
-            if not prefill.job.missing and self._may_join(prefill.job, chunk, admitted):
+            self.missing.note(prefill.job, self._missing_for(prefill.job, chunk))
+            if prefill.job not in self.missing and self._may_join(prefill.job, chunk, admitted):
                 self._plan_chunk(prefill, admitted)
         self.at_work = ()
 
@@ -200,7 +208,7 @@ class Admission:
                 if has_started:
                     self.line.serve(sampler)
                     any_started = True
-                if has_started or not job.missing:
+                if has_started or job not in self.missing:
                     break
         return any_started
 
@@ -225,7 +233,7 @@ class Admission:
         missing = [*self._missing_for(job, chunk), *([] if decode is None else [decode])]
         is_ready = self._sampling.programs.is_ready
         missing += [each for each in self._bank.programs_to_place(job.version) if not is_ready(each)]
-        self._note_missing(job, missing)
+        self.missing.note(job, missing)
         if missing:
             return False
         if not (admitted.plan.fits(chunk) and self._may_join(job, chunk, admitted)):
@@ -258,13 +266,6 @@ class Admission:
         if program != needed:
             self._sampling.programs.prefer(needed)
         return program is not None
-
-    def _note_missing(self, job: SampleJob, missing: list[ProgramShape]) -> None:
-        job.missing = missing
-        if missing:
-            self.without_program[job] = None
-        else:
-            self.without_program.pop(job, None)
 
     def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
         if chunk.length and job.wants_scores(chunk.end):

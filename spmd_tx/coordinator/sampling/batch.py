@@ -22,12 +22,7 @@ from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loade
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
-from spmd_tx.coordinator.sampling.job import (
-    ChunkedPrefill,
-    Sample,
-    SampleJob,
-    job_scope,
-)
+from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import PromptSegment
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
@@ -99,7 +94,6 @@ class SampleBatch:
         count = self._limits.shapes.shards
         self._shards = [Shard(self._limits, has_routing=has_routing) for _ in range(count)]
         self._admission = Admission(self._bank, self._shards, self._programs, has_states=has_states)
-        self._left_out: dict[SampleJob, ProgramShape] = {}  # of the last Decode, by the program they wait for
         self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
         self._prefilled_last = False
         self._unanswered = 0  # Decodes
@@ -125,8 +119,7 @@ class SampleBatch:
             job.is_lonely |= job.request_id in lonely
             job.restart(job.number)
             if not job.waiting:
-                self._ended.append((job.request_id, self._result(job)))
-                self._end(job)
+                self._finish(job, self._result(job))
         self._aside = [job for job in self._jobs.values() if job.is_lonely][1:]
         for job in self._jobs.values():
             if job not in self._aside:
@@ -199,40 +192,20 @@ class SampleBatch:
     def status(self, request_id: str) -> str | None:
         """Say what a request waits for; None if it makes progress or is unknown."""
         job = self._jobs.get(request_id)
-        missing = [] if job is None else self._missing(job)
-        if missing:
-            return self._programs.programs.reason(missing[0])
-        if job is None or job.has_started:
-            return None
-        ahead = self._admission.line.ahead_of(job)
-        return (
-            f"{ahead:,} {'sample' if ahead == 1 else 'samples'} ahead; {job.obstacle}"
-            if ahead
-            else job.obstacle
-        )
+        return None if job is None else self._admission.reason(job)
 
     def program_requests(self) -> list[ProgramRequest]:
         """Return the programs that requests wait for."""
-        jobs = dict.fromkeys([*self._admission.without_program, *self._left_out])
-        return [
-            ProgramRequest(program, job.session, job.request_id)
-            for job in jobs
-            for program in self._missing(job)
-        ]
+        return self._admission.missing.requests()
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
         """Fail the requests that cannot do without a program; return their outcomes."""
         shapes = self._limits.shapes
         if program.step == "decode" and program.rows > shapes.shards and not shapes.batch_invariant:
             return []  # they can use programs with fewer rows
-        jobs = [job for job in self._jobs.values() if program in self._missing(job)]
-        for job in jobs:
-            self._end(job)
-        return [(job.request_id, Failed(error, "server")) for job in jobs]
-
-    def _missing(self, job: SampleJob) -> list[ProgramShape]:
-        missing = [*job.missing, *([self._left_out[job]] if job in self._left_out else [])]
-        return [program for program in missing if not self._programs.programs.is_ready(program)]
+        for job in [job for job in self._jobs.values() if program in self._admission.missing.of(job)]:
+            self._finish(job, Failed(error, "server"))
+        return self._take_ended()
 
     def next_dispatch(self) -> Dispatch | None:
         """Return the next command, which must be sent before any other call; None: nothing to do now."""
@@ -284,10 +257,9 @@ class SampleBatch:
             return []
         assert isinstance(command.source, WeightsFolder), f"{command.name} was refused: {reply.refusal}"
         version = self._bank.refuse(command.source.path, reply.refusal)
-        jobs = [job for job in self._jobs.values() if job.version == version]
-        for job in jobs:
-            self._end(job)
-        return [(job.request_id, Failed(not_loaded(reply.refusal), "user")) for job in jobs]
+        for job in [job for job in self._jobs.values() if job.version == version]:
+            self._finish(job, Failed(not_loaded(reply.refusal), "user"))
+        return self._take_ended()
 
     def _plan_decode(self) -> None:
         able = [shard.candidates(self._decodes) for shard in self._shards]
@@ -299,7 +271,8 @@ class SampleBatch:
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
         choice = choose(candidates, self._programs)
-        self._left_out = {sample.job: program for sample, program in choice.left_out.items()}
+        left_out = {sample.job: program for sample, program in choice.left_out.items()}
+        self._admission.missing.note_left_out(left_out)
         chosen = [
             self._with_pages(shard, samples, steps)
             for shard, samples in zip(self._shards, choice.chosen, strict=True)
@@ -365,7 +338,7 @@ class SampleBatch:
                     each.extend(reply)
                     self._listener(sample)
             except BaseException as error:  # the text of a stop string, perhaps
-                self._ended.append((job.request_id, self._fail(job, error)))
+                self._finish(job, _failed(job, error))
                 continue
             if sample.stop_reason is None:
                 if sample.is_spoilt and sample.is_resident:
@@ -377,8 +350,7 @@ class SampleBatch:
             else:
                 self._shards[sample.shard].remember_what_is_left(sample)
             if all(other.stop_reason is not None for other in job.samples):
-                self._end(job)
-                self._ended.append((job.request_id, self._result(job)))
+                self._finish(job, self._result(job))
         return self._take_ended()
 
     def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
@@ -390,7 +362,7 @@ class SampleBatch:
             except BaseException as error:
                 let_pass(error)
                 if not prefill.job.is_over:
-                    self._ended.append((prefill.job.request_id, self._fail(prefill.job, error)))
+                    self._finish(prefill.job, _failed(prefill.job, error))
         return self._take_ended()
 
     def _take_ended(self) -> list[tuple[str, Outcome]]:
@@ -403,14 +375,6 @@ class SampleBatch:
                 return job.result()
         except BaseException as error:
             return failure(error, f"the result of sample request {job.request_id}")
-
-    def _fail(self, job: SampleJob, error: BaseException) -> Failed:
-        is_of_user = isinstance(error, RequestError)  # a grammar that cannot be followed
-        failed = (
-            Failed(str(error), "user") if is_of_user else failure(error, f"sample request {job.request_id}")
-        )
-        self._end(job)
-        return failed
 
     def _wait_again(self, sample: Sample) -> None:
         """Put a preempted sample back in line once all of its tokens are known."""
@@ -430,9 +394,12 @@ class SampleBatch:
         self._bank.hold(job.version)
         self._admission.line.add(job)
 
+    def _finish(self, job: SampleJob, outcome: Outcome) -> None:
+        self._end(job)
+        self._ended.append((job.request_id, outcome))
+
     def _end(self, job: SampleJob) -> None:
         job.is_over = True
-        self._left_out.pop(job, None)
         self._bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)
@@ -444,3 +411,9 @@ class SampleBatch:
             if sample.is_resident:
                 self._leave(sample)
             self._shards[sample.shard].drop_state(sample)
+
+
+def _failed(job: SampleJob, error: BaseException) -> Failed:
+    if isinstance(error, RequestError):  # a grammar that cannot be followed
+        return Failed(str(error), "user")
+    return failure(error, f"sample request {job.request_id}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,7 +27,6 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
     encode_sample_response,
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
-from spmd_tx.protocol.programs import ProgramShape
 
 NEVER = -1
 
@@ -223,7 +222,6 @@ class SampleJob:
     is_over: bool = False
     has_started: bool = False
     obstacle: str = "waiting for its turn"  # what keeps it from starting
-    missing: Sequence[ProgramShape] = ()  # programs that it waits for, to start or to continue its prefill
     passed_over: int = 0  # jobs that started while it waited for pages, since it last drew a token
     is_overdue: bool = False  # passed over too often; counts as older than all jobs that were not
     is_lonely: bool = False  # planning may have failed because of it: it has commands of its own
@@ -239,7 +237,6 @@ class SampleJob:
         self.waiting = [sample for sample in self.samples if sample.stop_reason is None]
         self.needs_scores = not self.scoring.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
-        self.missing = ()
         self.passed_over = 0
 
     def constrain(self, grammar: CompiledGrammar, *, has_states: bool) -> None:
