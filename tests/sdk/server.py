@@ -56,7 +56,8 @@ class Server:
         }
         command = [*command, "serve"]
         for name, value in options.items():
-            command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+            for each in value if isinstance(value, list) else [value]:
+                command += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **environment}
         with self.log_path.open("w") as log:
@@ -118,14 +119,11 @@ def generation_of(server: Server, group: str) -> int:
     return int(number)
 
 
-def worker_of_group(server: Server, group: str) -> int:
-    """Return the process id of the only worker of a group."""
-    workers = psutil.Process(server.process.pid).children()
+def workers_of_group(server: Server, group: str) -> list[int]:
+    """Return the process ids of the workers of a group."""
+    children = psutil.Process(server.process.pid).children()
     its_own = ["--generation", str(generation_of(server, group))]
-    (found,) = [
-        worker.pid for worker in workers if its_own in map(list, itertools.pairwise(worker.cmdline()))
-    ]
-    return found
+    return [child.pid for child in children if its_own in map(list, itertools.pairwise(child.cmdline()))]
 
 
 @contextmanager

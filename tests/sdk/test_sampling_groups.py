@@ -22,7 +22,7 @@ from tests.sdk.server import (
     Server,
     generation_of,
     groups_of,
-    worker_of_group,
+    workers_of_group,
 )
 
 ROLLOUTS = "rollouts"
@@ -51,7 +51,7 @@ class Address:
         self.start()
 
     def kill(self, group: str) -> None:
-        os.kill(worker_of_group(self.server, group), signal.SIGKILL)
+        os.kill(workers_of_group(self.server, group)[0], signal.SIGKILL)
 
 
 @contextmanager
@@ -68,12 +68,15 @@ def reward(tokens: list[int]) -> float:
 
 
 def learn(
-    address: Address, steps: int, disturb: Callable[[int], None] = lambda step: None
+    address: Address, steps: int, disturb: Callable[[int], None] = lambda step: None, rank: int = 8
 ) -> tuple[list, np.ndarray, list[str], list[float]]:
-    """Reinforce what is rewarded. Return all that was drawn, scores, digests of the weights, mean rewards."""
+    """Reinforce what is rewarded. Return all that was drawn, scores, digests of the weights, mean rewards.
+
+    With ``rank`` 0 all weights are trained.
+    """
     told, rewards = [], []
     with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
-        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=rank, seed=1).result(SECONDS)
         for step in range(steps):
             sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
             answers = [
@@ -120,22 +123,73 @@ def both_ready(address: Address) -> None:
         time.sleep(0.2)
 
 
+def assert_same_through_a_kill(address: Address, rank: int = 8) -> None:
+    """Learn twice, and the second time kill a worker of the group that samples."""
+    both_ready(address)
+    generation = generation_of(address.server, "main")
+    expected = learn(address, 2, rank=rank)
+    found = learn(address, 2, lambda step: address.kill(ROLLOUTS) if step == 1 else None, rank)
+    assert_equal(found, expected)
+    assert generation_of(address.server, "main") == generation
+    address.server.terminate()
+    assert has_sampled(address.server, ROLLOUTS)
+    assert list((address.server.data_dir / "versions").iterdir()) == []
+
+
 def test_samples_of_new_weights_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):
     with serving_both(model_dir, tmp_path / "data") as address:
+        assert_same_through_a_kill(address)
+
+
+@pytest.mark.slow
+def test_samples_of_new_whole_models_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):
+    with serving_both(model_dir, tmp_path / "data", full_parameters=True) as address:
+        assert_same_through_a_kill(address, rank=0)
+
+
+@pytest.mark.slow
+def test_a_group_of_two_processes_samples_for_another_also_when_one_of_them_is_killed(model_dir, tmp_path):
+    two = f"{OPTIONS['group']},num_processes=2,fully_sharded_data_parallel_size=2"
+    with serving_both(model_dir, tmp_path / "data", group=two) as address:
+        assert_same_through_a_kill(address)
+
+
+@pytest.mark.slow
+def test_in_flight_samples_come_from_the_other_group_and_have_the_newest_weights(model_dir, tmp_path):
+    with serving_both(model_dir, tmp_path / "data") as address:
         both_ready(address)
-        generation = generation_of(address.server, "main")
-        expected = learn(address, 2)
-        found = learn(address, 2, lambda step: address.kill(ROLLOUTS) if step == 1 else None)
-        assert_equal(found, expected)
-        assert generation_of(address.server, "main") == generation
+        with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+            trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+            in_flight, told = [], []
+            for step in range(4):
+                trainer.forward_backward(batch(seed=step), "cross_entropy")
+                trainer.optim_step(ADAM).result(SECONDS)
+                save = trainer.save_weights_and_get_sampling_client(kind="inflight")
+                in_flight.append(save.result(SECONDS))
+                frozen = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+                if step == 2:
+                    address.kill(ROLLOUTS)
+                told.append(drawn_by(frozen))
+                assert [drawn_by(sampler) for sampler in in_flight] == [told[-1]] * len(in_flight)
+        assert len({tuple(logprobs) for _, logprobs in told}) == len(told)
         address.server.terminate()
         assert has_sampled(address.server, ROLLOUTS)
         assert list((tmp_path / "data" / "versions").iterdir()) == []
 
 
+def drawn_by(sampler: tinker.SamplingClient) -> tuple[list[int], list[float] | None]:
+    answer = sampler.sample(prompt(PROMPTS[0]), 1, drawn(max_tokens=DRAWN, seed=7)).result(SECONDS)
+    return answer.sequences[0].tokens, answer.sequences[0].logprobs
+
+
 @pytest.mark.slow
-def test_a_loop_learns_from_samples_of_another_group_through_losses_of_all(model_dir, tmp_path):
-    with serving_both(model_dir, tmp_path / "data") as address:
+@pytest.mark.parametrize("database", ["SQLite", "PostgreSQL"])
+def test_a_loop_learns_from_samples_of_another_group_through_losses_of_all(
+    model_dir, tmp_path, request, database
+):
+    postgres = request.getfixturevalue("postgres") if database == "PostgreSQL" else None
+    options = {} if postgres is None else {"database_url": postgres.get_uri()}
+    with serving_both(model_dir, tmp_path / "data", **options) as address:
         both_ready(address)
         expected = learn(address, 8)
         rewards = expected[-1]
