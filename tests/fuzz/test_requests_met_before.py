@@ -193,6 +193,7 @@ GOOD: dict[str, Callable[[Tenant], httpx.Response]] = {
     "a step in its turn": _step(1),
     "a sample": lambda tenant: tenant.sample(),
     "a batch": lambda tenant: tenant.train(tensor([3]), weights=_weights([3])),
+    "a text of a rare token": _prompt("completions", prompt="a", regex="\0", max_tokens=2),
 }
 
 

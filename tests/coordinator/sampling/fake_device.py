@@ -27,9 +27,12 @@ def draw(version, content, seeds):
 
 def redraw_within(mask, token, version, content, seeds):
     """Return the token if the mask allows it, else another one that it does."""
-    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCABULARY])
+    allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+    assert len(allowed), "a mask without any token"
     if token in allowed:
         return token
+    if allowed[0] < VOCABULARY:  # a served model may have more, and a grammar may allow only those
+        allowed = allowed[allowed < VOCABULARY]
     return int(allowed[draw(version, content, [*seeds, 1])[0] % len(allowed)])
 
 
