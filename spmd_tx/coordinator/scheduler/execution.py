@@ -1,10 +1,10 @@
 """Carries out requests on one generation of workers: moves lines on, sends commands, stores outcomes."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -14,7 +14,6 @@ from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
 from spmd_tx.coordinator.runtime.containment import let_pass, report
-from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
@@ -25,14 +24,13 @@ from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.sample_offer import FIRST_SPEED, SampleOffer
 from spmd_tx.coordinator.scheduler.siblings import Siblings
 from spmd_tx.coordinator.scheduler.snapshotting import SnapshotKeeper
-from spmd_tx.coordinator.scheduler.tasks import Tasks
+from spmd_tx.coordinator.scheduler.tasks import Tasks, uninterrupted
+from spmd_tx.coordinator.scheduler.weight_supply import WeightSupply
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
-from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.training.line import ModelLine, Restoration, WaitingLines
 from spmd_tx.coordinator.training.model import HALF_DONE
 from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
-from spmd_tx.protocol.reports import Reply
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
@@ -68,17 +66,16 @@ class Execution:
         self._clock = clock
         self._work = asyncio.Event()
         self._tasks = tasks = Tasks(self._wake)
-        self._gate = SampleGate(log, parts, table, self._restored, self._attempt, tasks, self._wake)
+        self._dispatcher = Dispatcher(parts, table, log, self._wake)
+        self._supply = supply = WeightSupply(parts, self.lines, self._dispatcher, self._wake)
+        self._gate = SampleGate(log, parts, table, supply.restored, self._attempt, tasks, self._wake)
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
         self._keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
         self._loss: MeshError | None = None
-        self._lost = asyncio.Event()
-        self._dispatcher = Dispatcher(parts, table, log, self._wake)
         self._faults = PlanningFaults(self._dispatcher, table, self.lines, self._resolve, self._wake)
         self._replay = Replay(log, self._training, tasks.spawn, self._work_on, table.remove)
-        self._unsaved: set[str] = set()  # samplers whose weights only workers that train can make
-        self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds, self._unsaved)
+        self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds, supply.unsaved)
 
     @property
     def has_unfinished(self) -> bool:
@@ -86,7 +83,7 @@ class Execution:
         if self._trains:
             return self._table.has_unfinished
         samples = (request for request in self._table.unfinished() if request.kind == "sample")
-        return any(sample.line not in self._unsaved for sample in samples)
+        return any(sample.line not in self._supply.unsaved for sample in samples)
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)
@@ -149,29 +146,6 @@ class Execution:
             must_load=version is None,
         )
 
-    # --- folders that several groups read ---------------------------------------------------------------
-
-    @property
-    def last_reply(self) -> asyncio.Future[Reply] | None:
-        return self._dispatcher.last_reply
-
-    def reads(self, folder: Path) -> bool:
-        return self._versions.reads(folder)
-
-    def supersede(self, version: VersionKey) -> None:
-        self._versions.supersede(version)
-        self._work.set()  # its folder may be deleted
-
-    async def publish(self, sampler: SamplerRow) -> None:
-        version = await self._versions.of(sampler.id, self._restored)
-        while not self._versions.has_folder(version):
-            entry = self.lines.get(sampler.model_id or "")
-            if entry is None:
-                raise self._loss or MeshError(f"{sampler.model_id} is not there any more")
-            problem = await self._training.write_out(entry.model)
-            if problem is not None:
-                raise OSError(f"the weights of sampler {sampler.id} could not be written: {problem}")
-
     def status(self, request_id: str) -> QueueStatus:
         return self._view.status(request_id, self._workers.busy)
 
@@ -184,7 +158,7 @@ class Execution:
         for session_id in {restoration.session_id for restoration in restorations}:
             self.session_ended(session_id)  # it may have ended after its models were planned
         self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
-        self._versions.store.join(self, self if self._trains else None)
+        self._supply.join()
         try:
             while True:
                 self._advance_or_fail()
@@ -192,10 +166,10 @@ class Execution:
                 self._work.clear()
         except (MeshError, asyncio.CancelledError) as end:
             error = end if isinstance(end, MeshError) else MeshError("the workers were stopped")
-            await _uninterrupted(self._wind_down(error))
+            await uninterrupted(self._wind_down(error))
             raise
         finally:
-            self._versions.store.leave(self)
+            self._supply.leave()
             self._stop()
 
     async def take_all_snapshots(self) -> None:
@@ -396,33 +370,10 @@ class Execution:
         if folders:
             self._versions.store.discard(folders)
 
-    async def _restored(self, sampler: SamplerRow) -> None:
-        """Wait until the weights that were saved for a sampler are there, if its model can be restored."""
-        if sampler.model_id in self.lines:
-            await self.lines[sampler.model_id].restored.wait()
-        elif not self._trains:
-            await self._supplied(sampler)
-        if self._loss:
-            raise self._loss
-
-    async def _supplied(self, sampler: SamplerRow) -> None:
-        """Wait until other workers have written what a sampler draws from, or these are lost."""
-        supplying = asyncio.create_task(self._versions.store.supply(sampler, self._versions.is_on_disk))
-        losing = asyncio.create_task(self._lost.wait())
-        self._unsaved.add(sampler.id)
-        try:
-            await asyncio.wait([supplying, losing], return_when=asyncio.FIRST_COMPLETED)
-            if supplying.done():
-                supplying.result()
-        finally:
-            self._unsaved.discard(sampler.id)
-            for task in (supplying, losing):
-                task.cancel()
-
     async def _wind_down(self, error: MeshError) -> None:
         """End all tasks without leaving anything half done, and say what remains."""
         self._loss, dispatcher = error, self._dispatcher
-        self._lost.set()
+        self._supply.lose(error)
         suspects = dispatcher.planned_for.requests if isinstance(error, ServerFault) else set[str]()
         self.remains = GenerationEnd(dispatcher.in_flight | suspects, dispatcher.blamed | suspects)
         for request_id, job in self._sampling.unanswered().items():
@@ -445,13 +396,3 @@ class Execution:
             self._alarm.cancel()
         self._keeper.abandon()
         self._tasks.cancel()
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, None]) -> None:
-    """Do work to its end, even when the caller is cancelled."""
-    task = asyncio.create_task(work)
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            continue

@@ -38,3 +38,13 @@ class Tasks:
     def cancel(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None]) -> None:
+    """Do work to its end, even when the caller is cancelled."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

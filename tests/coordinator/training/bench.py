@@ -155,7 +155,7 @@ class TrainingBench:
         await self.until(lambda: self.scheduler._execution is not None)
 
     async def version_of(self, sampler_id):
-        return await self.versions.of(sampler_id, self.scheduler._execution._restored)
+        return await self.versions.of(sampler_id, self.scheduler._execution._supply.restored)
 
     def create(self, model, seed=0, **lora):
         return self.submit(
