@@ -1,7 +1,6 @@
 """Accepts requests and outcomes into the durable log, and lets callers wait for outcomes."""
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from spmd_tx.coordinator.requests.runs.recent import RecentWork, Timed
 from spmd_tx.coordinator.requests.runs.run_news import RunNews
 from spmd_tx.coordinator.requests.runs.sampler_lag import SamplerLag
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
+from spmd_tx.coordinator.requests.stored import StoredRequests
 from spmd_tx.coordinator.runtime import clock, metrics
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
 from spmd_tx.coordinator.runtime.containment import let_pass, report
@@ -44,9 +44,7 @@ from spmd_tx.coordinator.runtime.trace_context import TRACEPARENT
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.outages import is_outage, read_before_deadline
-from spmd_tx.errors import Abandoned, DamagedBody, Unavailable
-
-logger = logging.getLogger(__name__)
+from spmd_tx.errors import Abandoned, Unavailable
 
 PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
 RESULTS_BYTES = 128 << 20  # cached for clients
@@ -86,7 +84,7 @@ class RequestQueue:
         self._on_end = on_end
         self.completions = completions
         self._database = database
-        self._files = groups.files
+        self._stored = StoredRequests(database, groups.files)
         self._storage = storage
         self._groups = groups
         self._submissions: list[Submission] = []
@@ -186,17 +184,7 @@ class RequestQueue:
     async def payload(self, request: Request) -> bytes:
         """Read the body as submitted: protobuf for forward_backward and forward, else JSON."""
         body = self._payloads.get(request.id)
-        if body is None:
-            async with self._database.reading() as db:
-                place = await rows.payload_place(db, request.id)
-            try:
-                body = await asyncio.to_thread(self._files.read, place)
-            except DamagedBody as error:
-                logger.error("%s %d of %s is lost: %s", request.kind, request.seq_id, request.line, error)
-                raise DamagedBody(
-                    "the server has lost the body of this request: its file is damaged or missing"
-                ) from error
-        return body
+        return await self._stored.payload(request) if body is None else body
 
     def body_at_hand(self, request: Request) -> bytes | None:
         """Return the body of a request, if that takes no time."""
@@ -219,7 +207,7 @@ class RequestQueue:
             done, _ = await asyncio.wait([waiting.outcome], timeout=timeout)
             return waiting.outcome.result() if done else None
         return self._results.get(request_id) or await read_before_deadline(
-            timeout, partial(self._read, request_id)
+            timeout, partial(self._stored.outcome, request_id)
         )
 
     async def settled(self, request_id: str, timeout: float) -> bool:
@@ -237,7 +225,7 @@ class RequestQueue:
         if waiting is not None:
             return waiting.request.session_id
         known = self._sessions.get(request_id)
-        return known or await read_before_deadline(timeout, partial(self._read_session, request_id))
+        return known or await read_before_deadline(timeout, partial(self._stored.session, request_id))
 
     async def run(self, announce: Callable[[Request], None]) -> None:
         """Write groups for ever. While nothing can be stored, outcomes wait and submissions are refused.
@@ -300,7 +288,7 @@ class RequestQueue:
 
     def close(self) -> None:
         """Unlock the files. ``run`` must have ended."""
-        self._files.close()
+        self._groups.files.close()
 
     def files_to_be(self) -> set[int]:
         """Numbers of files to which rows will refer once they can be written."""
@@ -357,22 +345,6 @@ class RequestQueue:
     def _wake(self) -> None:
         self._idle.clear()
         self._work.set()
-
-    async def _read_session(self, request_id: str) -> str:
-        async with self._database.reading() as db:
-            return await rows.session_of(db, request_id)
-
-    async def _read(self, request_id: str) -> Outcome | None:
-        async with self._database.reading() as db:
-            stored = await rows.outcome(db, request_id)
-        if stored is None or isinstance(stored, Failed):
-            return stored
-        content_type, place = stored
-        try:
-            return Finished(content_type, await asyncio.to_thread(self._files.read, place))
-        except DamagedBody as error:
-            logger.error("the result of request %s is lost: %s", request_id, error)
-            return Failed("the server has lost this result, its file is damaged or missing", "server")
 
 
 async def open_queue(
