@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from spmd_tx.durable_files import make_folder
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.models.adapter_formats.base_names import are_same
+from spmd_tx.models.adapter_formats.file_bounds import most_of
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -22,7 +23,7 @@ from spmd_tx.models.adapter_formats.files import (
     trained_maps,
     write_tensors,
 )
-from spmd_tx.models.adapter_formats.foreign_factors import Factor, ForeignFactors, most_of, some
+from spmd_tx.models.adapter_formats.foreign_factors import Factor, ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec

@@ -353,7 +353,7 @@ class Execution:
             if entry.model.session_id == session_id:
                 del self.lines[model_id]
                 self._waiting.discard(entry)
-                self._training.free(entry.model)
+                self._training.slots.free(entry.model)
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:
                     entry.task.cancel()

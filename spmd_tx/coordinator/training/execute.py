@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
@@ -57,7 +58,6 @@ from spmd_tx.coordinator.training.validation import (
 )
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import parse_to_train
-from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
@@ -149,7 +149,9 @@ class Training:
                 adam = step.adam_params or training.AdamParams() if is_again else check_adam(step)
                 return self._optim_step(model, adam)
             case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
-                return await self._save(model, request, body)
+                writes = self.snapshots.writes
+                saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.children)
+                return await saves.begin(model, request, body)
             case "sample" | "copy_weights" | "upload_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
@@ -202,16 +204,12 @@ class Training:
         adapter, writing = model.adapter, self.snapshots.begin(model.id, seq_id)
         path = self.snapshots.staged(model.id, seq_id)
         model.request_id = ""
-        written_out: list[WriteOut] = []
 
-        def commands() -> list[AnyCommand]:
-            written_out.append(self.versions.write_out(model.id))
+        def snapshot() -> Move:
             source, target = TrainSlot(model.slot), StateFolder(str(path))
-            snapshot = Move(source=source, target=target, adapter=adapter, in_background=True)
-            return [*written_out[0].commands, snapshot]
+            return Move(source=source, target=target, adapter=adapter, in_background=True)
 
-        reply = model.put_later(commands, partial(self._to_write, model, SAVE_STATE))
-        return _all_written(reply, writing, written_out)
+        return _all_written(*self._put_behind_versions(model, snapshot, SAVE_STATE), writing)
 
     async def write_out(self, model: TrainedModel) -> str | None:
         """Write a model's versions to disk that only devices have; return why one could not be written."""
@@ -227,10 +225,6 @@ class Training:
         model.request_id = of_request
         await reply
         return await written_out[0].problem()
-
-    def free(self, model: TrainedModel) -> None:
-        """Free the slot of a model that is no longer needed and whose steps have all been sent."""
-        self.slots.free(model)
 
     def _create(self, model: TrainedModel, body: training.CreateModelRequest) -> Begun:
         adapter = check_lora(body.lora_config, body.optimizer_config, self.limits)
@@ -258,14 +252,10 @@ class Training:
         adapter, before = manifest.adapter, model.adapter if request.seq_id else None
         model.become(adapter)
 
-        written_out: list[WriteOut] = []
+        def load() -> Move:
+            return _load_state(model.slot, place, adapter, optimizer=body.optimizer)
 
-        def commands() -> list[AnyCommand]:
-            written_out.append(self.versions.write_out(model.id))
-            load = _load_state(model.slot, place, adapter, optimizer=body.optimizer)
-            return [*written_out[0].commands, load]
-
-        reply = model.put_later(commands, partial(self._to_write, model, LOAD_STATE), fills_slot=True)
+        reply, written_out = self._put_behind_versions(model, load, LOAD_STATE, fills_slot=True)
 
         async def outcome() -> Outcome:
             try:
@@ -280,18 +270,6 @@ class Training:
             return json_result(training.LoadWeightsResult(body.path, model.id))
 
         return Begun(outcome, next_waits=True)
-
-    async def _save(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
-        writes = self.snapshots.writes
-        saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.children)
-        if request.kind == "save_weights":
-            return await saves.state(model, request, read_body(body, training.SaveWeightsRequest))
-        if request.kind == "save_weights_external":
-            return await saves.external(model, request, read_body(body, SaveWeightsExternalRequest))
-        save = read_body(body, training.SaveWeightsForSamplerRequest)
-        if save.path is None:
-            return await saves.ephemeral(model, request, save)
-        return await saves.named(model, request, save, save.path)
 
     async def _custom_in_turn(
         self,
@@ -373,26 +351,32 @@ class Training:
         return pack(data, loss, request.forward_only, shapes, experts)
 
     def _optim_step(self, model: TrainedModel, adam: training.AdamParams) -> Begun:
-        def step() -> list[AnyCommand]:
-            return [
-                OptimStep(
-                    slot=model.slot,
-                    learning_rate=adam.learning_rate,
-                    beta1=adam.beta1,
-                    beta2=adam.beta2,
-                    eps=adam.eps,
-                    weight_decay=adam.weight_decay,
-                    grad_clip_norm=adam.grad_clip_norm,
-                )
-            ]
+        values = msgspec.structs.asdict(adam)
+        reply = model.put_later(lambda: [OptimStep(slot=model.slot, **values)], lambda: [OPTIM_STEP])
+        return Begun(partial(outcome_of_step, adam.learning_rate, reply))
 
-        return Begun(
-            partial(outcome_of_step, adam.learning_rate, model.put_later(step, lambda: [OPTIM_STEP]))
-        )
+    def _put_behind_versions(
+        self,
+        model: TrainedModel,
+        command: Callable[[], Move],
+        program: ProgramShape,
+        *,
+        fills_slot: bool = False,
+    ) -> tuple[asyncio.Future[Reply], list[WriteOut]]:
+        """Put a command behind those that write versions to disk which are only on the device.
 
-    def _to_write(self, model: TrainedModel, program: ProgramShape) -> list[ProgramShape]:
-        """Return the programs to write versions to disk that are only on the device, and then to run this."""
-        return [program, *self.versions.programs_to_write_out(model.id)]
+        Return the reply, and what holds those that are written, as soon as the commands are sent.
+        """
+        written_out: list[WriteOut] = []
+
+        def commands() -> list[AnyCommand]:
+            written_out.append(self.versions.write_out(model.id))
+            return [*written_out[0].commands, command()]
+
+        def programs() -> list[ProgramShape]:
+            return [program, *self.versions.programs_to_write_out(model.id)]
+
+        return model.put_later(commands, programs, fills_slot=fills_slot), written_out
 
 
 def _load_state(slot: int, path: Path, adapter: AdapterSpec, *, optimizer: bool) -> Move:
@@ -401,7 +385,7 @@ def _load_state(slot: int, path: Path, adapter: AdapterSpec, *, optimizer: bool)
 
 
 async def _all_written(
-    reply: asyncio.Future[Reply], writing: Writing, written_out: list[WriteOut]
+    reply: asyncio.Future[Reply], written_out: list[WriteOut], writing: Writing
 ) -> str | None:
     """Wait for a snapshot and for the versions that go with it; return why one could not be written."""
     problem = await written_after(reply, writing)

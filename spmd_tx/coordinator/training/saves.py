@@ -11,7 +11,7 @@ from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
 from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
-from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result
+from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result, read_body
 from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.model import TrainedModel
@@ -46,6 +46,17 @@ class Saves:
     versions: Versions
     writes: Writes
     children: OwnerTurns  # processes at a time
+
+    async def begin(self, model: TrainedModel, request: Request, body: bytes) -> Begun:
+        """Prepare a save of any kind."""
+        if request.kind == "save_weights":
+            return await self.state(model, request, read_body(body, training.SaveWeightsRequest))
+        if request.kind == "save_weights_external":
+            return await self.external(model, request, read_body(body, SaveWeightsExternalRequest))
+        save = read_body(body, training.SaveWeightsForSamplerRequest)
+        if save.path is None:
+            return await self.ephemeral(model, request, save)
+        return await self.named(model, request, save, save.path)
 
     async def state(self, model: TrainedModel, request: Request, body: training.SaveWeightsRequest) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, body.path or f"request-{request.seq_id}")

@@ -9,7 +9,6 @@ configuration does not select have none. Those of parts that are not served, as 
 Dimension key: X expert, R rank, I input width, O output width.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -30,7 +29,7 @@ from spmd_tx.models.adapter_formats.files import (
     stored_names,
 )
 from spmd_tx.models.adapter_formats.meaning import Meaning
-from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, module_of, rows_of, target_of
+from spmd_tx.models.adapter_formats.peft_targets import DOWN, GATE_UP, heights, module_of, rows_of, target_of
 from spmd_tx.models.declared.model import EXPERT_LORA, FACTORS, Factor, Model
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -43,8 +42,6 @@ COPIED = (
     "embed_tokens.base_layer.weight",
 )
 KEPT = 4  # arrays of targets that are held at once: those of a layer's experts
-# What a file may have for parts of a model that are not served: far more than vision towers have.
-OTHER_TENSORS, OTHER_NUMBERS_PER_RANK = 4096, 1 << 21
 
 FactorForm = Literal["modules", "stack", "target"]
 
@@ -245,7 +242,7 @@ class ForeignFactors:
                 layers[module.map].append(module)
             layouts.append(layers)
         stacks, each = layouts
-        self._heights = _heights(chain.from_iterable(each.values()), self._model)
+        self._heights = heights(chain.from_iterable(each.values()), self._model)
         return {name: _Map(each[name], stacks[name]) for name in each}
 
     def _chosen(self, layouts: _Map) -> dict[ArrayShape, FactorPlace]:
@@ -352,13 +349,6 @@ def _stored(file: Any, model: Model) -> dict[str, str]:
     return stored_names(chain.from_iterable(names.values()))
 
 
-class Most(NamedTuple):
-    """Says how large a file can be."""
-
-    tensors: int
-    numbers: int
-
-
 def is_of_other_part(tensor: str, model: Model) -> bool:
     """Whether it is a factor of a part of the base model that is not served, as its vision tower."""
     match = TENSOR.fullmatch(tensor)
@@ -370,32 +360,6 @@ def is_of_other_part(tensor: str, model: Model) -> bool:
         name.startswith(model.further) or any(re.fullmatch(pattern, name) for pattern in model.ignored)
         for name in names
     )
-
-
-def most_of(adapter: AdapterSpec, model: Model) -> Most:
-    """Return the bounds on a file in the forms that take most."""
-    adapted = list(modules(adapter, model))
-    each = sum(1 for _ in modules(adapter, replace(model, expert_lora="per-expert")))
-    heights = _heights(adapted, model)
-    in_own_form = in_targets = 0
-    for module in adapted:
-        in_own_form += math.prod(module.a) + math.prod(module.b)
-        declared = model.adapted[module.map].map
-        ranks = module.a[-2] * (declared.experts if len(module.a) == 3 else 1)
-        in_targets += ranks * (declared.width_in + heights[target_of(module, model)])
-    most = Most(2 * each, max(in_own_form, in_targets))
-    if not model.ignored:
-        return most
-    return Most(most.tensors + OTHER_TENSORS, most.numbers + adapter.rank * OTHER_NUMBERS_PER_RANK)
-
-
-def _heights(adapted: Iterable[AdapterModule], model: Model) -> dict[str, int]:
-    """Return how many outputs each target has up to the last adapted one."""
-    heights: dict[str, int] = {}
-    for module in adapted:
-        target, height = target_of(module, model), rows_of(model.adapted[module.map].map)[1]
-        heights[target] = max(height, heights.get(target, 0))
-    return heights
 
 
 def some(names: list[str]) -> str:

@@ -6,6 +6,8 @@ A [experts · rank, in] and B [out, rank · experts] have the expert's number as
 index.
 """
 
+from collections.abc import Iterable
+
 from spmd_tx.models.adapter_formats.files import AdapterModule
 from spmd_tx.models.declared.maps import Map
 from spmd_tx.models.declared.model import LM_HEAD, Model
@@ -46,3 +48,12 @@ def rows_of(declared: Map) -> tuple[slice, int]:
         first = declared.width_out if declared.name == "up" else 0
         return slice(first, first + declared.width_out), first + declared.width_out
     return slice(None), declared.width_out
+
+
+def heights(adapted: Iterable[AdapterModule], model: Model) -> dict[str, int]:
+    """Return how many outputs each target has up to the last adapted one."""
+    found: dict[str, int] = {}
+    for module in adapted:
+        target, height = target_of(module, model), rows_of(model.adapted[module.map].map)[1]
+        found[target] = max(height, found.get(target, 0))
+    return found
