@@ -58,6 +58,3 @@ class Constraint:
     @property
     def is_empty(self) -> bool:
         return self.form is None and self.must_call is None and not self.strict_tools
-
-
-NO_CONSTRAINT = Constraint()
