@@ -21,7 +21,7 @@ Step = dict[str, Any]  # what a recipe logs of one step
 
 @dataclass(frozen=True)
 class Served:
-    """A running server; ``model`` is the name of its base model."""
+    """A running server; ``model`` is the name of its base model. "": recipes keep the names they have."""
 
     url: str
     model: str
@@ -74,19 +74,22 @@ class Cookbook:
 
     def command(self, program: str, name: str, options: dict[str, Any]) -> list[str]:
         """``program`` is a recipe's module below tinker_cookbook.recipes, or one of our scripts."""
-        values = {"model_name": self.server.model} | options | {"log_path": self.folder / name}
+        values = self._model() | options | {"log_path": self.folder / name}
         arguments = [f"{key}={value}" for key, value in values.items()]
         script = (
             [str(HERE / program)] if program.endswith(".py") else ["-m", f"tinker_cookbook.recipes.{program}"]
         )
         return [PYTHON, *script, *arguments]
 
+    def _model(self) -> dict[str, Any]:
+        return {"model_name": self.server.model} if self.server.model else {}
+
     def run(self, program: str, name: str = "log", **options: Any) -> Run:
         """Run a recipe to its end. A keyword ``a__b`` is the option ``a.b``."""
         options = {key.replace("__", "."): value for key, value in options.items()}
         started = time.monotonic()
         output = run_python(self.environment, self.command(program, name, options))
-        shown = [f"{key}={value}" for key, value in ({"model_name": self.server.model} | options).items()]
+        shown = [f"{key}={value}" for key, value in (self._model() | options).items()]
         self._last = (" ".join([program, *shown]), time.monotonic() - started)
         return Run(self.folder / name, output)
 
@@ -100,7 +103,7 @@ class Cookbook:
     def report(self, gave: str) -> None:
         """Note in words what the last run gave."""
         command, seconds = self._last
-        command = re.sub(r"tinker://[^/]+", "tinker://…", command)
+        command = re.sub(r"tinker://[^/]+", "tinker://…", command).replace(f"{self.folder}/", "")
         self.rows.append(Row(command, gave, seconds))
         print(f"{command}: {gave} ({seconds:.0f} s)")
 

@@ -29,6 +29,7 @@ def main() -> None:
     torch.set_num_threads(1)  # more only wait for each other at this size
     offline_datasets.write_all(arguments.hub / "datasets")
     offline_model.write(arguments.hub / "hub", MODEL_NAMES)
+    offline_model.write_roles(arguments.hub / "hub")
 
 
 if __name__ == "__main__":

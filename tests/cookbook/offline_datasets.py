@@ -30,6 +30,8 @@ def write_all(folder: Path) -> None:
     write(
         folder, "open-thoughts/OpenThoughts3-1.2M", {"conversations": thoughts}, lambda: open_thoughts(draw)
     )
+    tulu = "allenai/tulu-3-sft-mixture"
+    write(folder, tulu, {"messages": MESSAGES}, lambda: {"messages": conversation(draw)})
 
 
 def deep_math(draw: random.Random) -> Row:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from offline_model import pretrain
+from offline_model import pretrain, rows_of_lessons
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
@@ -20,7 +20,7 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, pad_token_id=0)
 config = json.loads((folder / "config.json").read_text())
-pretrain(model, Tokenizer.from_file(str(taught / "tokenizer.json")))
+pretrain(model, rows_of_lessons(Tokenizer.from_file(str(taught / "tokenizer.json"))))
 model.save_pretrained(folder)
 of_taught = json.loads((taught / "config.json").read_text())
 config |= {name: of_taught[name] for name in ("bos_token_id", "eos_token_id")}
