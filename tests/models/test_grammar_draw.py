@@ -12,7 +12,7 @@ from spmd_tx.models.grammar_draw import WORD, GrammarRows
 from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
-DRAWS = 20_000
+DRAWS = 8_000
 FEWER = 4_000
 VOCABULARY = BLOCK + 88
 NOTHING_FORCED = -1

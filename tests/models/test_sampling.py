@@ -12,7 +12,7 @@ from spmd_tx.models import sampling
 from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
-DRAWS = 4096
+DRAWS = 2048
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
 whole = jax.jit(sampling.draw)
