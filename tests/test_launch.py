@@ -190,15 +190,15 @@ def lasting(programs, command, count):
     environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
     log = programs / "starts.log"
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment) as script:
-        everything = []
+        process, everything = psutil.Process(script.pid), []
         try:
             while not (log.exists() and len(log.read_text().splitlines()) == count):
                 assert script.poll() is None
                 time.sleep(0.02)
-            everything = psutil.Process(script.pid).children(recursive=True)
+            everything = process.children(recursive=True)
             yield script, everything
         finally:
-            for each in [psutil.Process(script.pid), *everything]:
+            for each in [process, *everything]:
                 if each.is_running():
                     each.kill()
 
@@ -328,8 +328,9 @@ done
 wait
 wait
 """
+# Of many names, the real one writes the last after whoever wants the first only may have ended.
 SCONTROL = """#!/usr/bin/env bash
-printf '%s\\n' $3
+for name in $3; do echo $name; sleep 0.1; done
 """
 JOB = {"SLURM_JOB_NODELIST": "node-a node-b"}
 HETEROGENEOUS = {
