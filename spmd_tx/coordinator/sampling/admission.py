@@ -18,7 +18,7 @@ from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, 
 from spmd_tx.coordinator.sampling.missing_programs import MissingPrograms
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, PromptSegment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
-from spmd_tx.coordinator.sampling.request.prompt_scores import Scores
+from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring, Scores
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
 from spmd_tx.protocol.commands import AnyCommand
@@ -50,6 +50,11 @@ class Admitted:
     def jobs(self) -> set[SampleJob]:
         """Those for which the Prefill works."""
         return self.started | {prefill.job for prefill, _, _ in self.chunks}
+
+    @property
+    def scored(self) -> list[tuple[PromptScoring, PromptSegment]]:
+        """The segments of which scores are wanted, each with which."""
+        return [(prefill.job.scoring, segment) for prefill, segment, is_scored in self.chunks if is_scored]
 
 
 class Admission:

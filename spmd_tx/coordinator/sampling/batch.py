@@ -7,7 +7,6 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
@@ -21,6 +20,7 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps
+from spmd_tx.coordinator.sampling.dispatch import Dispatch
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
@@ -38,18 +38,7 @@ from spmd_tx.protocol.reports import Reply
 MOST_DECODES = 2  # sent and not yet answered
 HURRIED_DECODES = 2  # after an idle time: requests that belong together arrive one after the other
 
-Absorb = Callable[[Reply], list[tuple[str, Outcome]]]  # returns finished requests: (request_id, outcome)
 Listener = Callable[[Sample], None]
-
-
-@dataclass(frozen=True)
-class Dispatch:
-    """Holds a command that is ready to be sent."""
-
-    command: AnyCommand
-    absorb: Absorb
-    requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
-
 
 # Each segment with its row, and whether the request wants scores of it besides keys and values
 _Written = list[tuple[ChunkedPrefill, PromptSegment, int, bool]]
@@ -230,13 +219,10 @@ class SampleBatch:
         if admitted.plan.is_empty:
             return
         self._at_command = admitted.jobs
-        scored = [
-            (prefill.job.scoring, segment) for prefill, segment, is_scored in admitted.chunks if is_scored
-        ]
         program = self._programs.prefill(admitted.plan.program)
         self._programs.programs.note_use(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
-        command = admitted.plan.command(scored, program, self._model.config.vocab_size)
+        command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size)
         written = [
             (prefill, segment, admitted.plan.row_of(segment, program), is_scored)
             for prefill, segment, is_scored in admitted.chunks
@@ -287,13 +273,12 @@ class SampleBatch:
         shape = self._programs.decode_shape(choice.program, chosen)
         has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
         command = decode_command(chosen, steps, shape, self._decodes, vocab_size, has_states=has_states)
-        rows = shape.rows
         self._decodes += 1
         self._unanswered += 1
         self._hurried = max(0, self._hurried - 1)
         self._prefilled_last = False
         drawn = [
-            self._send(sample, number * rows, row, steps)
+            self._send(sample, number * shape.rows, row, steps)
             for number, samples in enumerate(chosen)
             for row, sample in enumerate(samples)
         ]
@@ -314,15 +299,10 @@ class SampleBatch:
         return [sample for sample in candidates if sample.is_resident]
 
     def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> DrawnTokens:
-        fed = min(steps, sample.behind)
-        count = min(steps - fed, sample.draws_left)
-        sample.begins_anew = sample.is_masked  # the device knows of so many tokens, and no more
-        sample.behind -= fed
-        sample.outstanding += count
-        sample.decode, sample.row, sample.placed = self._decodes, row, len(sample.pages)
+        drawn = DrawnTokens.sent(sample, self._decodes, first_row, row, steps)
         if not sample.undecided and sample.guide is None:  # else it may have to draw again
             self._leave(sample)
-        return DrawnTokens(sample, first_row + row, fed, count, sample.refusals)
+        return drawn
 
     def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1

@@ -18,6 +18,17 @@ class DrawnTokens:
     count: int  # tokens, unless it stops earlier
     refusals: int = 0  # of the sample when this was sent; if there are more, these tokens are dropped
 
+    @classmethod
+    def sent(cls, sample: Sample, decode: int, first_row: int, row: int, steps: int) -> "DrawnTokens":
+        """Note that a Decode has a sample: in a row of its data shard, which begins at ``first_row``."""
+        fed = min(steps, sample.behind)
+        count = min(steps - fed, sample.draws_left)
+        sample.begins_anew = sample.is_masked  # the device knows of so many tokens, and no more
+        sample.behind -= fed
+        sample.outstanding += count
+        sample.decode, sample.row, sample.placed = decode, row, len(sample.pages)
+        return cls(sample, first_row + row, fed, count, sample.refusals)
+
     @property
     def is_dropped(self) -> bool:
         """Whether a token before these was refused."""

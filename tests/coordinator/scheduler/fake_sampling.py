@@ -3,7 +3,7 @@
 import numpy as np
 
 from spmd_tx.coordinator.requests.records import Finished
-from spmd_tx.coordinator.sampling.batch import Dispatch
+from spmd_tx.coordinator.sampling.dispatch import Dispatch
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.protocol.commands import STOP_TOKENS, Decode
 

@@ -13,22 +13,12 @@ from spmd_tx.coordinator.http.text_generation import event_streams, sample_strea
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.errors import TooManyRequests, Unavailable
 from tests.coordinator.http.real_server import sqlite_only
-from tests.coordinator.http.text_generation.drawing import TEMPLATE, Drawing
+from tests.coordinator.http.text_generation.drawing import TEMPLATE, answer_with_calls
+from tests.coordinator.http.text_generation.drawing import drawing as drawing
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 LOOK = {"name": "look", "description": "L", "input_schema": {"type": "object"}}
-ANSWER = """\
-<think>
-I look.
-</think>
-
-Wait.
-<tool_call>
-{"name": "look", "arguments": {"a": 1}}
-</tool_call>
-<tool_call>
-{"name": "look"}
-</tool_call><|im_end|>"""
+ANSWER = answer_with_calls("look")
 # Its tokens are kept, and the context is short.
 BRIEFLY = """\
 <think>I</think><tool_call>{"name": "look"}</tool_call><tool_call>{"name": "look"}</tool_call><|im_end|>"""
@@ -41,11 +31,6 @@ def anthropic_api(api, services):
     (services.bases.default.model.directory / "chat_template.jinja").write_text(TEMPLATE)
     api.base_url = httpx.URL("http://server/anthropic/api/v1/")
     return api
-
-
-@pytest.fixture
-def drawing(services, tokenizer):
-    return Drawing(services, tokenizer)
 
 
 def asked(**more):

@@ -1,6 +1,5 @@
 """Agents' chats: tools, reasoning, and what of both is refused. A test writes what the model draws."""
 
-import asyncio
 import json
 import re
 from itertools import groupby
@@ -11,10 +10,8 @@ import pytest
 
 from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
 from spmd_tx.coordinator.http.text_generation import event_streams
-from spmd_tx.coordinator.requests.records import Finished
-from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
-from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from tests.coordinator.http.openai.test_routes import BASE_MODEL, events
+from tests.coordinator.http.text_generation.drawing import drawing as drawing
 from tests.support import chat_templates as released
 from tests.support.reply_templates import FAMILIES
 
@@ -51,21 +48,12 @@ def chat(**more):
 
 
 @pytest.fixture
-def draw(services, oai, tokenizer):
+def draw(oai, drawing):
     """Ask, and let the model draw this text."""
 
     async def draw(text, stop_reason="stop", cached=0, **more):
-        services.scheduler.is_paused = True
-        first = len(services.scheduler.arrived)
-        answering = asyncio.create_task(oai.post("chat/completions", json=chat(**more)))
-        while len(services.scheduler.arrived) == first:
-            assert not answering.done(), answering.result().text
-            await asyncio.sleep(0.01)
-        tokens = tokenizer.encode(text).ids
-        sample = SampledSequence(tokens, [-0.5] * len(tokens), stop_reason)
-        outcome = Finished(PROTOBUF, encode_sample_response([sample] * more.get("n", 1), cache_hits=cached))
-        services.queue.resolve(services.scheduler.arrived[first].id, outcome)
-        return await answering
+        asking = oai.post("chat/completions", json=chat(**more))
+        return await drawing.answer(asking, text, stop_reason, cached, more.get("n", 1))
 
     return draw
 

@@ -13,24 +13,13 @@ from spmd_tx.coordinator.http.openai.response_events import ResponseEvents
 from spmd_tx.coordinator.http.text_generation import event_streams, sample_stream
 from spmd_tx.coordinator.requests.records import Failed
 from tests.coordinator.http.real_server import sqlite_only
-from tests.coordinator.http.text_generation.drawing import TEMPLATE, Drawing
+from tests.coordinator.http.text_generation.drawing import TEMPLATE, answer_with_calls
+from tests.coordinator.http.text_generation.drawing import drawing as drawing
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 LOOK = {"type": "function", "name": "look", "description": "L", "parameters": {"type": "object"}}
 SPACE = {"type": "namespace", "name": "f", "tools": [LOOK]}
-ANSWER = """\
-<think>
-I look.
-</think>
-
-Wait.
-<tool_call>
-{"name": "look", "arguments": {"a": 1}}
-</tool_call>
-<tool_call>
-{"name": "f__look"}
-</tool_call><|im_end|>"""
-
+ANSWER = answer_with_calls("f__look")
 # Its tokens are kept, and the context is short.
 BRIEFLY = """\
 <think>I</think><tool_call>{"name": "look"}</tool_call><tool_call>{"name": "f__look"}</tool_call><|im_end|>"""
@@ -43,11 +32,6 @@ def oai(api, services):
     (services.bases.default.model.directory / "chat_template.jinja").write_text(TEMPLATE)
     api.base_url = httpx.URL("http://server/oai/api/v1/")
     return api
-
-
-@pytest.fixture
-def drawing(services, tokenizer):
-    return Drawing(services, tokenizer)
 
 
 def asked(**more):

@@ -3,6 +3,8 @@
 import asyncio
 import json
 
+import pytest
+
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
@@ -19,14 +21,35 @@ TEMPLATE = """\
 {%- endfor %}"""
 
 
+def answer_with_calls(second):
+    """A text with reasoning and calls of two tools, the second of which has this name."""
+    return f"""\
+<think>
+I look.
+</think>
+
+Wait.
+<tool_call>
+{{"name": "look", "arguments": {{"a": 1}}}}
+</tool_call>
+<tool_call>
+{{"name": "{second}"}}
+</tool_call><|im_end|>"""
+
+
+@pytest.fixture
+def drawing(services, tokenizer):
+    return Drawing(services, tokenizer)
+
+
 class Drawing:
     """Draws what a test says, for one request at a time."""
 
     def __init__(self, services, tokenizer):
         self._services, self._tokenizer = services, tokenizer
 
-    async def answer(self, asking, text, stop_reason="stop", cached=0):
-        """Return what ``asking`` gets if the model draws this text."""
+    async def answer(self, asking, text, stop_reason="stop", cached=0, samples=1):
+        """Return what ``asking`` gets if the model draws this text, in each of so many samples."""
         self._services.scheduler.is_paused = True
         first = len(self._services.scheduler.arrived)
         answering = asyncio.ensure_future(asking)
@@ -35,7 +58,7 @@ class Drawing:
             await asyncio.sleep(0.01)
         tokens = self._tokenizer.encode(text).ids
         sample = SampledSequence(tokens, [-0.5] * len(tokens), stop_reason)
-        outcome = Finished(PROTOBUF, encode_sample_response([sample], cache_hits=cached))
+        outcome = Finished(PROTOBUF, encode_sample_response([sample] * samples, cache_hits=cached))
         self._services.queue.resolve(self._services.scheduler.arrived[first].id, outcome)
         return await answering
 
