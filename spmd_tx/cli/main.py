@@ -35,6 +35,7 @@ from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
+from spmd_tx.cli.train import train
 from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
@@ -262,6 +263,7 @@ def backup(
 app.add_typer(keys)
 app.add_typer(requests)
 app.add_typer(runs)
+app.add_typer(train)
 
 
 @app.command()

@@ -1,0 +1,48 @@
+"""Makes the SDK's datums, and reads what comes back."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tinker
+from tinker import types
+
+from spmd_tx.train.rendering import LearnedTokens
+
+
+def datum(learned: LearnedTokens, weight: float = 1.0) -> types.Datum:
+    """Make a datum of ``cross_entropy``: position i predicts token i + 1, weighed where it is learned."""
+    return _datum(learned.tokens, weights=weight * _learned(learned))
+
+
+def policy_datum(learned: LearnedTokens, logprobs: Sequence[float], advantage: float) -> types.Datum:
+    """Make a datum of ``importance_sampling`` from an answer, with the log-probabilities of its sampling."""
+    mask = _learned(learned)
+    sampled = np.zeros_like(mask)
+    sampled[mask > 0] = logprobs
+    return _datum(learned.tokens, logprobs=sampled, advantages=advantage * mask)
+
+
+def learned_logprobs(output: types.ForwardBackwardOutput, place: int, learned: LearnedTokens) -> np.ndarray:
+    """Return the log-probabilities of a datum's learned tokens, float32 [count]."""
+    return output.loss_fn_outputs[place]["logprobs"].to_numpy()[_learned(learned) > 0]
+
+
+def adam(trainer: tinker.TrainingClient, learning_rate: float) -> Any:
+    """Send an optimizer step; return the future."""
+    return trainer.optim_step(types.AdamParams(learning_rate=learning_rate))
+
+
+def _learned(learned: LearnedTokens) -> np.ndarray:
+    return np.array(learned.is_learned[1:], np.float32)
+
+
+def _datum(tokens: Sequence[int], **inputs: np.ndarray) -> types.Datum:
+    tensors = {
+        name: types.TensorData.from_numpy(values.astype(np.float32)) for name, values in inputs.items()
+    }
+    targets = types.TensorData.from_numpy(np.array(tokens[1:], np.int64))
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(list(tokens[:-1])),
+        loss_fn_inputs={"target_tokens": targets, **tensors},
+    )
