@@ -2,7 +2,8 @@
 
 A token t comes out with p(t) + (1 - Z) p(t) / Z = p(t) / Z, where Z is the mass of the allowed ones: exactly
 p restricted to them. And the outcome is the same whether a mask came before the first draw was seen or after
-it, so masks may be sent for those tokens only that were refused.
+it, so masks may be sent for those tokens only that were refused. A token that was not drawn again is the one
+that any other mask with it would have left, so a wrong mask does harm only where it had a token drawn again.
 
 Dimension key: B row, V vocabulary (or a device's part of it), W word of 32 tokens.
 """
@@ -37,15 +38,20 @@ class GrammarRows(PyTreeNode):
         words_BV = self.masks[:, token_V // WORD]
         return (words_BV >> (token_V % WORD).astype(jnp.uint32)[None]) & 1 > 0
 
-    def settle(self, token_B: Int[Array, " B"], redraw: Callable[[], Array]) -> Array:
-        """Return each row's token: the drawn one, what ``redraw`` gives in its place, or the forced one."""
+    def settle(
+        self, token_B: Int[Array, " B"], redraw: Callable[[], Array], *, together: bool
+    ) -> tuple[Int[Array, " B"], Bool[Array, " B"] | None]:
+        """Return each row's token: the drawn one, what ``redraw`` gives in its place, or the forced one.
 
-        def redrawn() -> Array:
-            return jnp.where(self.is_masked & ~self.allows(token_B), redraw(), token_B)
-
-        if self.masks is not None:
-            token_B = lax.cond(self.any_masked, redrawn, lambda: token_B)
-        return jnp.where(self.forced >= 0, self.forced, token_B)
+        Then whether it was drawn again; None: no row has a mask. ``together``: devices exchange numbers to
+        draw again, so all of them do, or none.
+        """
+        if self.masks is None:
+            return jnp.where(self.forced >= 0, self.forced, token_B), None
+        is_redrawn_B = self.is_masked & ~self.allows(token_B)
+        is_needed = self.any_masked if together else jnp.any(is_redrawn_B)
+        allowed_B = lax.cond(is_needed, lambda: jnp.where(is_redrawn_B, redraw(), token_B), lambda: token_B)
+        return jnp.where(self.forced >= 0, self.forced, allowed_B), is_redrawn_B
 
 
 def _same(x: Array) -> Array:

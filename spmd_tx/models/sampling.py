@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Int, UInt
+from jaxtyping import Bool, Float, Int, UInt
 
 from spmd_tx.hlo.hints import USUALLY_FALSE
 from spmd_tx.models.grammar_draw import GrammarRows, mass_within
@@ -33,10 +33,11 @@ def draw(
     top_p_B: Float[Array, " B"],
     together: int = 1,
     grammar: GrammarRows | None = None,
-) -> tuple[Int[Array, " B"], Float[Array, " B"]]:
+) -> tuple[Int[Array, " B"], Float[Array, " B"], Bool[Array, " B"] | None]:
     """Draw one token per row; its log-probability is that of softmax(logits / temperature), unfiltered.
 
-    With ``grammar`` the token is one that the row's grammar allows, or the one that it forces. Temperature 0
+    With ``grammar`` the token is one that the row's grammar allows, or the one that it forces; the last array
+    says which were drawn again for that, and is None if no row has a mask. Temperature 0
     takes the most likely token and reports its log-probability at temperature 1. The draw depends on the
     row's own logits, seed and position only. Ties at the threshold of top_k or top_p are kept.
     ``together`` is how many bisections read the logits once; the result is the same.
@@ -57,6 +58,7 @@ def draw(
     drawn_B = _inverse_cdf(kept_BV, _uniform(seeds_B2, positions_B))
     token_B = jnp.where(is_greedy_B, jnp.argmax(logits_BV, axis=-1).astype(jnp.int32), drawn_B)
     log_total_B = jnp.log(jnp.sum(jnp.exp(below_BV), axis=-1))
+    is_redrawn_B = None
     if grammar is not None:
 
         def redraw() -> Array:
@@ -66,8 +68,9 @@ def draw(
             likeliest_B = jnp.argmax(jnp.where(allowed_BV, nats_BV, -jnp.inf), axis=-1).astype(jnp.int32)
             return jnp.where(is_greedy_B, likeliest_B, again_B)
 
-        token_B = grammar.settle(token_B, redraw)
-    return token_B, jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
+        token_B, is_redrawn_B = grammar.settle(token_B, redraw, together=False)
+    logprob_B = jnp.take_along_axis(below_BV, token_B[:, None], axis=-1)[:, 0] - log_total_B
+    return token_B, logprob_B, is_redrawn_B
 
 
 def filters(temperatures_B: Array, top_k_B: Array, top_p_B: Array, vocabulary: int) -> Array:
@@ -84,7 +87,7 @@ def draw_split(
     top_p_B: Float[Array, " B"],
     any_filters: Array,
     grammar: GrammarRows | None = None,
-) -> tuple[Int[Array, " B"], Float[Array, " B"], Float[Array, " B"]]:
+) -> tuple[Int[Array, " B"], Float[Array, " B"], Bool[Array, " B"] | None, Float[Array, " B"]]:
     """Return what ``draw`` does, and the logarithm of the total mass, with the vocabulary split over tp.
 
     Devices exchange some numbers per row instead of logits, and all of them return the same token, even if
@@ -110,6 +113,7 @@ def draw_split(
     drawn_B = _split_inverse_cdf(kept_BV, sums_BS2[..., 0], _uniform(seeds_B2, positions_B))
     greedy_B = _split_argmax(logits_BV, highest_B == peak_B)
     token_B = jnp.where(is_greedy_B, greedy_B, drawn_B)
+    is_redrawn_B = None
     if grammar is not None:
 
         def redraw() -> Array:
@@ -124,12 +128,13 @@ def draw_split(
             likeliest_B = _split_argmax(left_BV, highest_left_B == lax.pmax(highest_left_B, TP))
             return jnp.where(is_greedy_B, likeliest_B, again_B)
 
-        token_B = grammar.settle(token_B, redraw)
+        token_B, is_redrawn_B = grammar.settle(token_B, redraw, together=True)
     here_B = token_B - first
     is_here_B = (here_B >= 0) & (here_B < part)
     chosen_B = jnp.take_along_axis(below_BV, jnp.where(is_here_B, here_B, 0)[:, None], axis=-1)[:, 0]
     log_total_B = jnp.log(jnp.sum(sums_BS2[..., 1], axis=1))
-    return token_B, lax.psum(jnp.where(is_here_B, chosen_B, 0.0), TP) - log_total_B, log_total_B
+    logprob_B = lax.psum(jnp.where(is_here_B, chosen_B, 0.0), TP) - log_total_B
+    return token_B, logprob_B, is_redrawn_B, log_total_B
 
 
 def _split_inverse_cdf(mass_BV: Array, masses_BS: Array, uniform_B: Array) -> Array:

@@ -22,6 +22,7 @@ SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+MASKS_OF_ROW = 4  # of tokens that a grammar allows, in one Decode
 ACTIVE_SIZES = 4, 8, 16, 32  # adapters of a decode step, where a bank has half as many again; or one, or all
 
 
@@ -265,11 +266,11 @@ class Decode(Command, frozen=True, tag="decode"):
     # int32 [B, most steps]: tokens that are known already, to be taken instead of drawn ones; -1: draw.
     # Present if the setup is ``batch_invariant``, and with ``masks``.
     forced: np.ndarray | None = None
-    # uint32 [M, V / 32]: of the next token of some rows, a bit for each that their grammars allow. A drawn
-    # token that is not allowed is drawn again among those that are. None: the program knows no masks.
+    # uint32 [M, V / 32]: a bit for each token that a grammar allows. One that is not allowed is drawn again
+    # among those that are; the reply's ``redrawn`` bool [K, B] says which. None: the program knows no masks.
     masks: np.ndarray | None = None
-    mask_places: np.ndarray | None = None  # int32 [B]: which of them is the row's; -1: none
-    mask_steps: np.ndarray | None = None  # int32 [B]: the step for which it counts; -1: none
+    # int32 [B, most steps]: which of them counts in a step; -1: none. A row has at most MASKS_OF_ROW.
+    mask_places: np.ndarray | None = None
     # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill.
     states: np.ndarray | None = None
 

@@ -40,11 +40,11 @@ def split_over(devices):
     in_specs = (jax.P(None, TP), *[of_row] * 6)
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(of_row, of_row))
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(of_row,) * 3)
     def split(logits, seeds, positions, temperatures, top_k, top_p, grammar):
         any_filters = jnp.any(sampling.filters(temperatures, top_k, top_p, VOCABULARY))
         rest = (seeds, positions, temperatures, top_k, top_p)
-        return sampling.draw_split(logits, *rest, any_filters, grammar)[:2]
+        return sampling.draw_split(logits, *rest, any_filters, grammar)[:3]
 
     return split
 
@@ -103,7 +103,7 @@ ALLOWED = np.sort(np.random.default_rng(7).choice(VOCABULARY, 60, replace=False)
 def test_masked_draws_have_the_restricted_distribution(draw, temperature, top_k, top_p):
     logits = random_logits()
     arrays = inputs(logits, DRAWS, temperature, top_k, top_p)
-    tokens, logprobs = map(np.asarray, draw(*arrays, grammar_rows(ALLOWED, DRAWS)))
+    tokens, logprobs, _ = map(np.asarray, draw(*arrays, grammar_rows(ALLOWED, DRAWS)))
     left = np.intersect1d(kept_by(logits, temperature, top_k, top_p), ALLOWED)
     wanted = np.zeros(VOCABULARY)
     wanted[left] = softmax(logits, temperature)[left]
@@ -114,11 +114,13 @@ def test_masked_draws_have_the_restricted_distribution(draw, temperature, top_k,
 def test_an_allowed_token_is_drawn_as_without_a_mask(draw):
     logits = random_logits(1)
     arrays = inputs(logits, 2000)
-    free, _ = map(np.asarray, draw(*arrays, grammar_rows([], 2000, is_masked=False)))
-    within, _ = map(np.asarray, draw(*arrays, grammar_rows(ALLOWED, 2000)))
+    free, _, of_nobody = map(np.asarray, draw(*arrays, grammar_rows([], 2000, is_masked=False)))
+    within, _, redrawn = map(np.asarray, draw(*arrays, grammar_rows(ALLOWED, 2000)))
     was_allowed = np.isin(free, ALLOWED)
     assert 50 < was_allowed.sum() < 1950
     assert np.array_equal(free[was_allowed], within[was_allowed])
+    assert np.array_equal(redrawn, ~was_allowed)
+    assert not of_nobody.any()
     assert np.isin(within, ALLOWED).all()
 
 
@@ -126,7 +128,7 @@ def test_if_filters_leave_nothing_the_grammar_alone_counts(draw):
     logits = random_logits(2)
     unlikely = np.argsort(logits)[:40]
     arrays = inputs(logits, FEWER, 1.0, 5, 1.0)
-    tokens, _ = map(np.asarray, draw(*arrays, grammar_rows(unlikely, FEWER)))
+    tokens, *_ = map(np.asarray, draw(*arrays, grammar_rows(unlikely, FEWER)))
     wanted = np.zeros(VOCABULARY)
     wanted[unlikely] = softmax(logits)[unlikely]
     assert fits(tokens, wanted / wanted.sum())
@@ -135,7 +137,7 @@ def test_if_filters_leave_nothing_the_grammar_alone_counts(draw):
 def test_tokens_whose_mass_is_too_small_for_a_float_are_drawn_in_proportion(draw):
     logits = random_logits(3)
     logits[ALLOWED[:2]] = -300.0, -300.0 + np.log(3)
-    tokens, logprobs = map(np.asarray, draw(*inputs(logits, FEWER), grammar_rows(ALLOWED[:2], FEWER)))
+    tokens, logprobs, _ = map(np.asarray, draw(*inputs(logits, FEWER), grammar_rows(ALLOWED[:2], FEWER)))
     share = np.mean(tokens == ALLOWED[1])
     assert abs(share - 0.75) < 0.035
     assert np.isfinite(logprobs).all()
@@ -143,7 +145,7 @@ def test_tokens_whose_mass_is_too_small_for_a_float_are_drawn_in_proportion(draw
 
 def test_greedy_takes_the_likeliest_allowed_token(draw):
     logits = random_logits(4)
-    tokens, logprobs = map(np.asarray, draw(*inputs(logits, 8, 0.0), grammar_rows(ALLOWED, 8)))
+    tokens, logprobs, _ = map(np.asarray, draw(*inputs(logits, 8, 0.0), grammar_rows(ALLOWED, 8)))
     likeliest = ALLOWED[np.argmax(logits[ALLOWED])]
     assert set(tokens.tolist()) == {int(likeliest)}
     np.testing.assert_allclose(logprobs, np.log(softmax(logits))[likeliest], rtol=0, atol=1e-5)
@@ -151,6 +153,6 @@ def test_greedy_takes_the_likeliest_allowed_token(draw):
 
 def test_a_forced_token_is_taken_with_its_own_logprob(draw):
     logits = random_logits(5)
-    tokens, logprobs = map(np.asarray, draw(*inputs(logits, 8, 0.5), grammar_rows(ALLOWED, 8, forced=17)))
+    tokens, logprobs, _ = map(np.asarray, draw(*inputs(logits, 8, 0.5), grammar_rows(ALLOWED, 8, forced=17)))
     assert set(tokens.tolist()) == {17}
     np.testing.assert_allclose(logprobs, np.log(softmax(logits, 0.5))[17], rtol=0, atol=1e-5)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -24,6 +24,7 @@ from spmd_tx.coordinator.conversation.messages import Conversation
 from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_grammar
 from spmd_tx.coordinator.grammar.constraints import Constraint
 from spmd_tx.coordinator.grammar.guide import Guide
+from spmd_tx.coordinator.grammar.likely_masks import LikelyMasks
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts, lasting_model_text
@@ -51,10 +52,11 @@ class CompiledGrammar:
 
     matcher: LLMatcher
     vocab_size: int
+    likely: LikelyMasks = field(default_factory=LikelyMasks)
 
     def guide(self, stops: Collection[int], *, is_cautious: bool) -> Guide:
         """Return a guide for a sample that these tokens end."""
-        return Guide(self.matcher.deep_copy(), stops, self.vocab_size, is_cautious=is_cautious)
+        return Guide(self.matcher.deep_copy(), stops, self.vocab_size, self.likely, is_cautious=is_cautious)
 
 
 class Grammars:

@@ -46,10 +46,9 @@ def decode_command(
         block=shape.block,
         forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
         states=np.zeros(count, np.int32) if has_states else None,
-        mask_places=np.full(count, NO_MASK, np.int32) if program.masked else None,
-        mask_steps=np.full(count, NO_MASK, np.int32) if program.masked else None,
+        mask_places=np.full((count, shape.known_steps), NO_MASK, np.int32) if program.masked else None,
     )
-    masks = list[np.ndarray]()
+    masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
     for shard, samples in enumerate(chosen):
         for row, sample in enumerate(samples):
             pages += _fill(command, shard * rows + row, sample, last_decode)
@@ -59,22 +58,23 @@ def decode_command(
     if not program.masked:
         return command
     words = -(-vocab_size // WORD)
-    return replace(command, masks=np.stack(masks) if masks else np.zeros((0, words), np.uint32))
+    return replace(
+        command,
+        masks=np.stack([mask for _, mask in masks.values()]) if masks else np.zeros((0, words), np.uint32),
+    )
 
 
-def _constrain(command: Decode, row: int, sample: Sample, masks: list[np.ndarray]) -> None:
+def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple[int, np.ndarray]]) -> None:
     """Say what is known of the next tokens of a row, behind those that are fed again."""
     guide, fed = sample.guide, sample.behind
     assert guide is not None
     assert command.forced is not None
     assert command.mask_places is not None
-    assert command.mask_steps is not None
     known = guide.ahead[: max(0, command.steps - fed)]
     command.forced[row, fed : fed + len(known)] = known
     place = fed + len(guide.ahead)
-    if place < command.steps:
-        command.mask_places[row], command.mask_steps[row] = len(masks), place
-        masks.append(guide.mask())
+    for step, mask in enumerate(guide.likely_masks[: max(0, command.steps - place)], place):
+        command.mask_places[row, step], _ = masks.setdefault(id(mask), (len(masks), mask))
 
 
 def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[int]:

@@ -105,9 +105,9 @@ def _cost(program: ProgramShape) -> tuple[int, ...]:
 def least_steps(candidates: Candidates) -> int:
     """Return how many steps the rows with the fewest tokens left need.
 
-    Those that draw few tokens because of their grammars need as many as the one of them with the most.
+    Those with masks need as many as are likely to be allowed, in the row with the most of them.
     """
     everybody = [sample for samples in candidates for sample in samples]
     least = [sample.steps_left for sample in everybody if not sample.is_masked]
-    masked = [sample.steps_left for sample in everybody if sample.is_masked]
+    masked = [sample.steps_wanted for sample in everybody if sample.is_masked]
     return min([*least, max(masked)] if masked else least)

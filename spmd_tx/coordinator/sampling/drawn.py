@@ -1,6 +1,9 @@
 """The tokens that one Decode drew for one sample, in the Decode's reply."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.wire.sampling_protobuf import TopLogprobs
@@ -16,6 +19,7 @@ class DrawnTokens:
     column: int
     skip: int  # steps that were fed known tokens
     count: int  # tokens, unless it stops earlier
+    masks: Sequence[np.ndarray] = ()  # of the steps in which no token was known
     refusals: int = 0  # of the sample when this was sent; if there are more, these tokens are dropped
 
     @classmethod
@@ -23,11 +27,12 @@ class DrawnTokens:
         """Note that a Decode has a sample: in a row of its data shard, which begins at ``first_row``."""
         fed = min(steps, sample.behind)
         count = min(steps - fed, sample.draws_left)
+        masks = sample.guide.likely_masks if sample.guide is not None and sample.is_masked else ()
         sample.begins_anew = sample.is_masked  # the device knows of so many tokens, and no more
         sample.behind -= fed
         sample.outstanding += count
         sample.decode, sample.row, sample.placed = decode, row, len(sample.pages)
-        return cls(sample, first_row + row, fed, count, sample.refusals)
+        return cls(sample, first_row + row, fed, count, masks, sample.refusals)
 
     @property
     def is_dropped(self) -> bool:
@@ -42,7 +47,8 @@ class DrawnTokens:
         known = [token for token in column if token >= 0]
         guide, drawn_count = self.sample.guide, len(known)
         if guide is not None:
-            known = known[: guide.take(known)]
+            redrawn = arrays["redrawn"][drawn, self.column].tolist() if self.masks else ()
+            known = known[: guide.take(known, self.masks, redrawn)]
         experts = arrays.get("experts")
         tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
         drawn = slice(self.skip, self.skip + len(known))

@@ -128,12 +128,19 @@ class Sample:
         """Tokens that its next Decode may draw before they are checked."""
         if self.guide is None or not self.is_masked:
             return self.undecided
-        return min(self.undecided, len(self.guide.ahead) + self.guide.reach)
+        return min(self.undecided, len(self.guide.ahead) + self.guide.most_draws)
 
     @property
     def steps_left(self) -> int:
         """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
         return self.behind + self.draws_left
+
+    @property
+    def steps_wanted(self) -> int:
+        """Steps of Decodes whose tokens are likely to be of use."""
+        if self.guide is None or not self.is_masked:
+            return self.steps_left
+        return self.behind + min(self.undecided, len(self.guide.ahead) + self.guide.reach)
 
     def may_decode(self, last_decode: int) -> bool:
         """Say whether it can take part in the next Decode.

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import active_sizes
+from spmd_tx.protocol.commands import MASKS_OF_ROW, active_sizes
 from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.adapters import AdapterPrograms
@@ -109,7 +109,9 @@ class Calls:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__}
-        fields |= {"slots": slots, "masks": _masks_of_rows(command)}
+        fields |= {"slots": slots}
+        if command.masks is not None and command.mask_places is not None:
+            fields |= masks_of_rows(command.masks, command.mask_places)
         top, shards = command.top, self._shards
         adapters = self._setup.bank_slots if active is None else active.size
         shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
@@ -156,14 +158,18 @@ def _pieces(batch: Prompts, length: int) -> Iterator[Prompts]:
         yield by_token[0], by_token[1], tables, by_token[2]
 
 
-def _masks_of_rows(command: commands.Decode) -> np.ndarray | None:
-    """Return the mask of every row, without a bit where there is none."""
-    if command.masks is None or command.mask_places is None:
-        return None
-    masks = np.zeros((len(command.mask_places), command.masks.shape[1]), np.uint32)
-    has_mask = command.mask_places >= 0
-    masks[has_mask] = command.masks[command.mask_places[has_mask]]
-    return masks
+def masks_of_rows(masks_MW: np.ndarray, places_BK: np.ndarray) -> dict[str, np.ndarray]:
+    """Return fields of DecodeRows: the masks of every row, and which of them counts in a step.
+
+    The arguments are ``masks`` and ``mask_places`` of a Decode.
+    """
+    by_row = np.zeros((len(places_BK), MASKS_OF_ROW, masks_MW.shape[1]), np.uint32)
+    places = np.full_like(places_BK, -1)
+    for row in np.flatnonzero((places_BK >= 0).any(axis=1)):
+        has_mask = places_BK[row] >= 0
+        used, places[row, has_mask] = np.unique(places_BK[row, has_mask], return_inverse=True)
+        by_row[row, : len(used)] = masks_MW[used]
+    return {"masks": by_row, "mask_places": places}
 
 
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:

@@ -99,8 +99,7 @@ class Menu:
             active=shape.active,
             forced=np.full((rows, setup.decode_steps), -1, np.int32) if has_forced else None,
             masks=np.zeros((0, words), np.uint32) if shape.masked else None,
-            mask_places=np.full(rows, -1, np.int32) if shape.masked else None,
-            mask_steps=np.full(rows, -1, np.int32) if shape.masked else None,
+            mask_places=np.full((rows, setup.decode_steps), -1, np.int32) if shape.masked else None,
             states=np.zeros(rows, np.int32) if self._has_states else None,
         )
 

@@ -68,8 +68,8 @@ class DecodeRows(PyTreeNode):
     stop_tokens: Any  # int32 [B, 8]
     forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
     states: Any = None  # int32 [B]: slots of the rows' states. None: models without states
-    masks: Any = None  # uint32 [B, W]: the tokens that a grammar allows. None: no row has a grammar
-    mask_steps: Any = None  # int32 [B]: the step for which the mask counts; -1: none
+    masks: Any = None  # uint32 [B, M, W]: tokens that a grammar allows. None: no row has a grammar
+    mask_places: Any = None  # int32 [B, K]: which of its masks counts in a step; -1: none
 
     def grammar(self, step: Array) -> GrammarRows | None:
         """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
@@ -77,9 +77,11 @@ class DecodeRows(PyTreeNode):
             return None
         if self.masks is None:
             return GrammarRows(self.forced[:, step])
-        is_masked_B = self.mask_steps == step
+        place_B = self.mask_places[:, step]
+        is_masked_B = place_B >= 0
         any_masked = lax.psum(jnp.sum(is_masked_B, dtype=jnp.int32), DATA) > 0
-        return GrammarRows(self.forced[:, step], self.masks, is_masked_B, any_masked)
+        masks_BW = jnp.take_along_axis(self.masks, jnp.maximum(place_B, 0)[:, None, None], axis=1)[:, 0]
+        return GrammarRows(self.forced[:, step], masks_BW, is_masked_B, any_masked)
 
     def resume(self, previous: RowState) -> RowState:
         """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
@@ -102,18 +104,19 @@ class Drawn(PyTreeNode):
     tokens: Any  # int32; -1 where the row is dead
     logprobs: Any  # float32; nats
     experts: Any  # [K, B, L, k]: experts that each row's input used; None without experts
+    redrawn: Any = None  # bool [K, B]: within a grammar, in place of another token; None: no row has a mask
     top_tokens: Any = None  # int32 [K, B, top]; None unless wanted
     top_logprobs: Any = None  # float32 [K, B, top]
 
     @classmethod
-    def none(cls, model: Model, steps: int, rows: int, top: int) -> "Drawn":
-        """Return the result before the first step."""
-        shape = (steps, rows)
+    def none(cls, model: Model, shape: tuple[int, int], top: int, *, has_masks: bool) -> "Drawn":
+        """Return the result before the first step; ``shape`` are steps and rows."""
         choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
         return cls(
             tokens=jnp.full(shape, -1, jnp.int32),
             logprobs=jnp.zeros(shape, jnp.float32),
             experts=compact(model, choices) if model.n_experts else None,
+            redrawn=jnp.zeros(shape, jnp.bool_) if has_masks else None,
             top_tokens=jnp.zeros((*shape, top), jnp.int32) if top else None,
             top_logprobs=jnp.zeros((*shape, top), jnp.float32) if top else None,
         )
@@ -253,7 +256,8 @@ def make_decode(
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
         has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
         any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
-        drawn = jax.tree.map(lambda x: varying(x, *DATA), Drawn.none(model, max_steps, b, top))
+        nothing = Drawn.none(model, (max_steps, b), top, has_masks=rows.masks is not None)
+        drawn = jax.tree.map(lambda x: varying(x, *DATA), nothing)
 
         def alive(state: RowState) -> Array:
             return lax.psum(jnp.sum(state.remaining > 0, dtype=jnp.int32), DATA)
@@ -349,12 +353,13 @@ def _step(
     if top:
         top_tokens_BK, highest_BK = head.top_logits(local_BV, top)
     if any_filters is not None:
-        token_B, logprob_B, log_total_B = draw_split(local_BV, *draws_B, any_filters, grammar)
+        token_B, logprob_B, is_redrawn_B, log_total_B = draw_split(local_BV, *draws_B, any_filters, grammar)
         if highest_BK is not None:
             top_logprobs_BK = tempered_by(highest_BK, rows.temperatures, log_total_B)
     else:
         logits_BV = lax.all_gather(local_BV, TP, axis=1, tiled=True, to="invarying")
-        token_B, logprob_B = draw(logits_BV, *draws_B, 1 if kernels.platform == "cpu" else TOGETHER, grammar)
+        together = 1 if kernels.platform == "cpu" else TOGETHER
+        token_B, logprob_B, is_redrawn_B = draw(logits_BV, *draws_B, together, grammar)
         # Devices that round differently could draw differently: then their keys and values would no longer be
         # of one sequence, and if only some of them saw a stop token, they would wait for each other forever.
         token_B = from_first(token_B, TP)
@@ -371,6 +376,7 @@ def _step(
         tokens=jnp.where(is_alive_B, token_B, -1),
         logprobs=jnp.where(is_alive_B, logprob_B, 0.0),
         experts=None if experts_B1LC is None else compact(model, experts_B1LC[:, 0]),
+        redrawn=is_redrawn_B,
         top_tokens=top_tokens_BK,
         top_logprobs=top_logprobs_BK,
     )

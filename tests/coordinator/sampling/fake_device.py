@@ -58,6 +58,7 @@ class Row:
     position: int = 0
     remaining: int = 0
     table: tuple = ()
+    is_redrawn: bool = False
 
 
 class FakeDevice:
@@ -237,7 +238,7 @@ class FakeDevice:
     def _decode(self, command):
         per_shard = len(command.source) // len(self.rows)
         tokens = np.full((command.steps, len(command.source)), -1, np.int32)
-        logprobs = np.zeros(tokens.shape, np.float32)
+        logprobs, redrawn = np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape, np.bool_)
         rows = self.begun(command)
         for step in range(command.steps):
             written = set()
@@ -248,8 +249,11 @@ class FakeDevice:
                     assert place not in written, "two rows write to the same page"
                     written.add(place)
                     tokens[step, index], logprobs[step, index] = row.token, row.logprob
+                    redrawn[step, index] = row.is_redrawn
         self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
         reply = {"tokens": tokens, "logprobs": logprobs}
+        if command.masks is not None:
+            reply["redrawn"] = redrawn
         if command.top:
             reply["top_tokens"] = tokens[..., None] + np.arange(command.top, dtype=np.int32)
             reply["top_logprobs"] = np.repeat(logprobs[..., None], command.top, 2)
@@ -295,9 +299,12 @@ class FakeDevice:
             self._read_token(command.states[index], version, shard, row, self.tokens[cells].tolist())
         content = self._content(cells)
         row.token, row.logprob = draw(version, content, command.seeds[index])
-        if command.masks is not None and command.mask_steps[index] == step:
-            mask = command.masks[command.mask_places[index]]
-            row.token = redraw_within(mask, row.token, version, content, command.seeds[index])
+        row.is_redrawn = False
+        if command.masks is not None and command.mask_places[index, step] >= 0:
+            mask = command.masks[command.mask_places[index, step]]
+            first = row.token
+            row.token = redraw_within(mask, first, version, content, command.seeds[index])
+            row.is_redrawn = row.token != first
         if forced >= 0:
             row.token, row.logprob = int(forced), 0.0
         row.position += 1
