@@ -53,6 +53,8 @@ OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5, R1-Distill-Qwen", "no sliding window"),
     "Qwen3ForCausalLM": ("Qwen3 up to 32B, also with YaRN", ""),
     "Qwen3MoeForCausalLM": ("Qwen3-30B-A3B, 235B-A22B, Coder", "every layer must have experts"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3-VL without experts", "text only"),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3-VL-30B-A3B, 235B-A22B", "text only"),
     "Qwen3_5ForCausalLM": (
         "Qwen3.5, 3.6, 3.8 without experts (`Qwen3_5ForConditionalGeneration`)",
         "text only; tensor parallelism up to the heads of keys",

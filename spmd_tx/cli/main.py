@@ -209,6 +209,9 @@ def make_model(
     ],
     preset: Annotated[str, typer.Option(help="Shape of the model: tiny, tiny-gqa or tiny-moe.")] = "tiny",
     family: FamilyOption = "qwen3",
+    vision: Annotated[
+        bool, typer.Option("--vision", help="With a vision tower, which only some models of qwen3_5 have.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same bytes.")] = 0,
 ) -> None:
     """Write a small random checkpoint in the Hugging Face layout."""
@@ -216,7 +219,8 @@ def make_model(
 
     if preset not in tiny_model.PRESETS:
         raise StartError(f"--preset is {preset!r}; presets: {', '.join(tiny_model.PRESETS)}")
-    spec = replace(tiny_model.PRESETS[preset], family=tiny_families.family_named(family))
+    name = tiny_families.family_named(family)
+    spec = replace(tiny_model.PRESETS[preset], family=name, sees=vision)
     typer.echo(tiny_model.write(directory, spec, seed))
 
 

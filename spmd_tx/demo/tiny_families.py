@@ -36,7 +36,20 @@ LINEAR = {
     "linear_conv_kernel_dim": 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }
-# Beside the sizes, by the model_type that config.json names.
+TOWER = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "num_position_embeddings": 144,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "in_channels": 3,
+    "hidden_act": "gelu_pytorch_tanh",
+}
+DEEP_TOWER = {**TOWER, "deepstack_visual_indexes": [0, 2]}
+# Beside the sizes, by the model_type that config.json names; with a vision_config it nests those of text.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
     "qwen3_moe": {
@@ -83,6 +96,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "rope_scaling": {**YARN, "truncate": False},
     },
+    "qwen3_vl": {"architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": DEEP_TOWER},
+    "qwen3_vl_moe": {
+        "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+        "vision_config": DEEP_TOWER,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+    },
     "qwen3_5": {**LINEAR, "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"},
     "qwen3_5_moe": {
         **LINEAR,
@@ -92,6 +114,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,
         "shared_expert_intermediate_size": 32,
+    },
+}
+# What has a vision tower beside the text model, where a family's models may come without.
+PLACED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "vision_config": TOWER,
+        "rope_parameters": PLACED,
+    },
+    "qwen3_5_moe": {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "vision_config": TOWER,
+        "rope_parameters": PLACED,
     },
 }
 # What people call models whose family has another name, without sizes and variants.
@@ -138,7 +174,17 @@ def stored_shapes(model: Model) -> dict[str, tuple[int, ...]]:
             for number in place.numbers:
                 for name, shape in _tensors(array, number):  # several arrays may be parts of one tensor
                     shapes[name] = tuple(map(max, shape, shapes.get(name, shape)))
-    return shapes
+    return shapes | _of_tower(model)
+
+
+def _of_tower(model: Model) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of the vision tower, if there is one."""
+    tower = model.tower
+    if tower is None:
+        return {}
+    groups = (tower.once, 1), (tower.block, tower.depth), (tower.deep_merger, len(tower.deep))
+    numbered = ((array, number) for arrays, count in groups for array in arrays for number in range(count))
+    return dict(each for array, number in numbered for each in _tensors(array, number))
 
 
 def _tensors(array: Map | Parameter, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:

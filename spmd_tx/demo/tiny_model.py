@@ -14,12 +14,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from spmd_tx.demo.tiny_families import FAMILIES, stored_shapes
+from spmd_tx.demo.tiny_families import FAMILIES, SEEING, stored_shapes
 from spmd_tx.errors import StartError
 from spmd_tx.models.families.registry import declare
 
 END_OF_TEXT, TURN_START, TURN_END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)  # every byte is a token
+OF_IMAGES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+BYTES = 256  # every byte is a token
 
 # Tools and calls are written as Qwen3 writes them, so that agents can be tried.
 CHAT_TEMPLATE = """\
@@ -42,6 +43,28 @@ CHAT_TEMPLATE = """\
 {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+# How images become patches: the file of the released models.
+PREPROCESSOR = {
+    "size": {"shortest_edge": 65536, "longest_edge": 16777216},  # pixels
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "processor_class": "Qwen3VLProcessor",
+    "image_processor_type": "Qwen2VLImageProcessorFast",
+}
+
+# Contents of several parts are what the chats of models that see have.
+CONTENT = """+ message['content'] }}"""
+PARTS = """}}
+{%- if message['content'] is string %}
+{{- message['content'] }}
+{%- else %}
+{%- for part in message['content'] %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part['type'] == 'image' else part['text'] }}
+{%- endfor %}
+{%- endif %}"""
 
 # A word with its leading space, one digit, a run of marks with its line breaks, or white space.
 WORDS = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+")
@@ -68,6 +91,7 @@ class Spec:
     dtype: Literal["float32", "bfloat16"] = "float32"
     n_shards: int = 1  # safetensors files
     std: float = 0.05  # of the random matrices
+    sees: bool = False  # whether it has a vision tower; families of which all models have one need not say so
 
 
 PRESETS = {
@@ -91,12 +115,16 @@ def write(path: Path, spec: Spec = PRESETS["tiny"], seed: int = 0) -> Path:
 
 
 def _write_files(path: Path, spec: Spec, seed: int) -> None:
-    tokenizer = train_tokenizer(spec.vocab_size, seed)
+    sees = "vision_config" in _of_family(spec)
+    template = CHAT_TEMPLATE.replace(CONTENT, PARTS) if sees else CHAT_TEMPLATE
+    tokenizer = train_tokenizer(spec.vocab_size, seed, (*(OF_IMAGES if sees else ()), *SPECIAL_TOKENS))
     ids = tokenizer.get_vocab()
 
     tokenizer.save(str(path / "tokenizer.json"))
-    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    _write_json(path / "tokenizer_config.json", _tokenizer_config(spec))
+    (path / "chat_template.jinja").write_text(template)
+    _write_json(path / "tokenizer_config.json", _tokenizer_config(spec, template))
+    if sees:
+        _write_json(path / "preprocessor_config.json", PREPROCESSOR)
     _write_json(path / "config.json", model_config(spec, ids))
     _write_json(
         path / "generation_config.json",
@@ -130,6 +158,11 @@ def _write_weights(path: Path, spec: Spec, seed: int) -> None:
 
 def model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
     """Return what config.json says; ``ids`` are those of the special tokens, by their texts."""
+    flat = _flat_config(spec, ids)
+    return _seeing(flat, spec, ids) if "vision_config" in flat else flat
+
+
+def _flat_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
     return {
         "model_type": spec.family,
         "intermediate_size": spec.d_ff,
@@ -160,8 +193,10 @@ def model_config(spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _of_family(spec: Spec) -> dict[str, Any]:
+    if spec.sees and "vision_config" not in FAMILIES[spec.family] and spec.family not in SEEING:
+        raise StartError(f"no {spec.family} has a vision tower; those of {', '.join(SEEING)} may have one")
     if spec.family != "qwen3" or not spec.n_experts:
-        return FAMILIES[spec.family]
+        return FAMILIES[spec.family] | (SEEING[spec.family] if spec.sees and spec.family in SEEING else {})
     return {
         **FAMILIES["qwen3_moe"],
         "model_type": "qwen3_moe",
@@ -173,7 +208,26 @@ def _of_family(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _tokenizer_config(spec: Spec) -> dict[str, Any]:
+def _seeing(flat: dict[str, Any], spec: Spec, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the config of a text model as that of one with a vision tower."""
+    outer = "architectures", "tie_word_embeddings", "vision_config"
+    text = {key: value for key, value in flat.items() if key not in outer}
+    rope = text.get("rope_parameters") or {"rope_type": "default", "rope_theta": spec.rope_theta}
+    pairs = int(spec.head_dim * rope.get("partial_rotary_factor", 1)) // 2
+    turns = pairs // 3  # of time, row and column
+    rope = rope | {"mrope_section": [pairs - 2 * turns, turns, turns], "mrope_interleaved": True}
+    names = "vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id"
+    tokens = {key: ids.get(token) for key, token in zip(names, OF_IMAGES, strict=True)}
+    return {
+        **{key: flat[key] for key in outer},
+        "model_type": spec.family,
+        "text_config": text | {"model_type": f"{spec.family}_text", "rope_parameters": rope},
+        "vision_config": flat["vision_config"] | {"model_type": spec.family, "out_hidden_size": spec.d_model},
+        **tokens,
+    }
+
+
+def _tokenizer_config(spec: Spec, template: str) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.max_positions,
@@ -181,16 +235,14 @@ def _tokenizer_config(spec: Spec) -> dict[str, Any]:
         "pad_token": END_OF_TEXT,
         "additional_special_tokens": [TURN_START, TURN_END],
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
     }
 
 
-def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
+def train_tokenizer(vocab_size: int, seed: int, special: tuple[str, ...] = SPECIAL_TOKENS) -> Tokenizer:
     """Train byte-level BPE. The special tokens come last, as in Qwen's vocabularies. Raises ValueError."""
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(
-            f"a vocabulary of {vocab_size} is too small; it must be at least {SMALLEST_VOCABULARY}"
-        )
+    if vocab_size < (least := BYTES + len(special)):
+        raise ValueError(f"a vocabulary of {vocab_size} is too small; it must be at least {least}")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -200,14 +252,12 @@ def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL_TOKENS),
+        vocab_size=vocab_size - len(special),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_sentences(seed, count=4000), trainer)
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    )
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return tokenizer
 
 

@@ -9,6 +9,7 @@ O output width.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.models.named import Named
 from spmd_tx.models.remat import rematerialised
 from spmd_tx.models.stack_product import reads_stack
+from spmd_tx.models.vision.image_tokens import image_tokens
 from spmd_tx.sharding.collectives import gather_inputs, varying
 from spmd_tx.sharding.mesh import EP, FSDP, TP
 
@@ -59,7 +61,11 @@ def backbone(
 
     Layers without experts choose expert 0 each time, where others have experts.
     """
-    x_BTD = how.reduce(embed(base.embed, tokens_BT, model.d_model))
+    x_BTD = embed(base.embed, tokens_BT, model.d_model)
+    if base.images is not None:
+        of_images = partial(image_tokens, base.images, tokens_BT - model.vocab_size)
+        how, x_BTD = replace(how, of_images=of_images), x_BTD + of_images(0)
+    x_BTD = how.reduce(x_BTD)
     replayed_LBTC = None if how.experts is None else jnp.moveaxis(how.experts, 2, 0)
     layers = base.layers
     if how.remat is not None:  # marked within the loop, each would be a new array, and "none" would keep it
@@ -155,6 +161,8 @@ def _run_cycle(
             run_mixer = MIXERS[type(place.layer.mixer)]
             x_BTD, cache = run_mixer(layer, x_BTD, positions_BT, index, cache)
             x_BTD, choices_BTC = feed_forward(layer, x_BTD, replayed_BTC)
+            if place.layer.adds_image and how.of_images is not None:
+                x_BTD = x_BTD + how.reduce(how.of_images(1 + index))
             chosen.append(choices_BTC)
         return (x_BTD, cache), tuple(chosen)
 
@@ -177,6 +185,7 @@ def attention(
     mixer, w, tp = layer.place.layer.mixer, layer.w, lax.axis_size(TP)
     assert isinstance(mixer, Softmax)
     h_BTD = layer.norm(x_BTD, "attention_norm")
+    places = positions_BT if layer.how.places is None else layer.how.places
 
     def heads(y: Array) -> Array:
         return y.reshape(*y.shape[:2], -1, mixer.width)
@@ -184,7 +193,7 @@ def attention(
     def placed(y: Array, name: str) -> Array:
         if mixer.qk_norm:
             y = norm(y, w[f"{name}_norm"], Norm(mixer.eps, mixer.is_zero_centred))
-        return y if mixer.rope is None else rotate(y, positions_BT, mixer.rope)
+        return y if mixer.rope is None else rotate(y, places, mixer.rope)
 
     q_BTH, k_BTH = (layer.how.as_computed(layer.columns(h_BTD, name)) for name in ("q", "k"))
     q_BTNE, gate_BTNE = query_and_gate(q_BTH, mixer.width) if mixer.gate else (heads(q_BTH), None)

@@ -31,6 +31,9 @@ class Weights(PyTreeNode, Generic[Leaf]):
     layers: Named[Leaf]
     final_norm: Leaf  # [D]
     head: Leaf | None  # [V, D]; None: tied to embed
+    # [P, S, D]: tokens of images, which extend the vocabulary: those for embed, and those that first layers
+    # add. None: there are none.
+    images: Leaf | None = None
 
     @property
     def unembed(self) -> Leaf:

@@ -47,8 +47,13 @@ class Pass:
     stacked_map: StackedMap | None = (
         None  # for few rows; None: a layer's matrices are taken out of their stack
     )
+    # int [B, T, 3], time, row and column, or [B, T]: what rotates the tokens; None: their positions.
+    places: Array | None = None
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them
     slots: StateSlots | None = None  # None: every row begins with nothing read
+    # Takes a plane of images' tokens, and returns what each token has of it (vision/image_tokens.py), to be
+    # reduced. The backbone puts it in; None: no token is of an image.
+    of_images: Callable[[Array | int], Array] | None = None
     attend_window: Attend | None = None  # of layers that keep a window in slots, while sampling
 
     def gather(self, x_BTD: Array) -> Array:

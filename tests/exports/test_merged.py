@@ -28,7 +28,7 @@ from spmd_tx.models.checkpoint.files import INDEX_FILE, SINGLE_FILE
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import make_mesh
-from tests.golden import families
+from tests.golden import families, vision_cases
 from tests.support import encoded_models
 from tests.support.adapter_folders import write_folder
 
@@ -77,6 +77,19 @@ def test_of_every_family(tmp_path, family):
     check(path, folder, tmp_path / "merged", ADAPTER, lambda name, array: 1e-6)
     was, now = (json.loads((folder / "config.json").read_bytes()) for folder in (path, tmp_path / "merged"))
     assert now == was | {"tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_vl_moe"])
+def test_the_vision_tower_is_copied_byte_for_byte(tmp_path, name):
+    path = vision_cases.write(tmp_path / "model", name)
+    folder = write_folder(tmp_path / "adapter", ADAPTER, read_model_config(path), "tiny")
+    export_merged(folder, path, tmp_path / "merged", None)
+    check(path, folder, tmp_path / "merged", ADAPTER, lambda name, array: 1e-6)
+    was, now = load_file(path / SINGLE_FILE), load_file(tmp_path / "merged" / SINGLE_FILE)
+    of_tower = {tensor for tensor in was if tensor.startswith("model.visual.")}
+    assert len(of_tower) > 3 * 12
+    assert of_tower == {tensor for tensor in now if tensor.startswith("model.visual.")}
+    assert all(was[tensor].tobytes() == now[tensor].tobytes() for tensor in of_tower)
 
 
 def test_experts_with_factors_of_their_own(tmp_path):

@@ -1,12 +1,13 @@
 """Logits of a model of any family as training computes them, with an adapter or without."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from spmd_tx.models import head
 from spmd_tx.models.adapter_formats import peft
@@ -20,11 +21,19 @@ from spmd_tx.models.forward_pass import Pass
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP
-from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.sharding.weight import abstract, specs
+from spmd_tx.sharding.transfer import rows_to_devices, to_devices
+from spmd_tx.sharding.weight import Weight, abstract, specs
 from spmd_tx.worker.steps.train import both_loras, own_adapters, segment_attend
 
 PADDED = 64
+
+
+@dataclass(frozen=True)
+class Images:
+    """The tokens of a prompt's images, to which ids from the vocabulary's size on lead, and its places."""
+
+    pool: np.ndarray  # float32 [P, S, D]
+    places: np.ndarray  # int32 [T, 3]
 
 
 def logits(
@@ -35,6 +44,7 @@ def logits(
     folder: Path | None = None,
     expert_lora: str = "shared-outer",
     base_dtype: str = "auto",
+    images: Images | None = None,
 ) -> np.ndarray:
     """Return [T, V] of a model's tokens, which stand in the last row of the batch.
 
@@ -43,6 +53,9 @@ def logits(
     model = read_model_config(path, expert_lora, base_dtype=base_dtype)
     declared = weights(model, mesh, jnp.float32)
     base = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
+    if images is not None:
+        declared = declared.replace(images=Weight(images.pool.shape, jax.P(None, TP), jnp.float32))
+        base = base.replace(images=to_devices(images.pool, NamedSharding(mesh, declared.images.spec)))
     declared_adapters = adapter_weights(model, mesh, 1, adapter.rank, jnp.float32, zero=True)
     places = abstract(mesh, declared_adapters)
     if folder is None:
@@ -58,20 +71,24 @@ def logits(
     @partial(
         jax.shard_map,
         mesh=mesh,
-        in_specs=(specs(declared), specs(declared_adapters), *[jax.P(DATA)] * 3),
+        in_specs=(specs(declared), specs(declared_adapters), *[jax.P(DATA)] * 4),
         out_specs=jax.P(DATA, None, TP),
     )
-    def run(base, adapters, tokens, segments, positions):
+    def run(base, adapters, tokens, segments, positions, places):
         slots = jnp.zeros(tokens.shape[0], jnp.int32)
         loras = both_loras(partial(row_lora, kernels=Kernels()), slots, jnp.array([scales], jnp.float32))
-        how = Pass(
-            segment_attend(Kernels(), segments), *loras, Kernels(), sequence_parallel=True, segments=segments
-        )
+        attend, more = segment_attend(Kernels(), segments), {"segments": segments, "places": places}
+        how = Pass(attend, *loras, Kernels(), sequence_parallel=True, **more)
         whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)
 
-    rows = mesh.shape["fsdp"] * mesh.shape["ep"]
-    batch, length = np.zeros((3, rows, PADDED), np.int32), len(tokens)
+    rows, length = mesh.shape["fsdp"] * mesh.shape["ep"], len(tokens)
+    padded = PADDED * -(-length // PADDED)
+    batch = np.zeros((3, rows, padded), np.int32)
     batch[:, -1, :length] = tokens, np.ones(length), np.arange(length)
-    return np.asarray(run(base, adapters, *rows_to_devices(mesh, tuple(batch))))[-1, :length]
+    places = None
+    if images is not None:
+        places = np.zeros((rows, padded, 3), np.int32)
+        places[-1, :length] = images.places
+    return np.asarray(run(base, adapters, *rows_to_devices(mesh, (*batch, places))))[-1, :length]

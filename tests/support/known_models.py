@@ -88,6 +88,12 @@ def kimi(text: Config) -> Config:
     return {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text}
 
 
+def qwen3_vl(text: Config) -> Config:
+    """Return a Qwen3-VL: what was a mixture of Qwen3 before, in a model with vision."""
+    names = {"architectures": ["Qwen3VLMoeForConditionalGeneration"]}
+    return names | {"text_config": text | {"max_position_embeddings": 262144}}
+
+
 TIED = {"tie_word_embeddings": True}
 CONFIGS: dict[str, Config] = {
     "Qwen/Qwen3-4B": qwen3(36, 9728) | attention(2560, 32, 8) | TIED,
@@ -137,6 +143,8 @@ HOSTED: dict[str, Config] = {
         shared_expert_intermediate_size=1024,
         linear_num_value_heads=64,
     ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": qwen3_vl(CONFIGS["Qwen/Qwen3-30B-A3B"]),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": qwen3_vl(CONFIGS["Qwen/Qwen3-235B-A22B"]),
     "moonshotai/Kimi-K2.6": kimi(CONFIGS["moonshotai/Kimi-K2-Thinking"]),
 }
 # Hosted names, and the known model that has the same sizes.

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.demo.tiny_families import PLACED, TOWER
 from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE
 from tests.support.rank_files import KIMI_TOKENS, token_bytes, write_tekken, write_tiktoken
 
@@ -62,7 +63,11 @@ MISTRAL = Outer(
 
 def _qwen_3_5(architecture: str, kind: str) -> Outer:
     return Outer(
-        {"architectures": [architecture], "model_type": kind},
+        {
+            "architectures": [architecture],
+            "model_type": kind,
+            "vision_config": {**TOWER, "out_hidden_size": 64},
+        },
         lambda name: name.replace("model.", "model.language_model.", 1),
         ("model.visual.patch_embed.proj.bias", "mtp.norm.weight"),
     )
@@ -89,6 +94,7 @@ RELEASES = {
         ends=("<|endoftext|>",),
         ends_in="text_config",
         outer=_qwen_3_5("Qwen3_5ForConditionalGeneration", "qwen3_5"),
+        config={"rope_parameters": {**PLACED, "mrope_section": [2, 1, 1]}},
     ),
     "Qwen/Qwen3.5-35B-A3B": Release(
         "qwen3_5_moe",
@@ -97,6 +103,19 @@ RELEASES = {
         shard="model.safetensors-{:05}-of-{:05}.safetensors",
         template="jinja",
         outer=_qwen_3_5("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe"),
+        config={"rope_parameters": {**PLACED, "mrope_section": [2, 1, 1]}},
+    ),
+    "Qwen/Qwen3-VL-8B-Instruct": Release(
+        "qwen3_vl",
+        README,
+        (*QWEN_SMALL, "chat_template.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+        template="jinja",
+    ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": Release(
+        "qwen3_vl_moe",
+        README,
+        (*QWEN_SMALL, "chat_template.json", "preprocessor_config.json", "video_preprocessor_config.json"),
+        template="jinja",
     ),
     "meta-llama/Llama-3.1-8B-Instruct": Release(
         "llama",
@@ -259,7 +278,7 @@ def _write_configs(path: Path, release: Release, ends: list[int]) -> None:
         config["eos_token_id"] = shown
     if release.outer is not None:
         tied, text = config["tie_word_embeddings"], config
-        config = {**release.outer.config, **OF_VISION, "text_config": text, "tie_word_embeddings": tied}
+        config = {**OF_VISION, **release.outer.config, "text_config": text, "tie_word_embeddings": tied}
     _write(path / "config.json", config)
 
 

@@ -11,19 +11,19 @@ from jaxtyping import Float, Int
 from spmd_tx.models import layers
 from spmd_tx.models.declared.rope import Rope
 
+Positions = Int[Array, "B T"] | Int[Array, "B T 3"]  # of tokens; or their time, row and column
 
-def rotate(
-    x_BTNE: Float[Array, "B T N E"], positions_BT: Int[Array, "B T"], rope: Rope
-) -> Float[Array, "B T N E"]:
+
+def rotate(x_BTNE: Float[Array, "B T N E"], positions: Positions, rope: Rope) -> Float[Array, "B T N E"]:
     """Rotate the first numbers of each head, in fp32; the others stay.
 
     Interleaved pairs come out as two halves: first the numbers at even places, then those at odd ones.
     Scores of queries and keys that were both rotated do not depend on this order.
     """
     if rope.is_plain:
-        return layers.rotate(x_BTNE, positions_BT, rope.theta)
+        return layers.rotate(x_BTNE, positions, rope.theta)
     width = rope.width or x_BTNE.shape[-1]
-    cos, sin = angles(positions_BT, rope, width)
+    cos, sin = angles(positions, rope, width)
     rotated, rest = x_BTNE[..., :width].astype(jnp.float32), x_BTNE[..., width:]
     if rope.is_interleaved:
         pairs = rotated.reshape(*rotated.shape[:-1], width // 2, 2)
@@ -36,11 +36,16 @@ def rotate(
 
 
 def angles(
-    positions_BT: Int[Array, "B T"], rope: Rope, head_width: int
+    positions: Positions, rope: Rope, head_width: int
 ) -> tuple[Float[Array, "B T R"], Float[Array, "B T R"]]:
-    """Return cosines and sines, in fp32. The frequencies are computed in double precision, once."""
+    """Return cosines and sines, in fp32. The frequencies are computed in double precision, once.
+
+    Where tokens have a time, a row and a column, each pair takes one of them.
+    """
     frequency_R = np.array(rope.frequencies(head_width), np.float32)
-    angle_BTR = positions_BT.astype(jnp.float32)[..., None] * frequency_R[None, None]
+    where = positions.astype(jnp.float32)
+    where_BTR = where[..., None] if positions.ndim == 2 else where[..., np.array(rope.axes)]
+    angle_BTR = where_BTR * frequency_R[None, None]
     return jnp.cos(angle_BTR) * rope.amplitude, jnp.sin(angle_BTR) * rope.amplitude
 
 

@@ -79,6 +79,7 @@ class Layer:
     norm: Norm
     mixer_norm: str = "input_layernorm"  # the modules of the norms
     channel_norm: str = "post_attention_layernorm"
+    adds_image: bool = False  # whether it then adds a deep plane of image tokens: the first layer the first
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         """Return all arrays of the layer, biases among them, in the order of computation."""

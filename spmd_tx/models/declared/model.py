@@ -12,6 +12,7 @@ from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
 from spmd_tx.models.declared.maps import Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
 
 Factor = Literal["a", "b"]  # of an adapter: the one that takes the input, and the one that gives the output
@@ -70,6 +71,7 @@ class Model:
     # None: as floating-point numbers.
     base_encoding: Any = None
     expert_lora: ExpertLora = "shared-outer"  # the layout of adapters of experts
+    tower: Tower | None = None  # what makes tokens of images; None: the model reads text only
 
     @cached_property
     def attention(self) -> Softmax | Latent:

@@ -96,6 +96,8 @@ class Rope:
     is_interleaved: bool = False  # whether pairs are neighbours, not the same places of two halves
     query_growth: float = 0.0  # by which queries grow after each span of positions, as in Llama 4
     query_span: int = 0  # tokens
+    # How many pairs time, row and column of images rotate; they take turns. (): positions rotate all.
+    sections: tuple[int, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -107,6 +109,13 @@ class Rope:
         width = self.width or head_width
         plain = tuple(self.theta ** (-number / width) for number in range(0, width, 2))
         return plain if self.scaling is None else self.scaling.scaled(plain, self.theta)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Which of time, row and column rotates each pair: 0, 1, 2, 0, ... while the latter have pairs."""
+        _, *others = self.sections
+        of_others = {axis + 3 * turn: axis for axis, pairs in enumerate(others, 1) for turn in range(pairs)}
+        return tuple(of_others.get(pair, 0) for pair in range(sum(self.sections)))
 
     @property
     def amplitude(self) -> float:

@@ -1,6 +1,6 @@
 """Qwen3.5, 3.6 and 3.8: layers of Gated DeltaNet (Yang et al. 2025), and every few layers one with attention.
 
-Their checkpoints have a vision tower and a head that predicts several tokens; both are left out.
+Their checkpoints have a vision tower, and a head that predicts several tokens, which is left out.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
+from spmd_tx.models.families.tower import read_tower, with_sections
 
 LINEAR, FULL = "linear_attention", "full_attention"
 INTERVAL = 4  # layers, of which the last one has attention
@@ -39,7 +40,9 @@ def _model(keys: ConfigKeys, channel: Callable[[ConfigKeys, str], Channel]) -> M
     text.only(attention_bias=False, hidden_act="silu", attn_output_gate=True)
     text.only(mlp_only_layers=[], decoder_sparse_step=1)
     norm = Norm(sizes["rms_norm_eps"], is_zero_centred=True)
-    rope = read_rope(text, sizes["head_dim"])
+    rope, tower = read_rope(text, sizes["head_dim"]), read_tower(keys, sizes["d_model"])
+    if tower is not None:
+        rope = with_sections(rope, text, sizes["head_dim"])
     mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(sizes, rope)}
     layers = tuple(
         Layer(mixers[kind], channel(text, at), norm) for kind in _layer_types(text, sizes["n_layers"])
@@ -56,6 +59,7 @@ def _model(keys: ConfigKeys, channel: Callable[[ConfigKeys, str], Channel]) -> M
         is_tied=sizes["tied_embeddings"],
         layer_prefix=at,
         ignored=IGNORED,
+        tower=tower,
     )
 
 

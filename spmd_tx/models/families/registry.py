@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5
+from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5, qwen3_vl
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import MOST_SHOWN, ConfigKeys, Refusal
 
@@ -24,6 +24,8 @@ FAMILIES: dict[str, FamilyReader] = {
     "Qwen2ForCausalLM": llama.qwen2,
     "Qwen3ForCausalLM": qwen3.dense,
     "Qwen3MoeForCausalLM": qwen3.mixture,
+    "Qwen3VLForConditionalGeneration": qwen3_vl.dense,
+    "Qwen3VLMoeForConditionalGeneration": qwen3_vl.mixture,
     "Qwen3_5ForCausalLM": qwen3_5.dense,
     "Qwen3_5ForConditionalGeneration": qwen3_5.dense,
     "Qwen3_5MoeForCausalLM": qwen3_5.mixture,

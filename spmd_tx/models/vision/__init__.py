@@ -1,0 +1,1 @@
+"""Images: the vision tower that makes tokens of patches, and its weights."""

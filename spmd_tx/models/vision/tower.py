@@ -1,0 +1,138 @@
+"""The forward pass of the vision tower over one image: patches to tokens.
+
+All of it runs on one device. The patches of an image are padded to a number that the image alone determines,
+so its tokens have the same bits in any company.
+Dimension key: N patch, padded; M token (N / 4); D tower width, H heads, E head width, F feed-forward width,
+O width of a token, P plane: tokens for the embedding, then those of each deep merger; Q query, K block whose
+output is kept, C numbers of a patch.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jaxtyping import Float, UInt8
+
+from spmd_tx.models.declared.tower import MERGED, PATCH_NUMBERS, Tower
+from spmd_tx.models.layers import product
+from spmd_tx.models.named import Named
+from spmd_tx.models.vision.patches import Grid, patch_places, resampled
+from spmd_tx.models.vision.tower_weights import TowerWeights
+
+QUERIES = 512  # that attend at once
+EPS = 1e-6  # of all norms
+THETA = 10000.0  # of the rotary embedding
+MEAN, STD = 0.5, 0.5  # of pixels, in all channels
+FARTHEST = -1e30  # the score of a patch that is not there
+
+
+def encode(
+    tower: Tower, w: TowerWeights[Array], patches_NC: UInt8[Array, "N C"], grid: Grid
+) -> Float[Array, "P M O"]:
+    """Return the tokens of an image, row after row of the merged grid.
+
+    ``patches_NC`` has the pixels of each patch, in blocks of 2 x 2 patches; ``grid`` are rows and columns
+    of patches. What stands behind the image's end means nothing.
+    """
+    places = patch_places(grid, patches_NC.shape[0])
+    x_ND = _embedded(w.once, patches_NC) + resampled(w.once.positions, tower.side, grid, places)
+    turn = _rotation(tower, places)
+    is_there_N = jnp.arange(patches_NC.shape[0]) < grid[0] * grid[1]
+
+    kept = [
+        tower.deep.index(number) if number in tower.deep else len(tower.deep) for number in range(tower.depth)
+    ]
+
+    def run(
+        carry: tuple[Array, Array], inputs: tuple[Named[Array], Array]
+    ) -> tuple[tuple[Array, Array], None]:
+        (x_ND, outputs_KND), (block, slot) = carry, inputs
+        x_ND = _attention(tower, block, x_ND, turn, is_there_N)
+        h_ND = _norm(x_ND, block, "mlp_norm")
+        h_NF = jax.nn.gelu(_linear(h_ND, block, "up"), approximate=True)
+        x_ND = x_ND + _linear(h_NF, block, "down")
+        return (x_ND, lax.dynamic_update_index_in_dim(outputs_KND, x_ND, slot, 0)), None
+
+    # The outputs of blocks with a deep merger; all others leave theirs in the last place.
+    nothing_KND = jnp.zeros((tower.planes, *x_ND.shape), x_ND.dtype)
+    (x_ND, outputs_KND), _ = lax.scan(run, (x_ND, nothing_KND), (w.blocks, jnp.array(kept)))
+    planes = [_merged(w.once, _joined(_norm(x_ND, w.once, "norm")))]
+    for number in range(len(tower.deep)):
+        merger = jax.tree.map(lambda leaf, number=number: leaf[number], w.deep)
+        planes.append(_merged(merger, _norm(_joined(outputs_KND[number]), merger, "norm")))
+    return jnp.stack(planes)
+
+
+def _embedded(w: Named[Array], patches_NC: Array) -> Array:
+    """Apply the patch kernel. Both frames are the same picture, so their kernels are added."""
+    pixel = (np.arange(256, dtype=np.float32) * np.float32(1 / 255) - np.float32(MEAN)) / np.float32(STD)
+    values_NC = jnp.asarray(pixel, w.patch.dtype)[patches_NC.astype(jnp.int32)]
+    kernel_DC = jnp.sum(w.patch, axis=2, dtype=jnp.float32).reshape(-1, PATCH_NUMBERS)
+    x_ND = product("NC,DC->ND", values_NC, kernel_DC.astype(w.patch.dtype))
+    return x_ND.astype(w.patch.dtype) + w.patch_bias[None]
+
+
+def _rotation(tower: Tower, places: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Return cosines and sines [N, 1, E / 2]: half of the pairs turn with the row, half with the column."""
+    half = tower.head_width // 2
+    frequency = (THETA ** (-np.arange(0, half, 2) / half)).astype(np.float32)
+    angles = [place_N.astype(jnp.float32)[:, None] * frequency[None] for place_N in places]
+    angle_NR = jnp.concatenate(angles, axis=-1)
+    return jnp.cos(angle_NR)[:, None], jnp.sin(angle_NR)[:, None]
+
+
+def _turned(x_NHE: Array, turn: tuple[Array, Array]) -> Array:
+    (cos, sin), (first, second) = turn, jnp.split(x_NHE.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1).astype(x_NHE.dtype)
+
+
+def _attention(
+    tower: Tower, block: Named[Array], x_ND: Array, turn: tuple[Array, Array], is_there_N: Array
+) -> Array:
+    """Run attention among all patches of the image, with its residual."""
+    qkv_N3HE = _linear(_norm(x_ND, block, "attention_norm"), block, "qkv").reshape(
+        -1, 3, tower.heads, tower.head_width
+    )
+    q_NHE, k_NHE, v_NHE = (qkv_N3HE[:, part] for part in range(3))
+    y_NHE = attend(_turned(q_NHE, turn), _turned(k_NHE, turn), v_NHE, is_there_N)
+    return x_ND + _linear(y_NHE.reshape(x_ND.shape), block, "o")
+
+
+def attend(
+    q_NHE: Float[Array, "N H E"],
+    k_NHE: Float[Array, "N H E"],
+    v_NHE: Float[Array, "N H E"],
+    is_there_N: Array,
+) -> Float[Array, "N H E"]:
+    """Attend to the patches that are there, before and behind, for some queries at a time."""
+    scale = q_NHE.shape[-1] ** -0.5
+
+    def some(q_QHE: Array) -> Array:
+        scores_HQN = product("QHE,NHE->HQN", q_QHE, k_NHE) * scale
+        scores_HQN = jnp.where(is_there_N[None, None], scores_HQN, FARTHEST)
+        shares_HQN = jax.nn.softmax(scores_HQN, axis=-1).astype(v_NHE.dtype)
+        return product("HQN,NHE->QHE", shares_HQN, v_NHE).astype(v_NHE.dtype)
+
+    parts = q_NHE.reshape(-1, min(QUERIES, len(q_NHE)), *q_NHE.shape[1:])
+    return lax.map(some, parts).reshape(q_NHE.shape)
+
+
+def _linear(x: Array, w: Named[Array], name: str) -> Array:
+    return product("NI,IO->NO", x, w[name]).astype(x.dtype) + w[f"{name}_bias"][None]
+
+
+def _norm(x: Array, w: Named[Array], name: str) -> Array:
+    """Apply a layer norm (Ba et al. 2016), in fp32."""
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + EPS)
+    return (y * w[name][None] + w[f"{name}_bias"][None]).astype(x.dtype)
+
+
+def _joined(x_ND: Array) -> Array:
+    """Put the vectors of each 2 x 2 patches side by side."""
+    return x_ND.reshape(-1, MERGED * x_ND.shape[1])
+
+
+def _merged(w: Named[Array], x_MI: Array) -> Array:
+    return _linear(jax.nn.gelu(_linear(x_MI, w, "up"), approximate=False), w, "down")
