@@ -41,6 +41,15 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         3 << 30
     )
 
+    images: Annotated[int, "Images of a sample request or of a conversation."] = 64
+    image_bytes: Annotated[int, "Bytes of the file of one image.", Accepts(least=1 << 10)] = 16 << 20
+    image_pixels: Annotated[int, "Pixels of one image, as it is sent."] = 50_000_000
+    image_tokens_each: Annotated[int, "Tokens of one image; the context bounds them, too."] = 16_384
+    image_seconds: Annotated[float, "Seconds that decoding an image may take."] = 20.0
+    image_memory_bytes: Annotated[
+        int, "Memory for that, in a separate process.", Accepts(least=512 << 20)
+    ] = 2 << 30
+
     turn_memory_bytes: Annotated[
         int,
         "Memory for turns that were sampled, so that conversations go on from their tokens; those of "
@@ -149,6 +158,11 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_body_bytes: Annotated[
         int, "Bytes of the body of a sample request; for training it is 64 MiB.", Accepts(least=1 << 10)
     ] = 8 << 20
+    image_prompt_body_bytes: Annotated[
+        int,
+        "Bytes of the body of a sample request where one of the server's models takes images.",
+        Accepts(least=1 << 10),
+    ] = 32 << 20
     plain_body_bytes: Annotated[
         int, "Bytes of the body of any other request that changes something.", Accepts(least=1 << 10)
     ] = 1 << 20

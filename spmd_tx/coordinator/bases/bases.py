@@ -58,6 +58,11 @@ class Bases:
         self._absent = {name: key for name, key in absent.items() if name not in self._of_any_name}
 
     @property
+    def take_images(self) -> bool:
+        """Whether one of them sees."""
+        return any(base.limits.images is not None for base in self.all)
+
+    @property
     def default(self) -> ServedBase:
         return self.all[0]
 

@@ -75,7 +75,9 @@ def open_base(
         names=ServedNames(config.model_names, model.max_context),
         history=history or BaseHistory(config.model_name, config.model_names),
         model=model,
-        limits=Limits(model.config.vocab_size, model.max_context, config.max_rank, config.bounds),
+        limits=Limits(
+            model.config.vocab_size, model.max_context, config.max_rank, config.bounds, model.images
+        ),
         tokenizer_id=tokenizer_id(config.base_model, model.directory),
         prompt_texts=prompt_texts,
         is_trainable=config.trains,

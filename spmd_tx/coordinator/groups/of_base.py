@@ -189,6 +189,4 @@ class GroupsOfBase:
             sample = None if body is None else read_body(body, SampleRequest)
         except InvalidRequest:
             sample = None
-        return (
-            [] if sample is None else [token for each in sample.prompt.chunks for token in each.tokens or ()]
-        )
+        return [] if sample is None else sample.prompt.token_ids

@@ -116,6 +116,8 @@ class _Body:
             return
         if HAS_PROMPTS in opt:
             self._most = self._bounds.prompt_body_bytes
+            if self._services.bases.take_images:
+                self._most = max(self._most, self._bounds.image_prompt_body_bytes)
         elif IS_READING in opt:
             self._most = self._bounds.reading_body_bytes
         elif HAS_BATCH not in opt:

@@ -59,7 +59,7 @@ def most_cells(request: SampleRequest, max_context: int) -> int:
 
 def _lengths(request: SampleRequest, max_context: int) -> tuple[int, int]:
     """Return the tokens of the prompt, and the most tokens of all samples."""
-    prompt = sum(len(chunk.tokens or ()) for chunk in request.prompt.chunks)
+    prompt = request.prompt.length
     left = max(1, max_context - prompt)
     each = left if request.sampling_params.max_tokens is None else request.sampling_params.max_tokens
     return prompt, request.num_samples * min(each, left)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from google.protobuf.message import DecodeError
 
+from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.errors import UNREADABLE
 
@@ -39,12 +40,12 @@ def clean(text: str) -> str:
 def _of_training(message: pb.ForwardBackwardRequest) -> Iterator[str]:
     yield f"loss: {clean(message.loss_fn) or 'none'}"
     yield f"examples: {len(message.data)}"
-    tokens = sum(
-        len(chunk.encoded_text.tokens) // BYTES_PER_TOKEN
-        for datum in message.data
-        for chunk in datum.model_input
-    )
-    yield f"tokens: {tokens}"
+    chunks = [chunk for datum in message.data for chunk in datum.model_input]
+    images = [chunk.image.stored for chunk in chunks if chunk.WhichOneof("chunk") == "image"]
+    tokens = sum(len(chunk.encoded_text.tokens) // BYTES_PER_TOKEN for chunk in chunks)
+    yield f"tokens: {tokens + sum(image.tokens for image in images)}"
+    if images:
+        yield f"images: {len(images)}, {show_size(sum(image.size for image in images))}"
     for datum in message.data[:1]:
         for name, tensor in list(datum.loss_fn_inputs.items())[:MOST_FIELDS]:
             encoding = tensor.WhichOneof("encoding") or "empty"

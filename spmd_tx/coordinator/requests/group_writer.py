@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Executable
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests import image_rows, rows
 from spmd_tx.coordinator.requests.completions import MICROSECONDS
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
@@ -58,6 +58,7 @@ class Submission(NamedTuple):
     payload: bytes
     also: Sequence[Executable]  # statements that become true together with the request
     refused: Failed | None  # the outcome of a refused request, which is only recorded
+    images: Mapping[str, bytes]  # files to which the payload refers, by digest
     tokens: int  # that a sample takes at most
     accepted_at: float  # seconds since the epoch
     trace: str | None  # the client's, as W3C's traceparent
@@ -131,12 +132,15 @@ class GroupWriter:
         fresh = first_of_each_key(group.submissions, known)
         samples = [each.request.id for each in group.endings if each.request.kind == "sample"]
         turns = turn_rows.open_turns(db, samples)
-        places = aside(lambda: self._write_bodies(fresh, group.endings, turns))
+        images = image_rows.of(db, [(each.session_id, each.images) for each in fresh])
+        bodies = [*(each.payload for each in fresh), *images.new.values()]
+        places = aside(lambda: self._write_bodies(bodies, group.endings, turns))
         new_rows = [
             NewRow(self._new_request(each), place, each.refused, each.accepted_at)
-            for each, place in zip(fresh, places, strict=True)
+            for each, place in zip(fresh, places, strict=False)
         ]
         rows.append(db, new_rows)
+        image_rows.append(db, images, places[len(fresh) :], [row.request.number for row in new_rows])
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
         settled = [NewOutcome(*each[:2], self._result(each), *each[2:]) for each in group.endings]
@@ -149,9 +153,9 @@ class GroupWriter:
         return WrittenGroup(list(zip(requests, fresh, strict=True)), known, unfinished)
 
     def _write_bodies(
-        self, submissions: Sequence[Submission], endings: Sequence[Ending], turns: Mapping[str, OpenTurn]
+        self, sent: Sequence[bytes], endings: Sequence[Ending], turns: Mapping[str, OpenTurn]
     ) -> list[BodyRef]:
-        """Write payloads, and results that were not written before. The result is where the payloads are."""
+        """Write what clients sent, and results that were not written before; return where the first are."""
         results: dict[str, bytes] = {}
         for request, outcome, *_ in endings:
             if isinstance(outcome, Finished) and request.id not in self._placed:
@@ -161,10 +165,10 @@ class GroupWriter:
                     self._notes.write(holder, request.id, outcome.notes)
                 results[request.id] = outcome.body
         self._notes.finish()
-        bodies = [*(each.payload for each in submissions), *results.values()]
+        bodies = [*sent, *results.values()]
         places = self.files.write(bodies) if bodies else []
-        self._placed |= zip(results, places[len(submissions) :], strict=True)
-        return places[: len(submissions)]
+        self._placed |= zip(results, places[len(sent) :], strict=True)
+        return places[: len(sent)]
 
     def _result(self, ending: Ending) -> BodyRef | None:
         """Where the result is; None for a failure, which may have replaced a result that cannot be stored."""

@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 from sqlalchemy import Executable
 
@@ -48,6 +49,7 @@ from spmd_tx.errors import Abandoned, Unavailable
 
 PAYLOADS_BYTES = 64 << 20  # cached for the scheduler, so that hardly any payload is read again
 RESULTS_BYTES = 128 << 20  # cached for clients
+NO_IMAGES: Mapping[str, bytes] = MappingProxyType({})
 OnRequestEnd = Callable[[Timed, Failed | None], None]  # told of each ended request, and of its failure
 
 SESSIONS_BYTES = 16 << 20  # cached for 200 000 requests
@@ -115,19 +117,22 @@ class RequestQueue:
         base: str | None = None,
         also: Sequence[Executable] = (),
         refused: Failed | None = None,
+        images: Mapping[str, bytes] = NO_IMAGES,
         tokens: int = 0,
     ) -> str:
         """Store and announce a request; return its request_id when it is durable.
 
         The same (line, seq_id) again gives the same request_id and does nothing more. The statements ``also``
         run in the same transaction. A request that is ``refused`` is stored with that outcome, and not
-        announced. ``base`` is the key of its base model, ``tokens`` what a sample takes at most.
+        announced. ``base`` is the key of its base model, ``tokens`` what a sample takes at most; ``images``
+        are the files to which the payload refers, by digest.
         """
         accepted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now, trace, also = clock.now(), TRACEPARENT.get(), tuple(also)
         self._submissions.append(
             Submission(
-                kind, line, seq_id, session_id, base, payload, also, refused, tokens, now, trace, accepted
+                *(kind, line, seq_id, session_id, base, payload),
+                *(also, refused, images, tokens, now, trace, accepted),
             )
         )
         self._wake()

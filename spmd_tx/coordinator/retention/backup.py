@@ -93,6 +93,10 @@ def _check(destination: Path) -> None:
             "SELECT payload_file FROM requests WHERE payload_file IS NOT NULL "
             "UNION SELECT result_file FROM requests WHERE result_file IS NOT NULL"
         ).fetchall()
+        tables = database.execute("SELECT name FROM sqlite_master WHERE name = 'images'").fetchall()
+        if tables:  # else an earlier version has written it
+            of_images = "SELECT DISTINCT content_file FROM images WHERE content_file IS NOT NULL"
+            payloads += database.execute(of_images).fetchall()
         snapshots = database.execute("SELECT path FROM snapshots").fetchall()
     missing = [
         f"payloads/{number:012d}.zst"

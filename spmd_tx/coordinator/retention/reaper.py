@@ -169,6 +169,7 @@ class Reaper:
     async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
         requests = await rules.forget_requests(db, ages)
         results = await rules.forget_results(db, ages)
+        images = await rules.forget_images(db)
         snapshots = await rules.forget_snapshots(db)
         samplers = await rules.forget_samplers(db, ages)
         await rules.forget_past_requests(db, ages)
@@ -181,6 +182,7 @@ class Reaper:
         return [
             Reaped("finished requests", requests.count, 0),
             Reaped("results of requests that a replay needs", results.count, 0),
+            Reaped("images of requests that are gone", images.count, 0),
             Reaped("samplers of sessions that ended long ago", samplers, 0),
             Reaped("trajectories, long unused", trajectories, 0),
         ]

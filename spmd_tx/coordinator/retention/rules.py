@@ -30,8 +30,10 @@ from sqlalchemy.orm import InstrumentedAttribute
 from spmd_tx.coordinator.checkpoints.snapshots import KEPT, counts
 from spmd_tx.coordinator.storage.tables import (
     CheckpointRow,
+    ImageRow,
     ModelRow,
     PastRequest,
+    RequestImage,
     RequestRow,
     SamplerRow,
     SessionRow,
@@ -71,6 +73,17 @@ async def forget_requests(db: AsyncSession, ages: Ages) -> RowTotals:
     return rows
 
 
+async def forget_images(db: AsyncSession) -> RowTotals:
+    """Delete the images to which no request refers any more."""
+    is_of_none = RequestImage.request.not_in(select(RequestRow.number))
+    await db.execute(delete(RequestImage).where(is_of_none))
+    is_unused = ImageRow.number.not_in(select(RequestImage.image))
+    query = select(func.count(), func.sum(ImageRow.content_length)).where(is_unused)
+    count, size = (await db.execute(query)).one()
+    await db.execute(delete(ImageRow).where(is_unused))
+    return RowTotals(count, int(size or 0))
+
+
 async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
     await db.execute(delete(PastRequest).where(PastRequest.finished_at < ages.now - TRACES_KEPT_SECONDS))
 
@@ -88,7 +101,8 @@ async def payload_files(db: AsyncSession) -> set[int]:
     """Return the numbers of the payload files that rows refer to."""
     payloads = await db.scalars(_different("payload_file"))
     results = await db.scalars(_different("result_file"))
-    return {number for number in (*payloads, *results) if number is not None}
+    images = await db.scalars(select(ImageRow.content_file).distinct())
+    return {number for number in (*payloads, *results, *images) if number is not None}
 
 
 def _different(column: str) -> TextClause:

@@ -27,6 +27,7 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
     encode_sample_response,
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
+from spmd_tx.images.placed import PlacedImage
 
 NEVER = -1
 
@@ -217,6 +218,7 @@ class SampleJob:
     top: int  # how many of the likeliest tokens to return in the place of each drawn token
     records_stability: bool = False  # for stable_reinforce
     batch_invariant: bool = False  # whether the same programs must compute every token again
+    images: tuple[PlacedImage, ...] = ()  # of the prompt, in which their tokens have negative ids
     wants_tokens: bool = True  # else one is drawn, since samples end by that, and nobody is told
     samples: list[Sample] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ def make_job(
 ) -> SampleJob:
     """Make the job of a validated request."""
     params, sampler = body.sampling_params, body.sampling_session_id or version
-    prompt = [token for chunk in body.prompt.chunks for token in chunk.tokens or ()]
+    prompt = body.prompt.token_ids
     room = most_drawn(len(prompt), model.max_context)
     vocab_size = model.config.vocab_size
     job = SampleJob(
@@ -41,6 +41,7 @@ def make_job(
         sampler=sampler,
         session=sampler.rpartition(OF_SESSION)[0],
         prompt=prompt,
+        images=body.prompt.images,
         max_tokens=room if params.max_tokens is None else max(1, min(params.max_tokens, room)),
         temperature=params.temperature,
         top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,

@@ -164,6 +164,32 @@ class RequestRow(Base):
     base: Mapped[str | None]  # key of the base model; null: the first one of the data directory
 
 
+class ImageRow(Base):
+    """Stores an image that requests refer to, once for each owner. A small one is here, others in files."""
+
+    __tablename__ = "images"
+    __table_args__ = (UniqueConstraint("owner", "digest"),)
+
+    number: Mapped[int] = mapped_column(BigInteger().with_variant(Integer, "sqlite"), primary_key=True)
+    owner: Mapped[str]
+    digest: Mapped[str]  # of the file
+    created_at: Mapped[float]
+    content_body: Mapped[bytes | None]  # null: it is in a file
+    content_file: Mapped[int | None] = mapped_column(BigInteger, index=True)
+    content_offset: Mapped[int | None] = mapped_column(BigInteger)
+    content_length: Mapped[int] = mapped_column(BigInteger)
+    patches: Mapped[str | None]  # digest of what it was decoded to first; null: it was not decoded yet
+
+
+class RequestImage(Base):
+    """Stores that the body of a request refers to an image."""
+
+    __tablename__ = "request_images"
+
+    request: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)  # its number
+    image: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False, index=True)
+
+
 class PastRequest(Base):
     """Keeps the times of a request for traces, after its row and its result are gone."""
 

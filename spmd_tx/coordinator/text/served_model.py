@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spmd_tx.coordinator.text.model_text import LazyModelText
+from spmd_tx.images.processor import ImageProcessor
 from spmd_tx.models.declared.model import Model
 
 
@@ -15,3 +16,4 @@ class ServedModel:
     config: Model
     max_context: int  # tokens
     text: LazyModelText
+    images: ImageProcessor | None = None  # None: it takes text alone

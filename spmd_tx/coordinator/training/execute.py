@@ -55,6 +55,7 @@ from spmd_tx.coordinator.training.validation import (
     check_lora,
     check_optimizer,
     with_ones,
+    without_image_targets,
 )
 from spmd_tx.coordinator.wire import training
 from spmd_tx.coordinator.wire.checkpoint_paths import parse_to_train
@@ -340,7 +341,7 @@ class Training:
         shapes: TrainingShapes,
         is_again: bool = False,
     ) -> PackedRequest:
-        request = with_ones(request)
+        request = without_image_targets(with_ones(request))
         loss, data = check_forward_backward(request, self.limits), request.data
         if loss.name == "stable_reinforce":
             data = self.stability.resolved(model.note_holders, data, is_again=is_again)

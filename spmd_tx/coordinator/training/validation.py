@@ -14,6 +14,8 @@ from spmd_tx.protocol.commands import MAX_TARGETS, AdapterSpec
 
 HIGHEST = float(np.finfo(np.float32).max)
 HIGHEST_BETA = float(np.nextafter(np.float32(1), np.float32(0)))  # what rounds to 1 divides by 0
+# What says how much a target counts
+COUNTED = frozenset({"weights", "advantages", "sequence_ratio_mask"})
 LEAST = float(np.finfo(np.float32).tiny)  # what is smaller is 0 on devices
 
 
@@ -107,6 +109,21 @@ def _with_ones(datum: Datum, entry: LossEntry) -> Datum:
     return replace(datum, loss_inputs=ones | datum.loss_inputs)
 
 
+def without_image_targets(request: ForwardBackwardRequest) -> ForwardBackwardRequest:
+    """Let targets that are tokens of images count nothing, whatever weight or advantage was sent for them."""
+    if not any(datum.images for datum in request.data):
+        return request
+    return replace(request, data=[_without_image_targets(datum) for datum in request.data])
+
+
+def _without_image_targets(datum: Datum) -> Datum:
+    counted = {key: values.copy() for key, values in datum.loss_inputs.items() if key in COUNTED}
+    for image in datum.images:
+        for values in counted.values():
+            values[max(0, image.first - 1) : image.end - 1] = 0  # a target is the token behind its place
+    return replace(datum, loss_inputs=datum.loss_inputs | counted)
+
+
 def check_forward_backward(request: ForwardBackwardRequest, limits: Limits) -> LossSettings:
     """Return the request's loss if all datums can be used. Raises InvalidRequest, which names the datum."""
     loss = loss_settings(request.loss_fn, request.loss_config)
@@ -132,6 +149,8 @@ def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Lim
     length, inputs = len(datum.tokens), datum.loss_inputs
     if not length:
         return "model_input is empty; it needs at least one token"
+    if datum.images and limits.images is None:
+        return "its model_input holds an image, and this model takes text alone; leave the image out"
     if length > limits.max_context:
         return (
             f"model_input has {length} tokens and the context holds {limits.max_context}; "

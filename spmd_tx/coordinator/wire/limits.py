@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.images.processor import ImageProcessor
 
 DEFAULT_BOUNDS = Bounds()
 
@@ -16,6 +17,7 @@ class Limits:
     max_context: int  # tokens
     max_rank: int  # of adapters; 0: all weights are trained
     bounds: Bounds = DEFAULT_BOUNDS
+    images: ImageProcessor | None = None  # None: the model takes text alone
 
 
 def check_number(name: str, number: int, bounds: Bounds, limit: str) -> None:

@@ -5,12 +5,23 @@ from typing import Literal
 import msgspec
 
 from spmd_tx.coordinator.wire.fields import NaturalNumber, TensorData
+from spmd_tx.images.placed import PlacedImage, image_ids
 
-ChunkKind = Literal["encoded_text", "image", "image_asset_pointer", "dmel", "unknown"]
+ChunkKind = Literal["encoded_text", "image", "stored_image", "image_asset_pointer", "dmel", "unknown"]
+
+
+class ImageRef(msgspec.Struct, frozen=True):
+    """Stands for an image in the bodies of the log, which keeps its file beside them."""
+
+    digest: str  # of the file
+    tokens: int
+    width: int  # pixels, as its header says
+    height: int
+    size: int  # bytes of the file
 
 
 class ModelInputChunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Holds a piece of a prompt: exactly one of its four contents is set. Old clients send no type."""
+    """Holds a piece of a prompt: exactly one of its contents is set. Old clients send no type."""
 
     tokens: list[int] | None = None
     data: str | None = None  # an image, base64
@@ -18,21 +29,51 @@ class ModelInputChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     dmel: str | None = None  # audio, base64
     format: str | None = None  # of an image
     expected_tokens: int | None = None  # of an image
+    stored: ImageRef | None = None  # only in the log: an image in place of its data
 
     @property
     def kind(self) -> ChunkKind:
         contents: tuple[tuple[ChunkKind, object], ...] = (
             ("encoded_text", self.tokens),
             ("image", self.data),
+            ("stored_image", self.stored),
             ("image_asset_pointer", self.location),
             ("dmel", self.dmel),
         )
         kinds: list[ChunkKind] = [kind for kind, content in contents if content is not None]
         return kinds[0] if len(kinds) == 1 else "unknown"
 
+    @property
+    def length(self) -> int:
+        """The tokens of text or of a stored image."""
+        return len(self.tokens or ()) if self.stored is None else self.stored.tokens
+
 
 class ModelInput(msgspec.Struct, frozen=True):
     chunks: list[ModelInputChunk]
+
+    @property
+    def length(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The stored images, in their order."""
+        placed, first = list[PlacedImage](), 0
+        for chunk in self.chunks:
+            if chunk.stored is not None:
+                placed.append(PlacedImage(first, chunk.stored.tokens, chunk.stored.digest))
+            first += chunk.length
+        return tuple(placed)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All tokens; those of images have negative ids (``image_ids``)."""
+        ids = list[int]()
+        for chunk in self.chunks:
+            stored = chunk.stored
+            ids += chunk.tokens or () if stored is None else image_ids(stored.digest, stored.tokens).tolist()
+        return ids
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

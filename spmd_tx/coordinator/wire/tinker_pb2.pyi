@@ -63,17 +63,35 @@ class ImageDimensions(_message.Message):
     height: int
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
+class StoredImage(_message.Message):
+    __slots__ = ("digest", "tokens", "width", "height", "size", "problem")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    digest: str
+    tokens: int
+    width: int
+    height: int
+    size: int
+    problem: str
+    def __init__(self, digest: _Optional[str] = ..., tokens: _Optional[int] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., size: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
+
 class ImageChunk(_message.Message):
-    __slots__ = ("data", "format", "expected_tokens", "override_dimensions")
+    __slots__ = ("data", "format", "expected_tokens", "override_dimensions", "stored")
     DATA_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERRIDE_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     format: str
     expected_tokens: int
     override_dimensions: ImageDimensions
-    def __init__(self, data: _Optional[bytes] = ..., format: _Optional[str] = ..., expected_tokens: _Optional[int] = ..., override_dimensions: _Optional[_Union[ImageDimensions, _Mapping]] = ...) -> None: ...
+    stored: StoredImage
+    def __init__(self, data: _Optional[bytes] = ..., format: _Optional[str] = ..., expected_tokens: _Optional[int] = ..., override_dimensions: _Optional[_Union[ImageDimensions, _Mapping]] = ..., stored: _Optional[_Union[StoredImage, _Mapping]] = ...) -> None: ...
 
 class DmelChunk(_message.Message):
     __slots__ = ("dmel",)

@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire import unknown_fields
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.images.placed import PlacedImage
 
 PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
@@ -41,11 +42,12 @@ class TokenSpan(NamedTuple):
 class Datum:
     """Holds one training example. A datum with a ``problem`` cannot be used, for that reason."""
 
-    tokens: np.ndarray  # int32 [N]
+    tokens: np.ndarray  # int32 [N]; 0 for those of images
     loss_inputs: dict[str, np.ndarray]  # dense float32 or int64, in the shape that was sent
     problem: str | None = None
     spans: tuple[TokenSpan, ...] = ()  # tile the tokens; empty if none were sent
     target_spans: tuple[TokenSpan, ...] = ()  # tile the targets
+    images: tuple[PlacedImage, ...] = ()
     span_problem: str | None = None  # why the spans that were sent are unusable; few losses need them
 
 
@@ -161,7 +163,7 @@ def _datums(messages: Iterable[pb.Datum]) -> Iterator[Datum]:
 def _datum(datum: pb.Datum) -> Datum:
     try:
         _check_known("it", datum)
-        tokens = _tokens(datum)
+        tokens, images = _tokens(datum)
         loss_inputs = {name: _tensor(name, tensor) for name, tensor in datum.loss_fn_inputs.items()}
     except _Unusable as problem:
         return _unusable(str(problem))
@@ -169,8 +171,8 @@ def _datum(datum: pb.Datum) -> Datum:
         spans = _spans("model_input_spans", datum.model_input_spans, len(tokens))
         target_spans = _spans("loss_fn_input_spans", datum.loss_fn_input_spans, len(tokens))
     except _Unusable as problem:
-        return Datum(tokens, loss_inputs, span_problem=str(problem))
-    return Datum(tokens, loss_inputs, spans=spans, target_spans=target_spans)
+        return Datum(tokens, loss_inputs, images=images, span_problem=str(problem))
+    return Datum(tokens, loss_inputs, images=images, spans=spans, target_spans=target_spans)
 
 
 def _unusable(problem: str) -> Datum:
@@ -194,19 +196,28 @@ def _spans(name: str, messages: Iterable[pb.ProvenanceSpan], length: int) -> tup
     return tuple(spans)
 
 
-def _tokens(datum: pb.Datum) -> np.ndarray:
-    pieces = [np.zeros(0, np.int32)]
+def _tokens(datum: pb.Datum) -> tuple[np.ndarray, tuple[PlacedImage, ...]]:
+    pieces, images, length = [np.zeros(0, np.int32)], list[PlacedImage](), 0
     for chunk in datum.model_input:
         _check_known("a chunk of its model_input", chunk)
         kind = chunk.WhichOneof("chunk")
-        if kind != "encoded_text":
+        if kind == "image" and chunk.image.HasField("stored"):
+            stored = chunk.image.stored
+            if stored.problem:
+                raise _Unusable(f"an image of its model_input cannot be used: {stored.problem}")
+            images.append(PlacedImage(length, stored.tokens, stored.digest))
+            pieces.append(np.zeros(stored.tokens, np.int32))
+        elif kind == "encoded_text":
+            _check_known("a chunk of its model_input", chunk.encoded_text)
+            pieces.append(_array("model_input tokens", chunk.encoded_text.tokens, _INT32))
+        else:
             raise _Unusable(
-                f"its model_input holds a chunk of kind {kind or 'unknown'!r}; this model takes text, "
-                "so send encoded_text chunks only"
+                f"its model_input holds a chunk of kind {kind or 'unknown'!r}; send encoded_text chunks, "
+                "and to models that see image chunks with the file itself: images are never fetched, and "
+                "audio is not taken"
             )
-        _check_known("a chunk of its model_input", chunk.encoded_text)
-        pieces.append(_array("model_input tokens", chunk.encoded_text.tokens, _INT32))
-    return np.concatenate(pieces).astype(np.int32, copy=False)
+        length += len(pieces[-1])
+    return np.concatenate(pieces).astype(np.int32, copy=False), tuple(images)
 
 
 def _check_known(what: str, message: Message) -> None:

@@ -1,13 +1,15 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from spmd_tx.coordinator.training.losses import LOSSES
-from spmd_tx.coordinator.training.validation import check_forward_backward, with_ones
+from spmd_tx.coordinator.training.validation import check_forward_backward, with_ones, without_image_targets
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.images.placed import PlacedImage
 from spmd_tx.protocol.commands import LOSS_NAMES, MAX_TARGETS
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
@@ -46,6 +48,36 @@ def several(count: int, wrong_at: tuple[int, int] | None = None, **changes) -> D
     if wrong_at:
         targets[wrong_at] = 100
     return datum(**{"target_tokens": targets, "weights": np.ones((4, count), np.float32), **changes})
+
+
+# --- images -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "first, tokens, counted",
+    [(1, 2, [0, 0, 1, 1]), (0, 1, [1, 1, 1, 1]), (0, 2, [0, 1, 1, 1]), (2, 2, [1, 0, 0, 1])],
+)
+def test_a_target_that_is_a_token_of_an_image_counts_nothing(first, tokens, counted):
+    placed = (PlacedImage(first, tokens, "00"),)
+    for loss_fn, keys in {
+        "cross_entropy": ["weights"],
+        "ppo": ["advantages"],
+        "gspo": ["advantages", "sequence_ratio_mask"],
+    }.items():
+        sent = replace(datum(loss_fn), images=placed)
+        (seen,) = without_image_targets(asked(sent, loss_fn=loss_fn)).data
+        for key in keys:
+            assert seen.loss_inputs[key].tolist() == counted
+            assert sent.loss_inputs[key].tolist() == [1, 1, 1, 1]
+    (seen,) = without_image_targets(asked(replace(several(3), images=placed), loss_fn="cross_entropy")).data
+    assert seen.loss_inputs["weights"].tolist() == [[each] * 3 for each in counted]
+
+
+def test_a_model_that_takes_text_alone_refuses_a_datum_with_an_image():
+    with pytest.raises(
+        InvalidRequest, match="datum 0: its model_input holds an image, and this model takes text"
+    ):
+        check(replace(datum(), images=(PlacedImage(1, 2, "00"),)))
 
 
 # --- losses and their parameters --------------------------------------------------------------------

@@ -38,10 +38,11 @@ def decode_datum(*chunks, **loss_inputs):
 
 
 # What the log keeps beside what clients read, in the same message.
-ADDED = {"SampledSequence": {"forced"}}
+ADDED = {"SampledSequence": {"forced"}, "ImageChunk": {"stored"}}
+MESSAGES = [name for name in tinker_pb2.DESCRIPTOR.message_types_by_name if name != "StoredImage"]
 
 
-@pytest.mark.parametrize("name", list(tinker_pb2.DESCRIPTOR.message_types_by_name))
+@pytest.mark.parametrize("name", MESSAGES)
 def test_every_field_has_the_number_and_type_of_the_sdk(name):
     ours = tinker_pb2.DESCRIPTOR.message_types_by_name[name]
     theirs = sdk.DESCRIPTOR.message_types_by_name[SDK_NAMES.get(name, name)]

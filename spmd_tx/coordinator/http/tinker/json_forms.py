@@ -115,10 +115,13 @@ def _chunk(chunk: ModelInputChunk) -> pb.Chunk:
         case "encoded_text":
             return pb.Chunk(encoded_text=pb.EncodedTextChunk(tokens=_bytes(chunk.tokens or [], "<i4")))
         case "image":
-            return pb.Chunk(image=pb.ImageChunk(data=_base64(chunk.data)))
+            image = pb.ImageChunk(data=_base64(chunk.data), format=chunk.format or "")
+            if chunk.expected_tokens is not None:
+                image.expected_tokens = min(max(chunk.expected_tokens, -1), MAX_ELEMENTS)
+            return pb.Chunk(image=image)
         case "dmel":
             return pb.Chunk(dmel=pb.DmelChunk(dmel=_base64(chunk.dmel)))
-        case "image_asset_pointer" | "unknown":
+        case "image_asset_pointer" | "stored_image" | "unknown":
             return pb.Chunk()
 
 

@@ -10,6 +10,7 @@ from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import SamplerWeights
 from spmd_tx.coordinator.http.authentication import PROMPTS
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
+from spmd_tx.coordinator.images import arrival
 from spmd_tx.coordinator.requests.backlog import most_tokens
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.sampling.request import validation
@@ -82,11 +83,13 @@ class SamplingController(Controller):
             raise InvalidRequest(
                 "grammar is not part of the Tinker API; leave it out, or send it to OpenAI's chat/completions"
             )
-        size = len(await request.body())
+        size, number = len(await request.body()), data.seq_id
         sampler = await access.sampler(data.sampling_session_id)
         base = services.bases.of_row(sampler.base_model)
         _check_same(data, sampler, base, services)
         check_running(services, base)
+        prompt, images = await compute(size, arrival.of_prompt, data.prompt, base.limits)
+        data = msgspec.structs.replace(data, prompt=prompt)
         await compute(size, validation.check_sample, data, base.limits)
         await _check_open(sampler, services)
         is_base = sampler.model_path is None and sampler.model_id is None
@@ -97,7 +100,10 @@ class SamplingController(Controller):
         tokens = most_tokens(sample, base.model.max_context)
         async with services.quotas.room_for_sample(access.caller, tokens):
             request_id = await services.queue.submit(
-                "sample", sampler.id, data.seq_id, sampler.session_id, payload, base=base.key, tokens=tokens
+                *("sample", sampler.id, number, sampler.session_id, payload),
+                base=base.key,
+                images=images,
+                tokens=tokens,
             )
         ids = [f"{request_id}:{place}" for place in range(data.num_samples)]
         return FutureResponse(request_id, sample_sequence_ids=ids)

@@ -5,6 +5,7 @@ the POST of one chunk of a call is refused.
 """
 
 import asyncio
+from collections.abc import Mapping
 
 import msgspec
 from litestar import Controller, Request, Response, post
@@ -14,7 +15,9 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
 from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
-from spmd_tx.coordinator.requests.records import Failed, RequestKind
+from spmd_tx.coordinator.images import arrival
+from spmd_tx.coordinator.requests.records import CHUNKED_KINDS, Failed, RequestKind
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
 from spmd_tx.coordinator.wire import unknown_fields
@@ -125,8 +128,11 @@ async def queue_training(
     refused = None if problem is None else Failed(problem, "user")
     base = services.bases.of_row(model.base_model)
     check_running(services, base)
+    images: Mapping[str, bytes] = {}
+    if kind in CHUNKED_KINDS and base.limits.images is not None:
+        payload, images = await compute(len(payload), arrival.of_training, payload, base.limits)
     request_id = await services.queue.submit(
-        kind, model.id, seq_id, model.session_id, payload, base=base.key, refused=refused
+        *(kind, model.id, seq_id, model.session_id, payload), base=base.key, refused=refused, images=images
     )
     if refused is not None and misnumbered is None:
         services.scheduler.consume(model.id, seq_id)

@@ -95,7 +95,7 @@ def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | 
         got = b"" if stored.result is None else read_body(payloads, stored.result)
     except DamagedBody:
         return None
-    prompt = [token for chunk in asked.prompt.chunks for token in chunk.tokens or ()]
+    prompt = asked.prompt.token_ids
     digest = blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8)
     digest.update(stored.line.encode())
     samples = sampling_protobuf.decode_sample_response(got)

@@ -12,8 +12,9 @@ import numpy as np
 from spmd_tx.coordinator.sampling.request.target_tokens import NO_TOKEN, TargetTokens, read
 from spmd_tx.coordinator.sampling.shapes import power_of_two
 from spmd_tx.coordinator.wire.sampling import SampleRequest
-from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, TopLogprobs
+from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB, PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
+from spmd_tx.images.placed import PlacedImage
 from spmd_tx.protocol.commands import PromptWishes
 
 MOST_PER_TOKEN = 256  # likeliest, named or drawn tokens at one position
@@ -55,6 +56,7 @@ class PromptScoring:
     draws: int
     seeds: tuple[int, int]  # for the draws
     temperature: float
+    images: tuple[PlacedImage, ...] = ()  # whose tokens get no scores
 
     @property
     def is_empty(self) -> bool:
@@ -85,6 +87,12 @@ class PromptScoring:
             top = TopLogprobs.none(self.length, self.top)
             top.tokens[unscored:] = arrays["top_tokens"][unscored - 1 :, : self.top]
             top.logprobs[unscored:] = arrays["top_logprobs"][unscored - 1 :, : self.top]
+        for image in self.images:
+            place = slice(image.first, image.end)
+            if logprobs is not None:
+                logprobs[place] = np.nan
+            if top is not None:
+                top.tokens[place], top.logprobs[place] = 0, NO_LOGPROB
         if self.targets is not None:
             targets = self.targets.answer(arrays["target_logprobs"])
         drawn = [
@@ -119,6 +127,7 @@ def of(body: SampleRequest, prompt_length: int, vocab_size: int, seeds: tuple[in
         draws=body.prompt_alt_tokens_k or 0,
         seeds=seeds,
         temperature=body.sampling_params.temperature,
+        images=body.prompt.images,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.wire.limits import Limits, vocabulary
-from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.sampling import ChunkKind, ModelInput, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest, PromptTooLong
 
 MAX_SAMPLES = 1024  # of one request
@@ -24,21 +24,35 @@ def check_sample(request: SampleRequest, limits: Limits) -> None:
 
 
 def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
-    length = sum(len(chunk.tokens or ()) for chunk in prompt.chunks)
+    length = prompt.length
     if length > limits.max_context:
         return length  # is refused for that, and may have millions of tokens
     for chunk in prompt.chunks:
+        if chunk.kind == "stored_image" and limits.images is not None:
+            continue
         if chunk.tokens is None or chunk.kind != "encoded_text":
             raise InvalidRequest(
-                f"the prompt holds a chunk of kind {chunk.kind!r}; this model takes text, "
-                "so send encoded_text chunks only, with tokens and nothing else in them"
+                f"the prompt holds a chunk of kind {chunk.kind!r}; {taken(chunk.kind, limits)}"
             )
         if chunk.tokens and not 0 <= min(chunk.tokens) <= max(chunk.tokens) < limits.vocab_size:
             wrong = next(token for token in chunk.tokens if not 0 <= token < limits.vocab_size)
             raise InvalidRequest(f"the prompt has the token ID {wrong}; {vocabulary(limits)}")
     if not length:
         raise InvalidRequest("the prompt is empty; send at least one token")
+    if prompt.images and prompt.images[-1].end == length:
+        raise InvalidRequest("the prompt ends with an image; send at least one token of text behind it")
     return length
+
+
+def taken(kind: ChunkKind, limits: Limits) -> str:
+    """Say what to send instead of a chunk of a kind that is not taken."""
+    if limits.images is None:
+        return "this model takes text, so send encoded_text chunks only, with tokens and nothing else in them"
+    if kind == "image_asset_pointer":
+        return "images are never fetched, so send the file itself, as an image chunk with data"
+    if kind == "dmel":
+        return "this model takes text and images, and no audio"
+    return "send encoded_text chunks with tokens, and image chunks with data, and nothing else in them"
 
 
 def most_drawn(prompt_length: int, max_context: int) -> int:

@@ -4,7 +4,7 @@ import pytest
 from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.target_tokens import read
 from spmd_tx.coordinator.wire.fields import TensorData
-from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
+from spmd_tx.coordinator.wire.sampling import ImageRef, ModelInput, ModelInputChunk, SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB
 from spmd_tx.errors import InvalidRequest
 
@@ -100,6 +100,22 @@ def test_tokens_that_are_not_to_be_scored_have_empty_rows():
     np.testing.assert_array_equal(scores.logprobs, [np.nan, np.nan, -2, -3])
     np.testing.assert_array_equal(scores.top.tokens, [[0], [0], [2], [4]])
     np.testing.assert_array_equal(scores.top.logprobs, [[NO_LOGPROB], [NO_LOGPROB], [-2], [-4]])
+
+
+def test_tokens_of_images_have_no_scores():
+    image = ModelInputChunk(stored=ImageRef("0" * 32, 2, 64, 32, 9))
+    prompt = ModelInput([ModelInputChunk(tokens=[1]), image, ModelInputChunk(tokens=[2])])
+    asked = SampleRequest(prompt, prompt_logprobs=True, topk_prompt_logprobs=1)
+    scores = prompt_scores.of(asked, LENGTH, VOCABULARY, (0, 0)).scores(
+        {
+            "logprobs": np.array([-1.0, -2, -3]),
+            "top_tokens": np.array([[7], [8], [9]]),
+            "top_logprobs": -np.ones((3, 1), np.float32),
+        }
+    )
+    np.testing.assert_array_equal(scores.logprobs, [np.nan, np.nan, np.nan, -3])
+    np.testing.assert_array_equal(scores.top.tokens, [[0], [0], [0], [9]])
+    np.testing.assert_array_equal(scores.top.logprobs, [*[[NO_LOGPROB]] * 3, [-1]])
 
 
 def test_nothing_is_sent_to_the_device_when_logprobs_are_all_that_is_wanted():

@@ -1,0 +1,1 @@
+"""Images that clients send: checked and counted on arrival, and prepared in child processes."""

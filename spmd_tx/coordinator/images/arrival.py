@@ -1,0 +1,153 @@
+"""Takes images out of requests as they arrive: counts their tokens and leaves references in place. Pure.
+
+Only headers are read. What cannot be decoded is found later, and fails its request then.
+"""
+
+import base64
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import NamedTuple
+
+import msgspec
+
+from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.wire import tinker_pb2 as pb
+from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.sampling import ImageRef, ModelInput, ModelInputChunk
+from spmd_tx.errors import InvalidRequest
+from spmd_tx.images.headers import read_header
+
+DIGEST_BYTES = 16
+MOST_TOKENS = 1 << 22  # of all images of a training request: 24 bytes may claim thousands
+
+
+class SentImage(NamedTuple):
+    """Holds an image as a client sends it."""
+
+    content: bytes
+    expected_tokens: int | None = None
+
+
+class TakenPrompt(NamedTuple):
+    """Holds a prompt with references, and the files that they stand for, by digest."""
+
+    prompt: ModelInput
+    files: Mapping[str, bytes]
+
+
+class TakenBody(NamedTuple):
+    """Holds a training body with references, and the files that they stand for, by digest."""
+
+    body: bytes
+    files: Mapping[str, bytes]
+
+
+def of_prompt(prompt: ModelInput, limits: Limits) -> TakenPrompt:
+    """Take the images out of a prompt. Raises InvalidRequest; other wrong chunks are left for the check."""
+    kinds = [chunk.kind for chunk in prompt.chunks]
+    if limits.images is None or not {"image", "stored_image"} & {*kinds}:
+        return TakenPrompt(prompt, {})
+    most, count = limits.bounds.images, kinds.count("image")
+    if count > most:
+        raise InvalidRequest(
+            f"the prompt has {count} images; at most {most} are allowed (the operator raises the limit "
+            "images)"
+        )
+    files, chunks = dict[str, bytes](), list[ModelInputChunk]()
+    for place, (chunk, kind) in enumerate(zip(prompt.chunks, kinds, strict=True)):
+        if kind == "stored_image":
+            raise InvalidRequest(f"chunk {place} of the prompt has 'stored', which clients do not send")
+        if kind == "image":
+            try:
+                content = _from_base64(chunk.data or "", limits)
+                stored = reference(SentImage(content, chunk.expected_tokens), limits)
+            except InvalidRequest as problem:
+                raise InvalidRequest(f"chunk {place} of the prompt: {problem}") from None
+            files[stored.digest] = content
+            chunk = ModelInputChunk(stored=stored)
+        chunks.append(chunk)
+    return TakenPrompt(ModelInput(chunks), files)
+
+
+def of_training(body: bytes, limits: Limits) -> TakenBody:
+    """Take the images out of a forward_backward body that parses. What is wrong with one is said in it."""
+    message = pb.ForwardBackwardRequest.FromString(body)
+    files, left = dict[str, bytes](), MOST_TOKENS
+    images = [
+        chunk.image
+        for datum in message.data
+        for chunk in datum.model_input
+        if chunk.WhichOneof("chunk") == "image"
+    ]
+    if not images:
+        return TakenBody(body, {})
+    for image in images:
+        try:
+            stored = _of_message(image, limits)
+            left -= stored.tokens
+            if left < 0:
+                raise InvalidRequest(
+                    f"with it, the images of this request have more than {MOST_TOKENS} tokens; send fewer "
+                    "datums at once"
+                )
+        except InvalidRequest as problem:
+            image.CopyFrom(pb.ImageChunk(stored=pb.StoredImage(problem=str(problem))))
+            continue
+        files[stored.digest] = image.data
+        image.CopyFrom(pb.ImageChunk(stored=pb.StoredImage(**msgspec.structs.asdict(stored))))
+    return TakenBody(message.SerializeToString(deterministic=True), files)
+
+
+def reference(image: SentImage, limits: Limits) -> ImageRef:
+    """Return what stands for an image in the log. Raises InvalidRequest if it cannot be taken."""
+    if limits.images is None:
+        raise InvalidRequest("this model takes text alone")
+    bounds, size = limits.bounds, len(image.content)
+    if size > bounds.image_bytes:
+        raise _too_large(show_size(size), show_size(bounds.image_bytes), "image_bytes")
+    header = read_header(image.content)
+    pixels = header.width * header.height
+    if pixels > bounds.image_pixels:
+        raise _too_large(
+            f"{header.width} x {header.height} = {pixels} pixels", str(bounds.image_pixels), "image_pixels"
+        )
+    resized = limits.images.resized(header.height, header.width)
+    if resized.tokens > bounds.image_tokens_each:
+        raise _too_large(f"{resized.tokens} tokens", str(bounds.image_tokens_each), "image_tokens_each")
+    if image.expected_tokens not in (None, resized.tokens):
+        raise InvalidRequest(
+            f"expected_tokens is {image.expected_tokens} and the image has {resized.tokens}: its "
+            f"{header.width} x {header.height} pixels are resized to {resized.width} x {resized.height}; "
+            "count with the processor of this model, or leave expected_tokens out"
+        )
+    return ImageRef(
+        blake2b(image.content, digest_size=DIGEST_BYTES).hexdigest(),
+        resized.tokens,
+        header.width,
+        header.height,
+        size,
+    )
+
+
+def _of_message(image: pb.ImageChunk, limits: Limits) -> ImageRef:
+    if image.HasField("override_dimensions"):
+        raise InvalidRequest("override_dimensions is not offered; resize the image before you send it")
+    expected = image.expected_tokens if image.HasField("expected_tokens") else None
+    return reference(SentImage(image.data, expected), limits)
+
+
+def _from_base64(text: str, limits: Limits) -> bytes:
+    most = limits.bounds.image_bytes
+    if len(text) > 4 * (most // 3 + 1):
+        raise _too_large(f"{show_size(3 * len(text) // 4)} or so", show_size(most), "image_bytes")
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as problem:
+        raise InvalidRequest(f"data is not base64 ({problem}); send the file in base64") from None
+
+
+def _too_large(size: str, most: str, limit: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the image has {size}; at most {most} are allowed, so send a smaller one (the operator raises the "
+        f"limit {limit})"
+    )

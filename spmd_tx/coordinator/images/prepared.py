@@ -1,0 +1,134 @@
+"""Decodes images into patches in child processes, and keeps them for a while in memory."""
+
+import asyncio
+import logging
+from hashlib import blake2b
+from typing import NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+
+from spmd_tx.bounds import Bounds
+from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
+from spmd_tx.coordinator.runtime.byte_lru import ByteLru
+from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
+from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
+from spmd_tx.images.processor import ImageProcessor
+from spmd_tx.processes.child import Allowance, LastingChild
+
+logger = logging.getLogger(__name__)
+
+PREPARED_BYTES = 256 << 20  # of patches that are kept, and as much again of those that are being decoded
+CHILDREN = 2  # at a time
+CHILDREN_OF_ONE = 1  # owner, so that others need not wait until its images are done
+IDLE_SECONDS = 60.0  # after which they end
+
+_FUNCTION = "spmd_tx.images.patches:prepare_outside"
+
+
+class ImageKey(NamedTuple):
+    """Names an image. Owners share none: who sent it first would show in how long it takes."""
+
+    owner: str
+    digest: str  # of the file
+
+
+class StoredImage(NamedTuple):
+    """Holds what the log has of an image."""
+
+    content: bytes  # the file, as it was sent
+    patches: str | None  # digest of what it was decoded to first; None: it was not decoded yet
+
+
+class ImageLog(Protocol):
+    """Is where images are stored."""
+
+    async def read(self, key: ImageKey) -> StoredImage:
+        """Raise DamagedBody if the image is not there."""
+        ...
+
+    async def note_patches(self, key: ImageKey, patches: str) -> None:
+        """Store what an image was decoded to first."""
+        ...
+
+
+class PreparedImage(NamedTuple):
+    """Holds an image as the model sees it."""
+
+    patches: np.ndarray  # uint8 [N, P], in blocks that become one token
+    rows: int  # of patches, turned as the image's orientation says
+    columns: int
+    digest: str  # of patches and grid
+
+
+class PreparedImages:
+    """Prepares the images of one model."""
+
+    def __init__(self, log: ImageLog, processor: ImageProcessor, bounds: Bounds) -> None:
+        self._log = log
+        self._processor = processor
+        self._bounds = bounds
+        allowance = Allowance(bounds.image_seconds, bounds.image_memory_bytes)
+        self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(CHILDREN)]
+        self._free = list(self._children)
+        self._turns = OwnerTurns(CHILDREN, CHILDREN_OF_ONE)
+        self._room = ByteBudget(PREPARED_BYTES)
+        self._kept: ByteLru[PreparedImage] = ByteLru(PREPARED_BYTES)
+        self._locks: dict[ImageKey, tuple[asyncio.Lock, int]] = {}  # with the number of those who want it
+
+    async def close(self) -> None:
+        """End the child processes. No call may be at work."""
+        for child in self._children:
+            await child.close()
+
+    async def get(self, key: ImageKey, tokens: int) -> PreparedImage:
+        """Return an image of so many tokens, which the log has. Raises InvalidRequest and DamagedBody."""
+        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = lock, users + 1
+        try:
+            async with lock:  # several requests may want it at a time
+                kept = self._kept.get("/".join(key))
+                return kept or await self._prepare(key, tokens)
+        finally:
+            lock, users = self._locks.pop(key)
+            if users > 1:
+                self._locks[key] = lock, users - 1
+
+    async def _prepare(self, key: ImageKey, tokens: int) -> PreparedImage:
+        size = tokens * self._processor.merge**2 * self._processor.patch_bytes
+        taken = await self._room.take(size)
+        try:
+            content, earlier = await self._log.read(key)
+            patches, rows, columns = await self._outside(key.owner, content)
+        finally:
+            self._room.give_back(taken)
+        if len(patches) != size:
+            raise InvalidRequest("the image has another size than its header says; save it again")
+        digest = blake2b(patches, digest_size=16, key=f"{rows} x {columns}".encode()).hexdigest()
+        if earlier is None:
+            await self._log.note_patches(key, digest)
+        elif earlier != digest:
+            logger.error(
+                "image %s is decoded to other patches than before (%s, not %s): the libraries for images "
+                "have changed, and requests with it may give other numbers when they are run again",
+                *(key.digest, digest, earlier),
+            )
+        patches_NP = np.frombuffer(patches, np.uint8).reshape(rows * columns, self._processor.patch_bytes)
+        prepared = PreparedImage(patches_NP, rows, columns, digest)
+        self._kept.put("/".join(key), prepared, size)
+        return prepared
+
+    async def _outside(self, owner: str, content: bytes) -> tuple[bytes, int, int]:
+        processor = msgspec.structs.asdict(self._processor)
+        async with self._turns.turn(owner):
+            child = self._free.pop()
+            try:
+                return await child.call(_FUNCTION, {"content": content, "processor": processor})
+            except ForeignCodeFailed as error:
+                raise InvalidRequest(
+                    f"the image could not be decoded within {self._bounds.image_seconds:g} s and "
+                    f"{show_size(self._bounds.image_memory_bytes)}; send a smaller one, or save it again"
+                ) from error
+            finally:
+                self._free.append(child)

@@ -1,0 +1,90 @@
+"""Stores images as rows, in the transaction of the requests that refer to them: each once for its owner."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from sqlalchemy import Table, orm, select, tuple_
+
+from spmd_tx.coordinator.images.prepared import ImageKey
+from spmd_tx.coordinator.requests.records import BodyPlace, BodyRef
+from spmd_tx.coordinator.runtime import clock
+from spmd_tx.coordinator.storage import bulk_rows
+from spmd_tx.coordinator.storage.tables import ImageRow, RequestImage, SessionRow
+
+KEYS_PER_QUERY = 400
+
+ImageFiles = Mapping[str, bytes]  # of images, by their digests
+
+
+class NewImages(NamedTuple):
+    """Holds the images of some requests."""
+
+    keys: Sequence[Sequence[ImageKey]]  # for each request
+    known: Mapping[ImageKey, int]  # numbers of those that are stored
+    new: Mapping[ImageKey, bytes]  # files of those that are not
+
+
+NONE = NewImages((), {}, {})
+
+
+def of(db: orm.Session, requests: Sequence[tuple[str, ImageFiles]]) -> NewImages:
+    """Find which images of requests, each with its session, are new."""
+    if not any(files for _, files in requests):
+        return NONE
+    sessions = {session for session, files in requests if files}
+    query = select(SessionRow.id, SessionRow.owner).where(SessionRow.id.in_(sessions))
+    owners = {row.id: row.owner for row in db.execute(query)}
+    keys = [[ImageKey(owners[session], digest) for digest in files] for session, files in requests]
+    files = {key: files[key.digest] for each, (_, files) in zip(keys, requests, strict=True) for key in each}
+    known = _numbers(db, list(files))
+    return NewImages(keys, known, {key: content for key, content in files.items() if key not in known})
+
+
+def append(db: orm.Session, images: NewImages, places: Iterable[BodyRef], requests: Sequence[int]) -> None:
+    """Store new images, whose files are in these places, and which requests (numbers) refer to which."""
+    if images is NONE:
+        return
+    stored = zip(images.new, places, strict=True)
+    bulk_rows.insert(db, _table(ImageRow), [_values(key, place) for key, place in stored])
+    numbers = {**images.known, **_numbers(db, list(images.new))}
+    links = [
+        {"request": request, "image": numbers[key]}
+        for request, keys in zip(requests, images.keys, strict=True)
+        for key in keys
+    ]
+    bulk_rows.insert(db, _table(RequestImage), links)
+
+
+def place_of(row: ImageRow) -> BodyRef:
+    """Return where the file of an image is."""
+    if row.content_body is not None:
+        return row.content_body
+    return BodyPlace(cast(int, row.content_file), cast(int, row.content_offset), row.content_length)
+
+
+def _numbers(db: orm.Session, keys: Sequence[ImageKey]) -> dict[ImageKey, int]:
+    found = dict[ImageKey, int]()
+    query = select(ImageRow.owner, ImageRow.digest, ImageRow.number)
+    for start in range(0, len(keys), KEYS_PER_QUERY):
+        some = tuple_(ImageRow.owner, ImageRow.digest).in_(keys[start : start + KEYS_PER_QUERY])
+        found |= {ImageKey(owner, digest): number for owner, digest, number in db.execute(query.where(some))}
+    return found
+
+
+def _values(key: ImageKey, place: BodyRef) -> Mapping[str, object]:
+    is_small = isinstance(place, bytes)
+    file, offset, length = (None, None, len(place)) if is_small else place
+    return {
+        "owner": key.owner,
+        "digest": key.digest,
+        "created_at": clock.now(),
+        "content_body": place if is_small else None,
+        "content_file": file,
+        "content_offset": offset,
+        "content_length": length,
+        "patches": None,
+    }
+
+
+def _table(row: type[ImageRow | RequestImage]) -> Table:
+    return cast(Table, row.__table__)
