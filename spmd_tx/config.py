@@ -137,6 +137,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "Addresses and networks, such as 10.0.0.0/8, of reverse proxies whose X-Forwarded-Proto, -Host and "
         "-Prefix give the server's address as clients see it.",
     ] = "127.0.0.1,::1"
+    tls_cert: Annotated[
+        Path | None,
+        "PEM file with the certificate of this server, and those behind it, to encrypt the connections of "
+        "clients. Default: they are not encrypted.",
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        "PEM file with the key of --tls-cert, without a password. Default: it is in that file, too.",
+    ] = None
     data_dir: Annotated[Path, "Directory where requests, results and checkpoints are kept."] = Path(
         "spmd-tx-data"
     )

@@ -17,7 +17,7 @@ SERVER = ServerConfig(
 )
 # Options that describe the server as a whole
 OF_SERVER = {
-    *("host", "port", "log_format", "insecure_no_auth", "trusted_proxies"),
+    *("host", "port", "log_format", "insecure_no_auth", "trusted_proxies", "tls_cert", "tls_key"),
     *("data_dir", "checkpoints_base", "database_url", "session_timeout", "drain_seconds"),
     *("worker_host", "worker_port", "secret_file"),
     *("min_free_disk", "keep_results_hours", "keep_versions_hours", "keep_audit_days", "keep_metrics_days"),

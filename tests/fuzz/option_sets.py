@@ -72,6 +72,8 @@ NOT_FUZZED = {
     "revision": "names a state of a hub's repository; the fuzzer's models are directories",
     "host": _CONNECTIONS,
     "trusted_proxies": _CONNECTIONS,
+    "tls_cert": _CONNECTIONS,
+    "tls_key": _CONNECTIONS,
     "insecure_no_auth": _CONNECTIONS,
     "worker_host": _CONNECTIONS,
     "worker_port": _CONNECTIONS,

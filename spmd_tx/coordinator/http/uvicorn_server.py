@@ -7,6 +7,7 @@ limit is answered with 503, unless an idle one can be dropped for it.
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -35,7 +36,13 @@ FULL = (
 class HttpServer:
     """Answers requests on a socket until it is stopped."""
 
-    def __init__(self, app: Litestar, listening: socket.socket, connections: Connections) -> None:
+    def __init__(
+        self,
+        app: Litestar,
+        listening: socket.socket,
+        connections: Connections,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         protocol: Any = partial(GuardedProtocol, connections=connections)
         config = uvicorn.Config(
             app,
@@ -48,6 +55,7 @@ class HttpServer:
             ws="none",
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=DRAIN_SECONDS,
+            ssl_context_factory=None if tls is None else lambda *_: tls,
         )
         self._uvicorn = _Uvicorn(config)
         self._listening = listening

@@ -19,6 +19,7 @@ from spmd_tx.coordinator.groups.run_groups import GroupRuns
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.public_address import networks
 from spmd_tx.coordinator.http.security.connections import open_connections
+from spmd_tx.coordinator.http.security.tls import context_of
 from spmd_tx.coordinator.http.uvicorn_server import HttpServer
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.runtime import metrics
@@ -78,6 +79,7 @@ async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
     check_folders(config)
     check_hosts(config, secret)
     networks(config.trusted_proxies)
+    tls = context_of(config.tls_cert, config.tls_key)
     secret = secret or secrets.token_hex(32)
     open_files = raise_limit()
     listening = listen(config.host, config.port, open_files)
@@ -96,7 +98,7 @@ async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
             if warning is not None:
                 logger.warning("%s", warning)
             connections = open_connections(config.bounds, open_files)
-            http = HttpServer(make_app(parts.services), listening, connections)
+            http = HttpServer(make_app(parts.services), listening, connections, tls)
             server = _Server(config, parts, http)
             if any(group.agents_here < group.num_processes for group in config.all_groups):
                 logger.info("workers join at %s, port %d", port.host, port.port)
@@ -180,7 +182,8 @@ class _Server:
         logger.info("memory of each device: %s", memory_plan.summary(ready.plan))
         metrics.show_plan(ready.plan)
         if not self._has_been_ready:
-            url = f"http://{joined(self._config.host, self._http.port)}"
+            scheme = "http" if self._config.tls_cert is None else "https"
+            url = f"{scheme}://{joined(self._config.host, self._http.port)}"
             print(f"ready: {url}\nconsole: {url}/console", flush=True)
             self._has_been_ready = True
 
