@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -35,6 +36,7 @@ from spmd_tx.cli.other_names import translated
 from spmd_tx.cli.plan import plan
 from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
+from spmd_tx.cli.server import Server
 from spmd_tx.cli.train import train
 from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
@@ -193,13 +195,19 @@ def demo(
     full_parameters: Annotated[
         bool, typer.Option("--full-parameters", help="Train all weights instead of an adapter.")
     ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the server and its console open at the end, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Start a server, train a tiny model with it, and plot the reward."""
     from spmd_tx.demo import run
 
+    def report(url: str, of: str, metrics: dict[str, float]) -> None:
+        Server(url, "").ask(f"training_runs/{quote(of, safe='')}/metrics", {"metrics": metrics})
+
     rate = (0.01 if full_parameters else 0.006) if learning_rate is None else learning_rate
     name = tiny_families.family_named(family)
-    raise typer.Exit(run.run(rate, steps, out, name, full_parameters=full_parameters))
+    raise typer.Exit(run.run(run.DemoOptions(rate, steps, out, name, full_parameters, keep), report))
 
 
 @app.command()

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -37,7 +38,30 @@ ENOUGH_STEPS = 30  # to reach it; fewer are not judged by it
 FLAT_WITHIN = 0.1  # with learning rate 0
 
 
-def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parameters: bool = False) -> int:
+TellMetrics = Callable[
+    [str, str, dict[str, float]], None
+]  # takes the server, the run, and metrics of its newest step
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """How the demo is run."""
+
+    learning_rate: float
+    steps: int  # of reinforcement learning
+    out: Path
+    family: str = USUAL_FAMILY
+    full_parameters: bool = False
+    keep: bool = False  # the server open behind the end
+
+    @property
+    def folder(self) -> Path:
+        """Where model, data and plot are; a server's data belong to one model."""
+        family = [] if self.family == USUAL_FAMILY else [self.family]
+        return self.out.joinpath(*family, *(["full"] if self.full_parameters else []))
+
+
+def run(options: DemoOptions, report: TellMetrics) -> int:
     """Run the demo and return its exit code: 0 if the reward went as it should."""
     for package in ("tinker", "grain", "matplotlib"):
         if importlib.util.find_spec(package) is None:
@@ -52,48 +76,78 @@ def run(learning_rate: float, steps: int, out: Path, family: str, *, full_parame
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
     console = Console(markup=False, highlight=False)
     started = time.monotonic()
-    if family != USUAL_FAMILY:
-        out = out / family  # a server's data belong to one model
-    if full_parameters:
-        out = out / "full"
-    spec = replace(tiny_model.PRESETS["tiny"], family=family)
+    out = options.folder
+    spec = replace(tiny_model.PRESETS["tiny"], family=options.family)
     model = tiny_model.write(out / "model", spec).resolve()
     log = ServerLog(out / "server.log")
     try:
-        with (
-            serving(str(model), log, console, environment, full_parameters=full_parameters) as url,
-            Display(console, log.status) as display,
-        ):
-            answer = drive(url, str(model), learning_rate, steps, display, 0 if full_parameters else RANK)
+        with serving(str(model), log, console, environment, full_parameters=options.full_parameters) as url:
+            with Display(console, log.status) as display:
+                answer = drive(url, str(model), options, display, partial(report, url))
+            complaint = _show_result(console, options, display, answer, time.monotonic() - started)
+            if options.keep:
+                _wait(console, url)
     except (tinker.TinkerError, ServerEnded) as error:
         console.print(f"the demo failed: {error}; see the server's log in {log.path}", soft_wrap=True)
         return 1
-    rewards = display.rewards
-    console.print(draw_curve(rewards))
-    save_plot(display.steps, out / "reward.png")
-    console.print(f"a sample from the saved and reloaded state: {answer!r}", soft_wrap=True)
-    seconds = time.monotonic() - started
-    console.print(
-        f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}",
-        soft_wrap=True,
-    )
-    complaint = judge(rewards, learning_rate)
-    if complaint:
-        console.print(f"the demo failed: {complaint}", soft_wrap=True)
     return 1 if complaint else 0
 
 
-def drive(url: str, base_model: str, learning_rate: float, steps: int, display: Display, rank: int) -> str:
+def drive(
+    url: str,
+    base_model: str,
+    options: DemoOptions,
+    display: Display,
+    report: Callable[[str, dict[str, float]], None],
+) -> str:
     """Train as a user's script does, show each step, and return the final answer."""
     example = load_example()
     service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
+    rank, rate = 0 if options.full_parameters else RANK, options.learning_rate
     trainer = service.create_lora_training_client(base_model, rank=rank, seed=0).result()
-    tokenizer = trainer.get_tokenizer()
-    for step in example.supervised_steps(trainer, tokenizer, learning_rate, SUPERVISED_STEPS):
+    tokenizer, run_id = trainer.get_tokenizer(), trainer.get_info().model_id
+    for step in example.supervised_steps(trainer, tokenizer, rate, SUPERVISED_STEPS):
         display.add(step)
-    for step in example.reinforcement_steps(trainer, tokenizer, learning_rate, steps):
+    for step in example.reinforcement_steps(trainer, tokenizer, rate, options.steps):
         display.add(step)
-    return example.sample_from_saved_state(service, trainer, tokenizer)
+        report(run_id, {"reward": step.reward})
+    answer = example.sample_from_saved_state(service, trainer, tokenizer)
+    service.close("success").result()
+    return answer
+
+
+def _show_result(
+    console: Console, options: DemoOptions, display: Display, answer: str, seconds: float
+) -> str | None:
+    """Draw the rewards, say what to do next, and return what is wrong with them."""
+    rewards, out = display.rewards, options.folder
+    console.print(draw_curve(rewards))
+    save_plot(display.steps, out / "reward.png")
+    lines = [
+        f"a sample from the saved and reloaded state: {answer!r}",
+        f"reward {rewards[0]:.2f} -> {rewards[-1]:.2f} in {seconds:.0f} s; plot: {out / 'reward.png'}",
+    ]
+    complaint = judge(rewards, options.learning_rate)
+    if complaint:
+        lines.append(f"the demo failed: {complaint}")
+    else:
+        again = f"spmd-tx serve --base-model {out / 'model'} --data-dir {out / 'server'}"
+        again += " --full-parameters" if options.full_parameters else ""
+        lines += [
+            "what next:",
+            f"  {again}   # its console shows this run",
+            "  spmd-tx train sl data.jsonl   # a file of your own; see docs/train_command.md",
+            "  docs/examples/rl_demo.py   # the loop that has just run: copy it, and write your own reward",
+        ]
+    console.print("\n".join(lines), soft_wrap=True)
+    return complaint
+
+
+def _wait(console: Console, url: str) -> None:
+    """Leave the server running until Ctrl-C."""
+    console.print(f"the server and its console stay open: {url}/console; Ctrl-C ends both", soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()
 
 
 def load_example() -> ModuleType:
