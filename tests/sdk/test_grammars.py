@@ -4,11 +4,12 @@ import json
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
 
-from tests.sdk.examples import SECONDS
+from tests.sdk.examples import SECONDS, drawn, random_tokens, sample
 from tests.sdk.server import BASE_MODEL
 
 ASK = [{"role": "user", "content": "Who?"}]
@@ -100,12 +101,16 @@ def test_tokens_of_which_a_grammar_left_no_choice_are_marked(ask):
 @pytest.mark.parametrize(
     "options, param, said",
     [
-        ({"response_format": form({"type": "nonsense"})}, None, "cannot be used"),
+        (
+            {"response_format": form({"type": "nonsense"})},
+            None,
+            "the type nonsense, which JSON does not have",
+        ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "has no schema"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"extra_body": {"regex": "a", "grammar": "start: A"}}, "regex", "send one of them"),
-        ({"extra_body": {"regex": "("}}, None, "cannot be used"),
-        ({"extra_body": {"grammar": "start: nothing"}}, None, "cannot be used"),
+        ({"extra_body": {"regex": "("}}, None, "cannot be read: unclosed group"),
+        ({"extra_body": {"grammar": "start: nothing"}}, None, 'names "nothing", which has no rule'),
         ({"extra_body": {"regex": "a" * (300 << 10)}}, None, "the limit grammar_bytes"),
     ],
 )
@@ -128,3 +133,12 @@ def test_a_worker_that_is_killed_on_the_way_changes_no_token(live_server, ask):
         text += (event.choices and event.choices[0].delta.content) or ""
     assert text == expected
     assert live_server.worker_pids() != [worker]
+
+
+def test_a_request_without_a_grammar_draws_the_same_beside_those_with_one(ask, base_sampler):
+    params = drawn(max_tokens=60, seed=5)
+    alone = sample(base_sampler, random_tokens(9, seed=4), params).tokens
+    with ThreadPoolExecutor(2) as threads:
+        others = [threads.submit(ask, n=4, extra_body={"regex": "[a-z0-9]{50}"}) for _ in range(2)]
+        assert sample(base_sampler, random_tokens(9, seed=4), params).tokens == alone
+        assert all(other.result().choices for other in others)
