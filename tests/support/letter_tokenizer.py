@@ -23,13 +23,14 @@ class _Letters:
 
 
 @functools.cache
-def _tokenizer():
+def letters():
+    """Return the vocabulary."""
     return LLTokenizer(TokenizerWrapper(_Letters()), n_vocab=VOCABULARY)
 
 
 def compiled(source):
     """Return a grammar over these letters."""
-    matcher = LLMatcher(_tokenizer(), LLMatcher.grammar_from_lark(source), log_level=0)
+    matcher = LLMatcher(letters(), LLMatcher.grammar_from_lark(source), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return CompiledGrammar(matcher, VOCABULARY)
 

@@ -12,6 +12,7 @@ from spmd_tx.coordinator.conversation.messages import Conversation
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.grammar.call_grammars import Rules, calls_of, literal
 from spmd_tx.coordinator.grammar.constraints import Constraint, JsonAnswer, TextPattern
+from spmd_tx.coordinator.grammar.refusals import check_optional
 from spmd_tx.coordinator.text.channel_replies import CHANNEL, END, FUNCTIONS, MESSAGE, START
 from spmd_tx.coordinator.text.markers import tail
 from spmd_tx.coordinator.text.reply_events import BLANKS
@@ -32,9 +33,14 @@ class AnswerStart:
 
 
 def answer_grammar(constraint: Constraint, conversation: Conversation, start: AnswerStart) -> str | None:
-    """Return the grammar of an answer in Lark, as llguidance reads it; None: the answer is free."""
+    """Return the grammar of an answer in Lark, as llguidance reads it; None: the answer is free.
+
+    Raises InvalidRequest for a schema that cannot be served.
+    """
     if constraint.is_empty:
         return None
+    schemas = [tool.parameters for tool, _ in _tools(constraint, conversation)]
+    check_optional([*schemas, constraint.form.schema] if isinstance(constraint.form, JsonAnswer) else schemas)
     rules, format = Rules(start.special_tokens), start.format
     if format is not None and isinstance(format.calls, Channels):
         body = _in_channels(constraint, conversation, rules)

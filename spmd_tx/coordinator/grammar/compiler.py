@@ -8,7 +8,6 @@ import asyncio
 import functools
 import hashlib
 import math
-import re
 import resource
 import threading
 import time
@@ -25,6 +24,7 @@ from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_gram
 from spmd_tx.coordinator.grammar.constraints import Constraint
 from spmd_tx.coordinator.grammar.guide import Guide
 from spmd_tx.coordinator.grammar.likely_masks import LikelyMasks
+from spmd_tx.coordinator.grammar.refusals import ROW_ITEMS, refusal
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts, lasting_model_text
@@ -33,7 +33,6 @@ from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 TAIL = 64  # tokens of a prompt, which show what a reply begins in
 KEPT = 64  # compiled grammars
 SILENT = 0  # of llguidance's levels of logging
-MOST_SHOWN = 300  # characters of what it says of a grammar that cannot be compiled
 # Some 2 kB each; more than that would be built up by a token's mask, over many tokens.
 LEXER_STATES = 50_000
 MOST_SECONDS = 1.0  # of processor time, for one grammar
@@ -43,7 +42,7 @@ _HERE = "spmd_tx.coordinator.grammar.compiler"
 
 
 def _limits() -> LLParserLimits:
-    return LLParserLimits(max_lexer_states=LEXER_STATES, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=LEXER_STATES, max_items_in_row=ROW_ITEMS, verbose_errors=False)
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,10 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     grammar = LLMatcher.grammar_from_lark(source)
     matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=_limits())
     begun = matcher.deep_copy()  # what is too much for the first token is known here, and not in the loop
-    begun.compute_ff_tokens()
+    begun.consume_tokens(begun.compute_ff_tokens())
     begun.compute_bitmask()
     if begun.is_error():
-        raise InvalidRequest(_refusal(begun.get_error()))
+        raise InvalidRequest(refusal(begun.get_error()))
     return matcher
 
 
@@ -182,20 +181,3 @@ def _note_refusal(tokenizer: LLTokenizer, source: str, refusals: list[InvalidReq
 def _lasting_tokenizer(directory: str, vocab_size: int) -> LLTokenizer:
     """Read the vocabulary once in a child process that lasts."""
     return _read_tokenizer(lasting_model_text(directory), vocab_size)
-
-
-def _refusal(problem: str) -> str:
-    """Return what is wrong with a grammar, from what llguidance says."""
-    keywords = re.search(r"Unimplemented keys: \[(.*?)\]", problem)
-    if keywords is not None:
-        return (
-            f"a strict schema has the keywords {keywords[1][:MOST_SHOWN]}, which cannot be enforced; leave "
-            "them out, or do not ask for strict: without it they are ignored"
-        )
-    if "oneOf constraints are not supported" in problem:
-        return (
-            "a strict schema has a oneOf whose alternatives may be true at once, which cannot be enforced; "
-            "write anyOf, or do not ask for strict"
-        )
-    shown = " ".join(problem.split())[:MOST_SHOWN]
-    return f"the schema or grammar of the answer cannot be used: {shown}; send another one"

@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from spmd_tx.coordinator.grammar.likely_masks import LikelyMasks
+from spmd_tx.coordinator.grammar.refusals import refusal
 from spmd_tx.errors import InvalidRequest
 
 TRUSTED = 16  # tokens drawn without a mask; from here on Decodes need not wait for what the last one drew
@@ -131,10 +132,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InvalidRequest(
-                f"the grammar of the answer cannot be followed: {self._matcher.get_error()[:200]}; send a "
-                "simpler schema or grammar"
-            )
+            raise InvalidRequest(refusal(self._matcher.get_error()))
 
     def mask(self) -> np.ndarray:
         """Return the tokens that are allowed behind those ahead, a bit for each, in words of 32."""

@@ -59,5 +59,5 @@ async def test_what_was_compiled_is_not_tried_again(grammars, monkeypatch):
 
 
 async def test_what_cannot_be_used_is_refused_with_the_reason(grammars):
-    with pytest.raises(InvalidRequest, match="unknown name"):
+    with pytest.raises(InvalidRequest, match='names "nothing", which has no rule'):
         await grammars.compile("start: nothing\n")
