@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ ID_BYTES = 12
 REQUEST_ID_LENGTH = 32  # characters
 IDS_AT_ONCE = 500  # of one query
 MOST_SHOWN = 80  # characters of a name in a message
+BEFORE_ALL = -1  # in place of the number of a turn
 
 
 class TrajectoryCounts(NamedTuple):
@@ -132,14 +134,23 @@ async def newest_turns(db: AsyncSession, ids: Sequence[str]) -> dict[str, tuple[
     return {id: (model, weights) for id, model, weights in await db.execute(query)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class TurnQuery:
+    """Selects turns of a trajectory, in the order of acceptance."""
+
+    request_ids: Sequence[str] | None = None  # None: of all requests
+    after: int = BEFORE_ALL  # the number of the last turn of the page before
+    most: int | None = None  # None: all
+
+
 async def turns_of(
-    db: AsyncSession, trajectory_id: str, request_ids: Sequence[str] | None = None
+    db: AsyncSession, trajectory_id: str, selected: TurnQuery = TurnQuery()
 ) -> Sequence[TurnRow]:
-    """Return the turns of a trajectory, or those of these requests, in the order of acceptance."""
-    query = select(TurnRow).where(TurnRow.trajectory_id == trajectory_id).order_by(TurnRow.number)
-    if request_ids is not None:
-        query = query.where(TurnRow.request_id.in_(request_ids))
-    return (await db.scalars(query)).all()
+    """Return turns of a trajectory, in the order of acceptance."""
+    query = select(TurnRow).where(TurnRow.trajectory_id == trajectory_id, TurnRow.number > selected.after)
+    if selected.request_ids is not None:
+        query = query.where(TurnRow.request_id.in_(selected.request_ids))
+    return (await db.scalars(query.order_by(TurnRow.number).limit(selected.most))).all()
 
 
 async def outlines_of(db: AsyncSession, trajectory_id: str) -> Sequence[TurnRow]:

@@ -129,6 +129,7 @@ class TurnEntry(msgspec.Struct, frozen=True, kw_only=True):
 class TrajectoryTree(msgspec.Struct, frozen=True):
     trajectory: TrajectoryEntry
     turns: list[TurnEntry]
+    cursor: str | None = None  # of the next page
 
 
 class SequencesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

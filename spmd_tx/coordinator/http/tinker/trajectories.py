@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
@@ -23,6 +24,7 @@ from spmd_tx.coordinator.tenancy.audit import AuditEvent
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.trajectories import catalog, listing, views
+from spmd_tx.coordinator.trajectories.catalog import BEFORE_ALL, TurnQuery
 from spmd_tx.coordinator.trajectories.listing import (
     NEWEST_FIRST,
     TrajectoryOrder,
@@ -43,10 +45,13 @@ from spmd_tx.coordinator.wire.trajectories import (
     TrajectoryReward,
     TrajectorySort,
     TrajectoryTree,
+    TurnEntry,
 )
 from spmd_tx.errors import InvalidRequest
 
 PAGE = 100  # trajectories
+TURNS_AT_ONCE = 16  # that are read from the database
+MOST_DIGITS = 18  # of the number of a turn, as a cursor
 MOST_REQUESTS = 50  # whose turns are shown alone
 STATES = Literal["open", "finished"]
 BASES_OF_DIALECTS = {"openai": "/oai/api/in/{}/v1", "anthropic": "/anthropic/api/in/{}"}
@@ -63,6 +68,13 @@ def _page(
     order = TrajectoryOrder(sort, ascending)
     after = None if cursor is None else order.place(cursor)
     return TrajectoryQuery(name=name, search=search, state=with_state, order=order, after=after, most=PAGE)
+
+
+def _selected_turns(
+    turns_of: FromQuery[str | None] = None, cursor: FromQuery[str | None] = None
+) -> TurnQuery:
+    requests = None if turns_of is None else _requests(turns_of)
+    return TurnQuery(request_ids=requests, after=_last_turn(cursor), most=TURNS_AT_ONCE)
 
 
 class TrajectoriesController(Controller):
@@ -90,31 +102,32 @@ class TrajectoriesController(Controller):
             entries = await views.entries(db, rows)
         return TrajectoryList(entries, page.order.cursor(rows[-1]) if len(rows) == PAGE else None)
 
-    @get("/{trajectory_id:str}", guards=[in_turn])
+    @get(
+        "/{trajectory_id:str}",
+        guards=[in_turn],
+        dependencies={"selected": Provide(_selected_turns, sync_to_thread=False)},
+    )
     async def trajectory(
         self,
         trajectory_id: FromPath[str],
         services: Service,
         access: Accessible,
+        selected: NamedDependency[TurnQuery],
         tokens: FromQuery[bool] = False,
         outline: FromQuery[bool] = False,
-        turns_of: FromQuery[str | None] = None,
     ) -> TrajectoryTree:
         """Return a trajectory with its turns, and with the texts and log-probabilities of sampled tokens.
 
-        With ``outline`` turns have no messages; with ``turns_of`` only those of these requests are there.
+        With ``outline`` turns have no messages; with ``turns_of`` only those of these requests are there. If
+        the answer has a ``cursor``, the next page has further turns.
         """
-        requests = None if turns_of is None else _requests(turns_of)
         async with services.database.reading() as db:
             row = await catalog.find(db, access.caller, trajectory_id)
             (entry,) = await views.entries(db, [row])
             if outline:
                 return TrajectoryTree(entry, views.outline_entries(await catalog.outlines_of(db, row.id)))
-            turns = await catalog.turns_of(db, row.id, requests)
-        texts = await _texts(services)
-        return TrajectoryTree(
-            entry, await asyncio.to_thread(views.turn_entries, turns, texts, with_tokens=tokens)
-        )
+        turns, last = await _page_of_turns(services, row.id, selected, with_tokens=tokens)
+        return TrajectoryTree(entry, turns, None if last is None else str(last))
 
     @post("/{trajectory_id:str}/rewards", status_code=HTTP_200_OK)
     async def reward(
@@ -224,8 +237,40 @@ async def _owned(services: Services, caller: Caller, ids: Sequence[str]) -> set[
         return await catalog.seen_of(db, caller, ids)
 
 
+async def _page_of_turns(
+    services: Services, trajectory_id: str, selected: TurnQuery, *, with_tokens: bool
+) -> tuple[list[TurnEntry], int | None]:
+    """Return turns of a trajectory, and the number of the last one if there are more."""
+    room, found, texts = (
+        PageRoom(services.config.bounds.answer_bytes),
+        list[TurnEntry](),
+        await _texts(services),
+    )
+    while True:
+        async with services.database.reading() as db:
+            rows = await catalog.turns_of(db, trajectory_id, selected)
+        for row in rows:
+            entries = await asyncio.to_thread(views.turn_entries, [row], texts, with_tokens=with_tokens)
+            if not room.takes(entries):
+                return found, selected.after
+            found += entries
+            selected = replace(selected, after=row.number)
+        if len(rows) < TURNS_AT_ONCE:
+            return found, None
+
+
 async def _texts(services: Services) -> dict[str, ModelText]:
     return {base.key: await base.model.text.get() for base in services.bases.all}
+
+
+def _last_turn(cursor: str | None) -> int:
+    if cursor is None:
+        return BEFORE_ALL
+    if not (cursor.isascii() and cursor.isdecimal() and len(cursor) <= MOST_DIGITS):
+        raise InvalidRequest(
+            f"cursor is {cursor[: listing.MOST_SHOWN]!r}; send one that the page before has given"
+        )
+    return int(cursor)
 
 
 def _requests(text: str) -> list[str]:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from spmd_tx.coordinator.http.tinker import trajectories
+from spmd_tx.coordinator.wire.page_room import PageRoom
 from tests.coordinator.http.tinker.test_trajectories import HELLO, later, listed, say, tree
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -95,6 +97,30 @@ async def test_turns_are_read_alone(api):
     request = whole[1]["id"].partition(":")[0]
     assert (await tree(api, tokens=True, turns_of=request))["turns"] == [whole[1]]
     assert (await tree(api, turns_of="unknown"))["turns"] == []
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 16])
+async def test_a_tree_that_is_too_large_for_one_answer_is_read_in_pages(api, monkeypatch, at_once):
+    message = await say(api)
+    for text in ("And?", "Why?", "When?"):
+        await say(api, messages=later(message, text), n=2)
+    whole = await tree(api, tokens=True)
+    assert whole["cursor"] is None
+    monkeypatch.setattr(trajectories, "TURNS_AT_ONCE", at_once)
+    monkeypatch.setattr(trajectories, "PageRoom", lambda most_bytes: PageRoom(1))
+    pages = [await tree(api, tokens=True)]
+    while pages[-1]["cursor"] is not None:
+        pages.append(await tree(api, tokens=True, cursor=pages[-1]["cursor"]))
+    assert [len(page["turns"]) for page in pages] == [1, 2, 2, 2]
+    assert [turn for page in pages for turn in page["turns"]] == whole["turns"]
+
+
+@pytest.mark.parametrize("cursor", ["x", "-1", "9" * 40, "\N{SUPERSCRIPT TWO}"])
+async def test_a_cursor_of_no_page_is_refused(api, cursor):
+    await say(api)
+    (entry,) = await listed(api)
+    answer = await api.get(f"trajectories/{entry['id']}", params={"cursor": cursor})
+    assert (answer.status_code, "the page before" in answer.json()["detail"]) == (400, True)
 
 
 async def test_so_many_turns_are_read_alone(api):
