@@ -15,12 +15,20 @@ from spmd_tx.coordinator.conversation.messages import (
     in_order_of_calls,
     shown,
 )
-from spmd_tx.coordinator.conversation.reading import function_of
+from spmd_tx.coordinator.conversation.reading import (
+    ImageData,
+    JoinedContent,
+    function_of,
+    image_of_url,
+    joined,
+)
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest, WrongField
 
 # They mark what a provider's cache should keep; prefixes are always cached here.
 CACHE_MARKS = frozenset({"cache_control", "prompt_cache_breakpoint"})
+IMAGE = "image_url"  # the type of a part
+DETAILS = (None, "auto", "high")
 READ = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 
 
@@ -44,31 +52,46 @@ def _message(number: int, fields: Fields) -> Message:
         for key, value in fields.items()
         if value is not None and key not in READ and key not in CACHE_MARKS
     }
+    content = _content(number, fields.get("content"))
     return Message(
         fields["role"],
-        _content(number, fields.get("content")),
+        content.text,
         _take_reasoning(others),
         _calls(number, fields.get("tool_calls")),
         call_id,
         others,
+        images=content.images,
     )
 
 
-def _content(number: int, content: Any) -> str:
+def _content(number: int, content: Any) -> JoinedContent:
     if isinstance(content, list):
-        return "\n".join(_text(number, part) for part in content)
+        return joined([_part(number, place, part) for place, part in enumerate(content)], "\n")
     if not isinstance(content, str | None):
         raise InvalidRequest(
             f"message {number}: content is {shown(content)}; send text, or a list of text parts"
         )
-    return content or ""
+    return JoinedContent(content or "")
+
+
+def _part(number: int, place: int, part: Any) -> str | ImageData:
+    if not isinstance(part, dict) or part.get("type") != IMAGE:
+        return _text(number, part)
+    where, image = f"messages[{number}].content[{place}].image_url", part.get("image_url")
+    if isinstance(image, dict) and image.get("detail") not in DETAILS:
+        raise WrongField(
+            f"{where}.detail is {shown(image['detail'])}; images keep their size here, so leave it out, or "
+            "send auto or high",
+            f"{where}.detail",
+        )
+    return image_of_url(f"{where}.url", image.get("url") if isinstance(image, dict) else image)
 
 
 def _text(number: int, part: Any) -> str:
     kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
     if kind != "text" or not isinstance(text, str):
         raise InvalidRequest(
-            f"message {number} has a part of type {shown(kind)}; this model takes parts of text"
+            f"message {number} has a part of type {shown(kind)}; send parts of the types text and image_url"
         )
     lost = [key for key, value in part.items() if value and key not in {"type", "text", *CACHE_MARKS}]
     if lost:

@@ -28,6 +28,16 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
+class MessageImage:
+    """An image in the text of a message."""
+
+    at: int  # characters of the text before it
+    data: str = ""  # its file in base64, as it was sent; "": it is stored
+    digest: str = ""  # of its file, once it is stored, as is the next
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
 class Message:
     """One turn, or the result of one call."""
 
@@ -38,6 +48,7 @@ class Message:
     call_id: str | None = None  # of the call whose result this is
     others: Mapping[str, Any] = field(default_factory=dict)  # fields of the dialect that templates may know
     turn_id: str | None = None  # REQUEST:NUMBER of the sample that it is, if its dialect has told
+    images: tuple[MessageImage, ...] = ()  # in the order of their places
 
     @property
     def call_ids(self) -> frozenset[str]:

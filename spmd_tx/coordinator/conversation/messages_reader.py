@@ -4,7 +4,7 @@ Each role has its blocks. What a block says is read, or it is refused by its pla
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +24,7 @@ from spmd_tx.coordinator.conversation.messages import (
     shown,
 )
 from spmd_tx.coordinator.conversation.messages_tools import OfferedTool
-from spmd_tx.coordinator.conversation.reading import refuse, text_of
+from spmd_tx.coordinator.conversation.reading import ImageData, joined, refuse, text_of
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
@@ -36,18 +36,19 @@ ERROR = "<tool_use_error>{}</tool_use_error>"  # what a tool says that has faile
 MARKS = frozenset({"cache_control", "citations", "caller", "toolset_name"})
 BLOCKS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"text"}),
+    "image": frozenset({"source"}),
     "thinking": frozenset({"thinking", "signature"}),
     "redacted_thinking": frozenset({"data"}),
     "tool_use": frozenset({"id", "name", "input"}),
     "tool_result": frozenset({"tool_use_id", "content", "is_error"}),
     "tool_reference": frozenset({"tool_name"}),
 }
-TEXT, THINKING, REDACTED, CALL, RESULT, REFERENCE = BLOCKS
+TEXT, IMAGE, THINKING, REDACTED, CALL, RESULT, REFERENCE = BLOCKS
 ALLOWED: Mapping[str, frozenset[str]] = {
-    USER: frozenset({TEXT, RESULT}),
+    USER: frozenset({TEXT, IMAGE, RESULT}),
     ASSISTANT: frozenset({TEXT, THINKING, REDACTED, CALL}),
     SYSTEM: frozenset({TEXT}),
-    TOOL: frozenset({TEXT, REFERENCE}),  # within a result
+    TOOL: frozenset({TEXT, IMAGE, REFERENCE}),  # within a result
 }
 
 
@@ -92,6 +93,16 @@ class _Block:
         """Return the text of a field."""
         return text_of(self.place, self.fields, key)
 
+    def image(self) -> ImageData:
+        """Return the file of an image."""
+        place, source = f"{self.place}.source", self.fields.get("source")
+        if not isinstance(source, dict) or source.get("type") != "base64":
+            raise WrongField(
+                f"{place} is {shown(source)}; images are never fetched, so send the type base64, and data",
+                place,
+            )
+        return ImageData(text_of(place, source, "data"))
+
 
 class _Reader:
     def __init__(self, offered: Mapping[str, OfferedTool], open_seal: OpenSeal) -> None:
@@ -129,8 +140,11 @@ class _Reader:
 
     def _user(self, blocks: Sequence[_Block]) -> list[Message]:
         results = [self._result(block) for block in blocks if block.kind == RESULT]
-        text = "\n".join(block.text(TEXT) for block in blocks if block.kind == TEXT)
-        return results if results and not text else [*results, Message(USER, text)]
+        said = [block for block in blocks if block.kind != RESULT]
+        text, images = joined(
+            [block.image() if block.kind == IMAGE else block.text(TEXT) for block in said], "\n"
+        )
+        return results if results and not (text or images) else [*results, Message(USER, text, images=images)]
 
     def _assistant(self, blocks: Sequence[_Block]) -> Message:
         thinking = [block for block in blocks if block.kind == THINKING]
@@ -164,11 +178,21 @@ class _Reader:
                 f"{block.place}.tool_use_id",
             )
         parts = _blocks(f"{block.place}.content", block.fields.get("content"), TOOL)
-        text = "\n".join(part.text(TEXT) if part.kind == TEXT else self._reference(part) for part in parts)
+        text, images = joined([self._part(part) for part in parts], "\n")
         begin, end = ERROR.split("{}")
         if block.fields.get("is_error") and not (text.startswith(begin) and text.endswith(end)):
             text = ERROR.format(text)
-        return Message(TOOL, text, call_id=canonical_id(call_id))
+            images = tuple(replace(each, at=each.at + len(begin)) for each in images)
+        return Message(TOOL, text, call_id=canonical_id(call_id), images=images)
+
+    def _part(self, block: _Block) -> str | ImageData:
+        match block.kind:
+            case "text":
+                return block.text(TEXT)
+            case "image":
+                return block.image()
+            case _:
+                return self._reference(block)
 
     def _reference(self, block: _Block) -> str:
         name = block.text("tool_name")

@@ -1,8 +1,9 @@
 """Reads what requests of all dialects have in common: texts, and descriptions of functions. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from spmd_tx.coordinator.conversation.messages import Fields, shown
+from spmd_tx.coordinator.conversation.messages import Fields, MessageImage, shown
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
@@ -13,6 +14,43 @@ def text_of(place: str, fields: Fields, key: str) -> str:
     if not isinstance(value, str):
         raise WrongField(f"{place}.{key} is {shown(value)}; send a text", f"{place}.{key}")
     return value
+
+
+class ImageData(NamedTuple):
+    """Holds the file of an image."""
+
+    base64: str
+
+
+class JoinedContent(NamedTuple):
+    """Holds a text, and the images in it."""
+
+    text: str
+    images: tuple[MessageImage, ...] = ()
+
+
+def joined(parts: Sequence[str | ImageData], between: str) -> JoinedContent:
+    """Join parts; ``between`` stands between two texts."""
+    text, images, follows_text = "", list[MessageImage](), False
+    for part in parts:
+        if isinstance(part, str):
+            text += between + part if follows_text else part
+        else:
+            images.append(MessageImage(len(text), part.base64))
+        follows_text = isinstance(part, str)
+    return JoinedContent(text, tuple(images))
+
+
+def image_of_url(place: str, url: Any) -> ImageData:
+    """Return the image of a data URI. Raises WrongField: images are never fetched."""
+    head, _, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not (head.startswith("data:") and head.endswith(";base64")):
+        raise WrongField(
+            f"{place} is {shown(url)}; images are never fetched, so send a PNG or JPEG as a data URI: "
+            "data:image/png;base64,...",
+            place,
+        )
+    return ImageData(data)
 
 
 def refuse(place: str, unknown: Iterable[str]) -> None:

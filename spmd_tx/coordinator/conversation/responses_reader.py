@@ -23,13 +23,14 @@ from spmd_tx.coordinator.conversation.messages import (
     in_order_of_calls,
     shown,
 )
-from spmd_tx.coordinator.conversation.reading import text_of
+from spmd_tx.coordinator.conversation.reading import ImageData, JoinedContent, image_of_url, joined, text_of
 from spmd_tx.coordinator.conversation.responses_tools import OfferedTools
 from spmd_tx.errors import WrongField
 
 ROLES = frozenset({USER, ASSISTANT, SYSTEM, DEVELOPER})
 TEXTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 MESSAGE, REASONING = "message", "reasoning"
+IMAGE = "input_image"  # the type of a part
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output"})
 REFERENCE = "item_reference"  # to an item that a server has stored
@@ -101,13 +102,14 @@ class _Reader:
         role = item.get("role")
         if role not in ROLES:
             raise WrongField(f"{place}.role is {shown(role)}; send one of {', '.join(sorted(ROLES))}", place)
-        text = _text(f"{place}.content", item.get("content"), between="" if role == ASSISTANT else "\n")
+        between = "" if role == ASSISTANT else "\n"
+        text, images = _content(f"{place}.content", item.get("content"), between)
         if role == ASSISTANT:
             turn = self._turn or Message(ASSISTANT)
-            self._turn = replace(turn, text=turn.text + text)
-        elif text or role == USER:
+            self._turn = replace(turn, text=turn.text + text, images=(*turn.images, *images))
+        elif text or images or role == USER:
             self.end_turn()
-            self.messages.append(Message(role, text))
+            self.messages.append(Message(role, text, images=images))
 
     def _reasoning(self, place: str, item: Fields) -> None:
         sealed = item.get("encrypted_content")
@@ -117,7 +119,7 @@ class _Reader:
             self.end_turn()  # reasoning begins a turn
         turn = self._turn or Message(ASSISTANT)
         key = "content" if item.get("content") else "summary"
-        text = _text(f"{place}.{key}", item.get(key), between="\n\n")
+        text = _content(f"{place}.{key}", item.get(key), between="\n\n").text
         self._turn = replace(turn, reasoning=turn.reasoning + text, turn_id=turn.turn_id or turn_id)
 
     def _call(self, place: str, item: Fields, kind: str) -> None:
@@ -140,26 +142,31 @@ class _Reader:
                 "their calls",
                 f"{place}.call_id",
             )
-        self.messages.append(Message(TOOL, _text(f"{place}.output", item.get("output"), "\n"), call_id=id))
+        text, images = _content(f"{place}.output", item.get("output"), "\n")
+        self.messages.append(Message(TOOL, text, call_id=id, images=images))
 
 
-def _text(place: str, content: Any, between: str) -> str:
-    """Return the text of a content, whose parts are texts."""
+def _content(place: str, content: Any, between: str) -> JoinedContent:
+    """Return the text of a content, whose parts are texts and images."""
     if isinstance(content, str | None):
-        return content or ""
+        return JoinedContent(content or "")
     if not isinstance(content, list):
         raise WrongField(f"{place} is {shown(content)}; send a text, or a list of parts", place)
-    texts = list[str]()
+    parts = list[str | ImageData]()
     for number, part in enumerate(content):
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, dict) else (part, None)
+        if kind == IMAGE:
+            parts.append(image_of_url(f"{place}[{number}].image_url", part.get("image_url")))
+            continue
         if kind == "refusal" and isinstance(part, dict):
             text = part.get("refusal")
         elif kind not in TEXTS:
             text = None
         if not isinstance(text, str):
             raise WrongField(
-                f"{place}[{number}] is a part of type {shown(kind)}; this model takes parts of text",
+                f"{place}[{number}] is a part of type {shown(kind)}; send parts of the types input_text and "
+                "input_image",
                 f"{place}[{number}]",
             )
-        texts.append(text)
-    return between.join(texts)
+        parts.append(text)
+    return joined(parts, between)

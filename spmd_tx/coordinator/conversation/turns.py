@@ -117,7 +117,8 @@ def _meaning(message: Message, places: Mapping[str | None, int]) -> Any:
     if role != ASSISTANT:
         call = places.get(message.call_id, message.call_id)
         place = _encodable(call) if isinstance(call, str) else call
-        return [_encodable(role), _encodable(message.text), place, _encodable(others)]
+        images = [[[each.at, each.digest] for each in message.images]] if message.images else []
+        return [_encodable(role), _encodable(message.text), place, _encodable(others), *images]
     calls = [[_encodable(call.name), arguments_key(call)] for call in message.calls]
     return [role, _encodable(message.text.strip()), calls, _encodable(others)]
 

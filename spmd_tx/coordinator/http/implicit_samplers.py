@@ -4,7 +4,7 @@ Each set of weights has a session of its own, which ends like any other when it 
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
@@ -45,6 +45,7 @@ class ImplicitSampler:
     base: ServedBase
     numbers: count = field(default_factory=count)
     stored_with: StoredWith | None = None  # what is stored together with a request, by its number
+    images: Mapping[str, bytes] = field(default_factory=dict)  # files of a request, by digest
 
 
 class ImplicitSamplers:

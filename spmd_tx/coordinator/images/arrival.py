@@ -4,13 +4,22 @@ Only headers are read. What cannot be decoded is found later, and fails its requ
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.conversation.messages import (
+    TOOL,
+    USER,
+    Conversation,
+    Message,
+    MessageImage,
+    shown,
+)
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ImageRef, ModelInput, ModelInputChunk
@@ -35,6 +44,14 @@ class TakenPrompt(NamedTuple):
     files: Mapping[str, bytes]
 
 
+class TakenConversation(NamedTuple):
+    """Holds a conversation with references, these in their order, and the files, by digest."""
+
+    conversation: Conversation
+    images: Sequence[ImageRef]
+    files: Mapping[str, bytes]
+
+
 class TakenBody(NamedTuple):
     """Holds a training body with references, and the files that they stand for, by digest."""
 
@@ -49,10 +66,7 @@ def of_prompt(prompt: ModelInput, limits: Limits) -> TakenPrompt:
         return TakenPrompt(prompt, {})
     most, count = limits.bounds.images, kinds.count("image")
     if count > most:
-        raise InvalidRequest(
-            f"the prompt has {count} images; at most {most} are allowed (the operator raises the limit "
-            "images)"
-        )
+        raise _too_many("prompt", count, most)
     files, chunks = dict[str, bytes](), list[ModelInputChunk]()
     for place, (chunk, kind) in enumerate(zip(prompt.chunks, kinds, strict=True)):
         if kind == "stored_image":
@@ -67,6 +81,45 @@ def of_prompt(prompt: ModelInput, limits: Limits) -> TakenPrompt:
             chunk = ModelInputChunk(stored=stored)
         chunks.append(chunk)
     return TakenPrompt(ModelInput(chunks), files)
+
+
+def of_conversation(conversation: Conversation, limits: Limits) -> TakenConversation:
+    """Take the images out of a conversation. Raises InvalidRequest."""
+    count = sum(len(message.images) for message in conversation.messages)
+    if not count:
+        return TakenConversation(conversation, (), {})
+    _check_conversation(conversation, count, limits)
+    refs, files, messages = list[ImageRef](), dict[str, bytes](), list[Message]()
+    for message in conversation.messages:
+        images = list[MessageImage]()
+        for image in message.images:
+            try:
+                content = _from_base64(image.data, limits)
+                stored = reference(SentImage(content), limits)
+            except InvalidRequest as problem:
+                raise InvalidRequest(f"image {len(refs)} of the conversation: {problem}") from None
+            refs.append(stored)
+            files[stored.digest] = content
+            images.append(MessageImage(image.at, digest=stored.digest, tokens=stored.tokens))
+        messages.append(replace(message, images=tuple(images)))
+    return TakenConversation(replace(conversation, messages=tuple(messages)), tuple(refs), files)
+
+
+def _check_conversation(conversation: Conversation, count: int, limits: Limits) -> None:
+    if limits.images is None:
+        raise InvalidRequest("the conversation has an image, and this model takes text alone; leave it out")
+    if count > limits.bounds.images:
+        raise _too_many("conversation", count, limits.bounds.images)
+    for message in conversation.messages:
+        if message.images and message.role not in (USER, TOOL):
+            raise InvalidRequest(
+                f"a message of the role {shown(message.role)} has an image; send it in a message of the user"
+            )
+        if any(image.digest for image in message.images):
+            raise InvalidRequest(
+                "an earlier message has an image, which is not kept with it; send the whole conversation "
+                "as input"
+            )
 
 
 def of_training(body: bytes, limits: Limits) -> TakenBody:
@@ -144,6 +197,12 @@ def _from_base64(text: str, limits: Limits) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError as problem:
         raise InvalidRequest(f"data is not base64 ({problem}); send the file in base64") from None
+
+
+def _too_many(what: str, count: int, most: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"the {what} has {count} images; at most {most} are allowed (the operator raises the limit images)"
+    )
 
 
 def _too_large(size: str, most: str, limit: str) -> InvalidRequest:

@@ -19,6 +19,7 @@ CONNECTING_RESULTS = CONNECTING | {"name"}
 CONNECTING_CALLS = frozenset({"id", "type", "index"})
 CALLS, FUNCTION, ARGUMENTS = "tool_calls", "function", "arguments"
 NO_ARGUMENTS = "{}"
+PART_TYPE = "type"  # what a part of a content is, which templates read and do not write
 TOLD_OF_TOOLS = ("name", "description")
 
 _MARK, _DIGITS = "480172639", 6  # digits, which no filter of a template changes
@@ -203,7 +204,11 @@ class Marks:
             case str():
                 return self._mark(of(path)) if value.strip() else value
             case dict():
-                return {key: self._value(each, f"{path}.{key}", of) for key, each in value.items()}
+                kind = PART_TYPE if path.startswith("content[") else ""
+                return {
+                    key: each if key == kind else self._value(each, f"{path}.{key}", of)
+                    for key, each in value.items()
+                }
             case list():
                 return [self._value(each, f"{path}[{place}]", of) for place, each in enumerate(value)]
             case _:

@@ -1,7 +1,7 @@
 """Makes the prompt of a conversation: behind the turn that it goes on from, else as a whole."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from spmd_tx.coordinator.conversation.turns import SampledTurn, own_key, setting
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.text import continuation
 from spmd_tx.coordinator.text.continuation import TurnEnd
+from spmd_tx.coordinator.text.image_pads import widened
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.text.template_messages import template_messages, template_tools
@@ -88,6 +89,7 @@ class PromptMaker:
                 place = place.detached(BranchCause.REWRITTEN)
             messages = await compute(size, self._whole, conversation)
             behind = _Behind(await self.texts.of_conversation(messages, options), 0, 0)
+        behind = behind._replace(tokens=self._widened(behind, place.messages[place.known :]))
         begun = await asyncio.to_thread(end_of_prompt, self.model, behind.tokens)
         most_calls = None if conversation.has_parallel_calls else 1
         reading = ReplyReading(conversation.known_tools, stops, begun, most_calls)
@@ -124,6 +126,14 @@ class PromptMaker:
         dropped = int(tail.drops_stop)
         reused = len(known) - dropped
         return _Behind([*known[:reused], *tail.tokens], reused, dropped)
+
+    def _widened(self, behind: "_Behind", messages: Sequence[Message]) -> list[int]:
+        """Return the tokens with as many pads for each image of the last messages as it has tokens."""
+        images = [image.tokens for message in messages for image in message.images]
+        pad = self.model.image_pad
+        if not images or pad is None:
+            return behind.tokens
+        return [*behind.tokens[: behind.reused], *widened(behind.tokens[behind.reused :], pad, images)]
 
     def _settings(self, conversation: Conversation, variables: Mapping[str, Any]) -> bytes:
         tools = [vars(tool) for tool in conversation.tools]

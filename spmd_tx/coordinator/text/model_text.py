@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from spmd_tx.coordinator.agent.layout import TOKENIZERS
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
 from spmd_tx.coordinator.text.end_of_text import read_eos_token_ids
+from spmd_tx.coordinator.text.image_pads import PAD
 from spmd_tx.coordinator.text.rank_vocabularies import (
     TEKKEN,
     TIKTOKEN,
@@ -48,6 +49,11 @@ class ModelText:
     def longest_token(self) -> int:
         """The most bytes of text that one token stands for."""
         return max(len(text.encode()) for text in self.tokenizer.get_vocab(with_added_tokens=True))
+
+    @property
+    def image_pad(self) -> int | None:
+        """The token that a chat template writes for an image; None: the vocabulary has none."""
+        return self.tokenizer.token_to_id(PAD)
 
     @functools.cached_property
     def reply_format(self) -> ReplyFormat | None:

@@ -19,6 +19,7 @@ from spmd_tx.coordinator.conversation.messages import (
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.text.conversation import CALLS, FUNCTION
 from spmd_tx.coordinator.text.template_probe import CallIds, TemplateTraits
+from spmd_tx.errors import InvalidRequest
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"  # which models are used to from coding agents
 BETWEEN = "\n\n"  # texts of messages that become one
@@ -32,6 +33,8 @@ def template_messages(
 
     ``drops_reasoning`` says that the model's own turns lose their reasoning where the template shows none.
     """
+    if not traits.takes_images and any(message.images for message in messages):
+        raise InvalidRequest("the model's chat template shows no images; leave them out, or use asample")
     turns = _split_calls(_place_instructions(messages, traits), traits)
     key = traits.reasoning_key or ("" if drops_reasoning else REASONING[0])
     return [_fields(turn, key) for turn in _native_ids(turns, traits.call_ids)]
@@ -69,7 +72,9 @@ def _join_neighbours(messages: Sequence[Message], roles: Collection[str]) -> lis
         if joined and message.role in roles and joined[-1].role in roles:
             before = joined.pop()
             text = BETWEEN.join(filter(None, (before.text, message.text)))
-            message = replace(before, text=text, others={**message.others, **before.others})
+            moved = len(text) - len(message.text)
+            images = *before.images, *(replace(each, at=each.at + moved) for each in message.images)
+            message = replace(before, text=text, others={**message.others, **before.others}, images=images)
         joined.append(message)
     return joined
 
@@ -138,7 +143,7 @@ def _short(call: ToolCall, number: int) -> str:
 
 
 def _fields(message: Message, reasoning_key: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.text, **message.others}
+    fields: dict[str, Any] = {"role": message.role, "content": _content(message), **message.others}
     if message.reasoning and reasoning_key:
         fields[reasoning_key] = message.reasoning
     if message.calls:
@@ -146,6 +151,21 @@ def _fields(message: Message, reasoning_key: str) -> dict[str, Any]:
     if message.call_id is not None:
         fields["tool_call_id"] = message.call_id
     return fields
+
+
+def _content(message: Message) -> str | list[dict[str, Any]]:
+    """Return the text; with images, the parts."""
+    if not message.images:
+        return message.text
+    parts, at = list[dict[str, Any]](), 0
+    for image in message.images:
+        parts += [*_text_part(message.text[at : image.at]), {"type": "image"}]
+        at = image.at
+    return [*parts, *_text_part(message.text[at:])]
+
+
+def _text_part(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}] if text else []
 
 
 def _call(call: ToolCall) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 from spmd_tx.coordinator.conversation.messages import REASONING
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
 from spmd_tx.coordinator.text.conversation import CALLS, TemplateMessage
+from spmd_tx.coordinator.text.image_pads import PAD
 
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 
@@ -60,6 +61,7 @@ class TemplateTraits:
     call_ids: CallIds
     reasoning_key: str | None  # of messages; None: it shows none
     variables: frozenset[str]  # which a request may set
+    takes_images: bool = False  # as parts of a content
 
     @property
     def thinking_switch(self) -> str | None:
@@ -116,6 +118,7 @@ def probe(template: ChatTemplate) -> TemplateTraits:
         call_ids=CallIds.ANY if calls is None else _native_ids(template, calls),
         reasoning_key=key,
         variables=template.variables,
+        takes_images=_takes_images(template),
     )
 
 
@@ -134,6 +137,14 @@ def _keeps(template: ChatTemplate, messages: Sequence[TemplateMessage]) -> bool:
         return False
     places = [text.find(message["content"]) for message in messages]
     return -1 not in places and places == sorted(places)
+
+
+def _takes_images(template: ChatTemplate) -> bool:
+    """Return whether the template writes a pad for an image between two texts."""
+    parts = [{"type": "text", "text": _USER}, {"type": "image"}, {"type": "text", "text": _LATER}]
+    text = template.attempt([{"role": "user", "content": parts}]) or ""
+    places = [text.find(word) for word in (_USER, PAD, _LATER)]
+    return -1 not in places and places == sorted(places) and text.count(PAD) == 1
 
 
 def _find_calls(template: ChatTemplate) -> _CallSpelling | None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import zstandard
 
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequences
 from spmd_tx.errors import UNREADABLE, DamagedBody
@@ -22,7 +22,10 @@ def encode_conversation(
     messages: Sequence[Message], tools: Sequence[Tool], variables: Mapping[str, Any]
 ) -> str:
     """Write down what a client has sent. JSON, since it may hold what no other format takes."""
-    written = [{**vars(each), "calls": [vars(call) for call in each.calls]} for each in messages]
+    written = [
+        {**vars(each), "calls": [vars(call) for call in each.calls], "images": [*map(vars, each.images)]}
+        for each in messages
+    ]
     whole = {"messages": written, "tools": [vars(each) for each in tools], "variables": variables}
     return json.dumps(whole)
 
@@ -39,7 +42,13 @@ def decode_conversation(text: str) -> ConversationRecord:
     """Read what ``encode_conversation`` has written."""
     read = json.loads(text)
     messages = [
-        Message(**{**each, "calls": tuple(ToolCall(**call) for call in each["calls"])})
+        Message(
+            **{
+                **each,
+                "calls": tuple(ToolCall(**call) for call in each["calls"]),
+                "images": tuple(MessageImage(**image) for image in each.get("images", ())),
+            }
+        )
         for each in read["messages"]
     ]
     return ConversationRecord(messages, tuple(Tool(**each) for each in read["tools"]), read["variables"])

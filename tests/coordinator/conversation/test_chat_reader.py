@@ -1,7 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.conversation.chat_reader import read_conversation
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest
 
@@ -44,6 +44,21 @@ def test_results_stand_in_the_order_of_their_calls(sent, order):
     assert ids(conversation([USER, *sent])) == order
 
 
+def image(url, **more):
+    return {"type": "image_url", "image_url": {"url": url, **more}}
+
+
+def test_images_stand_between_the_texts_of_a_message():
+    parts = ["a", "b", image("data:image/png;base64,AAAA", detail="auto"), "c", image("data:;base64,BBBB")]
+    content = [part if isinstance(part, dict) else {"type": "text", "text": part} for part in parts]
+    (message,) = conversation([USER | {"content": content}])
+    assert message.text == "a\nbc"
+    assert message.images == (MessageImage(3, "AAAA"), MessageImage(4, "BBBB"))
+    (called, shown) = conversation([calls("a"), result("a", content[2:3])])
+    assert shown == Message("tool", call_id="a", images=(MessageImage(0, "AAAA"),))
+    assert called.images == ()
+
+
 @pytest.mark.parametrize(
     "sent, complaint",
     [
@@ -57,8 +72,10 @@ def test_results_stand_in_the_order_of_their_calls(sent, order):
         ([USER | {"content": 5}], "content is 5; send text"),
         (
             [USER | {"content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
-            "part of type 'image_url'",
+            "image_url.url is 'x'; images are never fetched, so send a PNG or JPEG as a data URI",
         ),
+        ([USER | {"content": [image("https://x/a.png")]}], "images are never fetched"),
+        ([USER | {"content": [image("data:,", detail="low")]}], "detail is 'low'; images keep their size"),
         ([USER | {"content": [{"type": "input_audio", "input_audio": {}}]}], "part of type 'input_audio'"),
         ([USER | {"content": [{"type": "refusal", "refusal": "no"}]}], "part of type 'refusal'"),
         ([USER | {"content": ["text"]}], "part of type 'text'"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
 from spmd_tx.coordinator.conversation.messages_reader import read_messages
 from spmd_tx.coordinator.conversation.messages_tools import read_tools
 from spmd_tx.errors import WrongField
@@ -92,13 +92,27 @@ def test_a_tool_that_waits_is_described_where_a_result_names_it():
         assert '"description":"Looks."' in after.messages[2].text
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+
+def test_images_stand_between_blocks_and_in_results():
+    messages = read(user(text("a"), IMAGE, text("b")), CALLED, user(result("toolu_1", [text("c"), IMAGE])))
+    assert messages.messages[0] == Message("user", "ab", images=(MessageImage(1, "AAAA"),))
+    assert messages.messages[2].images == (MessageImage(1, "AAAA"),)
+    failed = read(ASK, CALLED, user(result("toolu_1", [text("c"), IMAGE], is_error=True))).messages[2]
+    assert failed.text[: failed.images[0].at] == "<tool_use_error>c"
+
+
 @pytest.mark.parametrize(
     "messages, place",
     [
         ([{"role": "tool", "content": "x"}], "messages[0].role"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
         ([{"role": "user", "content": "x", "name": "bob"}], "messages[0].name"),
-        ([user({"type": "image", "source": {}})], "messages[0].content[0].type"),
+        ([user({"type": "image", "source": {}})], "messages[0].content[0].source"),
+        ([user(IMAGE | {"source": {"type": "url", "url": "https://x"}})], "messages[0].content[0].source"),
+        ([user(IMAGE | {"source": {"type": "base64"}})], "messages[0].content[0].source.data"),
+        ([ASK, {"role": "assistant", "content": [IMAGE]}], "messages[1].content[0].type"),
         ([user("x")], "messages[0].content[0].type"),
         ([user(text("x", weight=5))], "messages[0].content[0].weight"),
         ([user({"type": "text"})], "messages[0].content[0].text"),
@@ -106,7 +120,7 @@ def test_a_tool_that_waits_is_described_where_a_result_names_it():
         ([ASK, CALLED, user(result("toolu_3", "x"))], "messages[2].content[0].tool_use_id"),
         (
             [ASK, CALLED, user(result("toolu_1", [{"type": "image"}]))],
-            "messages[2].content[0].content[0].type",
+            "messages[2].content[0].content[0].source",
         ),
         ([ASK, {"role": "assistant", "content": [USE | {"input": 5}]}, ASK], "messages[1].content[0].input"),
         ([ASK, {"role": "assistant", "content": "I"}], "messages"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
 from spmd_tx.coordinator.conversation.responses_reader import read_items
 from spmd_tx.coordinator.conversation.responses_tools import read_tools
 from spmd_tx.errors import WrongField
@@ -80,12 +80,23 @@ def test_items_that_say_nothing_are_left_out():
     assert read(ASK, {"type": "web_search_call", "id": "ws_1"}) == read(ASK)
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+
+
+def test_images_stand_in_messages_and_in_outputs():
+    said = {"role": "user", "content": [{"type": "input_text", "text": "a"}, IMAGE]}
+    messages = read(said, CALL, output("call_1", [IMAGE])).messages
+    assert messages[0] == Message("user", "a", images=(MessageImage(1, "AAAA"),))
+    assert messages[2] == Message("tool", call_id="call_1", images=(MessageImage(0, "AAAA"),))
+
+
 @pytest.mark.parametrize(
     "items, place",
     [
         ([5], "input[0]"),
         ([{"role": "tool", "content": "x"}], "input[0]"),
-        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].image_url"),
+        ([ASK, CALL, output("call_1", [IMAGE | {"image_url": "x"}])], "input[2].output[0].image_url"),
         ([ASK, output("call_1", "x")], "input[1].call_id"),
         ([ASK, CALL, output("call_2", "x")], "input[2].call_id"),
         ([ASK, CALL | {"arguments": {}}], "input[1].arguments"),

@@ -1,9 +1,7 @@
 """Draws the samples of one call: checks quotas, submits the requests, and counts the tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import msgspec
+from dataclasses import dataclass, replace
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.http.security.access import Access
@@ -67,7 +65,7 @@ async def begin_chat(
     access: Access,
 ) -> TextGeneration:
     """Begin to draw the replies to a conversation."""
-    sample = msgspec.structs.replace(sample, grammar=prompt.grammar)
+    sample, sampler = prompt.of_sample(sample), replace(sampler, images=prompt.files)
     if prompt.keeping is not None:
         sample = prompt.keeping.with_notes(sample)
     stream = await begin([sample], sampler, services, access, keeping=prompt.keeping)

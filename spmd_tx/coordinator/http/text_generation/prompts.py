@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +20,14 @@ from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
 from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.http.text_generation.kept_turns import Keeping, KeptTurns
 from spmd_tx.coordinator.http.text_generation.replies import ReplyProgress
+from spmd_tx.coordinator.images import arrival
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.text.conversation_prompts import PromptMaker
+from spmd_tx.coordinator.text.image_pads import with_images
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.text.replies import ReplyReader
 from spmd_tx.coordinator.text.template_probe import TemplateTraits
+from spmd_tx.coordinator.wire.sampling import ImageRef, SampleRequest
 from spmd_tx.errors import InvalidRequest, WrongField
 
 OWN_READING = (
@@ -43,6 +47,16 @@ class ChatPrompt:
     text: ModelText
     keeping: Keeping | None = None  # None: what is sampled is not kept
     grammar: str | None = None  # of the reply; None: the model writes what it likes
+    images: Sequence[ImageRef] = ()  # whose tokens are pads here
+    files: Mapping[str, bytes] = field(default_factory=dict)  # of the images, by digest
+
+    def of_sample(self, sample: SampleRequest) -> SampleRequest:
+        """Return the request for replies, with the images in the places of their pads."""
+        sample = msgspec.structs.replace(sample, grammar=self.grammar)
+        pad = self.text.image_pad
+        if not self.images or pad is None:
+            return sample
+        return msgspec.structs.replace(sample, prompt=with_images(self.tokens, pad, self.images))
 
     def choice(self, index: int, request_id: str) -> ChoiceProgress:
         """Return a choice whose sample is about to be drawn."""
@@ -77,13 +91,18 @@ async def make_prompt(
     tokens that were sampled.
     """
     traits, text = await traits_of(base), await base.model.text.get()
+    conversation, images, files = await compute(size, arrival.of_conversation, conversation, base.limits)
+    if images and kept is not None and kept.trajectory is not None:
+        raise InvalidRequest(
+            "trajectories keep no images yet; send this conversation to the base URL of no trajectory"
+        )
     if conversation.known_tools:
         _check_tools(conversation.known_tools, text, traits, base.limits.bounds)
     tree = TurnTree() if kept is None else await kept.tree(conversation, base, size)
     maker = PromptMaker(base.key, text, base.prompt_texts)
     made = await maker.make(conversation, variables, tree, tuple(stops), size)
     keeping = None if kept is None else Keeping(kept, tree, made, conversation, variables, base)
-    return ChatPrompt(made.tokens, stops, conversation, text, keeping)
+    return ChatPrompt(made.tokens, stops, conversation, text, keeping, images=images, files=files)
 
 
 async def constrained(prompt: ChatPrompt, constraint: Constraint, base: ServedBase) -> ChatPrompt:

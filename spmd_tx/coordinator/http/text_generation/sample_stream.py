@@ -242,6 +242,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, request: SampleR
         msgspec.json.encode(sample),
         base=sampler.base.key,
         also=() if sampler.stored_with is None else await sampler.stored_with(row, number),
+        images=sampler.images,
         tokens=most_tokens(sample, sampler.base.model.max_context),
     )
 

@@ -219,7 +219,11 @@ async def test_a_trajectory_keeps_answers_for_requests_that_name_them(drawing, a
         ({"tool_choice": "must"}, 400, "tool_choice"),
         ({"include": ["message.output_text.logprobs"]}, 400, "include"),
         ({"min_p": 0.1}, 400, "min_p"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            400,
+            "input[0].content[0].image_url",
+        ),
     ],
 )
 async def test_what_is_not_offered_is_refused_by_its_name(oai, more, status, param):
