@@ -3,7 +3,7 @@
 Coordinator and workers share this package and import nothing else of each other. Dimension key for arrays:
 B rows (split evenly over the data shards, in order), T row length in tokens, J targets per position (where
 there are several), N pages in a row's table, C page copies, M new pages or masks, K decode steps, V
-vocabulary. A *data shard* is one (fsdp, ep) coordinate of the mesh.
+vocabulary, E images, P patches of an image, padded. A *data shard* is one (fsdp, ep) coordinate of the mesh.
 """
 
 import msgspec
@@ -17,6 +17,7 @@ from spmd_tx.protocol.programs import ProgramShape
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
 
 SPARE_BANK_SLOTS = 2  # in the sampler bank: one for the base model, one free for the next save
+FEWEST_PATCHES = 256  # for which images are encoded; smaller ones are padded
 PREFILL_TOKENS = 1024  # maximum of one Prefill, per data shard
 SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
@@ -30,6 +31,14 @@ def active_sizes(rows: int, bank_slots: int) -> list[int]:
     """Return the numbers of adapters for which decode steps of so many rows are compiled, ascending."""
     sizes = sorted({1, *(size for size in ACTIVE_SIZES if 3 * size <= 2 * bank_slots), bank_slots})
     return [size for place, size in enumerate(sizes) if not place or sizes[place - 1] < rows]
+
+
+def padded_patches(count: int) -> int:
+    """Return with how many patches an image of ``count`` patches is encoded: a power of two.
+
+    It depends on the image alone, so that its tokens have the same bits in any company.
+    """
+    return max(FEWEST_PATCHES, 1 << (count - 1).bit_length())
 
 
 def expert_rank(rank: int, experts_per_token: int) -> int:
@@ -57,7 +66,7 @@ class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """Holds token segments packed into rows; all segments of a row use the row's adapter."""
 
-    tokens: np.ndarray  # int32 [B, T]
+    tokens: np.ndarray  # int32 [B, T]; from the vocabulary's size on, rows of the pool of images' tokens
     # int32 [B, T] or [B, T, J]: the tokens whose log-probabilities are wanted at each position
     targets: np.ndarray
     segments: np.ndarray  # int32 [B, T]: 1, 2, ... within a row; 0 is padding
@@ -65,6 +74,9 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     slots: np.ndarray  # int32 [B]: training slot, or bank slot for Prefill
     # int16 [B, T, L, k]: experts to use; -1: the router chooses. None: it always does.
     experts: np.ndarray | None = None
+    # int32 [B, T, 3]: time, row and column of each token, by which it is rotated. None: its position is all
+    # three. Only workers with a pool of images' tokens read it.
+    places: np.ndarray | None = None
 
 
 class LossInputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,6 +213,18 @@ class PrefillStates(msgspec.Struct, frozen=True, kw_only=True):
     copies_after: np.ndarray
 
 
+class EncodeImages(Command, frozen=True, tag="encode_images"):
+    """Makes tokens of images, and leaves them in rows of the pool that extends the vocabulary.
+
+    Each device encodes one image, so there are as many images as devices at most. All have the same
+    ``padded_patches``. Commands that come later may read the rows.
+    """
+
+    patches: np.ndarray  # uint8 [E, P, 768]: pixels by channel, row and column, in blocks of 2 x 2 patches
+    grids: np.ndarray  # int32 [E, 2]: rows and columns of patches, which are even
+    rows: np.ndarray  # int32 [E, P / 4]: of the pool, for each token; -1 behind the image's end
+
+
 class Prefill(Command, frozen=True, tag="prefill"):
     """Writes the keys and values of prompts into pages.
 
@@ -273,6 +297,8 @@ class Decode(Command, frozen=True, tag="decode"):
     mask_places: np.ndarray | None = None
     # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill.
     states: np.ndarray | None = None
+    # int32 [B], 0 or less: added to positions for the rotation of rows with images before. None: of no row.
+    shifts: np.ndarray | None = None
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another
@@ -301,5 +327,15 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
 
 
 AnyCommand = (
-    ForwardBackward | Forward | CustomLoss | OptimStep | Prefill | Decode | Compile | Move | Drop | Shutdown
+    ForwardBackward
+    | Forward
+    | CustomLoss
+    | OptimStep
+    | EncodeImages
+    | Prefill
+    | Decode
+    | Compile
+    | Move
+    | Drop
+    | Shutdown
 )

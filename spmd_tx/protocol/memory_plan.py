@@ -22,6 +22,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: int = 0  # pages of keys and values
     state_slots: int = 0  # for the states of sequences, slot 0 included; 0: the model keeps none
     state_bytes: int = 0
+    tower_bytes: int = 0  # the vision tower
+    image_tokens: int = 0  # for which the pool has rows; 0: images are not read
+    image_bytes: int = 0
     compiling_bytes: int = 0  # to try kernels beside a step, on GPUs
     step_bytes: int = 0  # what is left for steps while they run
     step_needs: dict[str, int] = {}  # bytes for the largest batch of each step: "train light 4 x 2048"
@@ -40,11 +43,16 @@ def uses(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
     states = ("states", plan.state_bytes, f"of {plan.state_slots - 1} sequences and prefixes")
     training = ("training slots", plan.adapter_bytes, "weights, gradient and two moments in float32")
+    vision = (
+        ("vision tower", plan.tower_bytes, ""),
+        ("images", plan.image_bytes, f"of {plan.image_tokens} tokens"),
+    )
     compiling = ("compiling", plan.compiling_bytes, "to try kernels beside a step")
     return [
         ("base weights", plan.base_bytes, split),
         *([training] if plan.train_tokens else []),
         ("sampler slots", plan.bank_bytes, ""),
+        *(vision if plan.image_tokens else ()),
         ("steps while they run", plan.step_bytes, f"most needs {largest}" if largest else ""),
         *([compiling] if plan.compiling_bytes else []),
         *([states] if plan.state_slots else []),

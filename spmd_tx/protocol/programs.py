@@ -10,7 +10,7 @@ from spmd_tx.protocol.places import PAIRS, MoveStep, Place
 class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names a program by the shapes of the command that it is for; sizes that a step does not have are 0."""
 
-    step: Literal[MoveStep, "optim_step", "forward", "forward_backward", "prefill", "decode"]
+    step: Literal[MoveStep, "optim_step", "forward", "forward_backward", "encode_images", "prefill", "decode"]
     rows: int = 0  # over all data shards
     row_length: int = 0  # tokens
     logprobs: bool = False  # of a prefill
@@ -21,10 +21,11 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     top: int = 0  # likeliest tokens of each position that sampling returns
     named: int = 0  # tokens of each position whose log-probabilities a prefill returns
     draws: int = 0  # tokens that a prefill draws at each position
+    patches: int = 0  # of each image that is encoded, padded
     masked: bool = False  # whether rows of a decode may have masks and forced tokens
 
     def __str__(self) -> str:
-        sizes = [self.rows, self.row_length, self.targets, self.table, self.active]
+        sizes = [self.rows, self.row_length, self.targets, self.table, self.active, self.patches]
         scores = [self.top, self.named, self.draws]
         name = f"continued {self.step}" if self.step == "prefill" and self.table else self.step
         name = f"masked {name}" if self.masked else name

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.sharding.mesh import DATA
 
 
-def rows_to_devices(mesh: Mesh, tree: Any) -> Any:
-    """Split the first dimension of every array over the data shards. Every process holds the whole tree."""
-    sharding = NamedSharding(mesh, P(DATA))
+def rows_to_devices(mesh: Mesh, tree: Any, axes: tuple[str, ...] = DATA) -> Any:
+    """Split the first dimension of every array over the axes. Every process holds the whole tree."""
+    sharding = NamedSharding(mesh, P(axes))
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
     return jax.tree.map(

@@ -18,6 +18,7 @@ from spmd_tx.protocol.commands import (
     CustomLoss,
     Decode,
     Drop,
+    EncodeImages,
     Forward,
     ForwardBackward,
     Move,
@@ -141,6 +142,10 @@ class Engine:
             case OptimStep():
                 self.state.train, metrics = self._run(self._calls.trained.optim_step(self.state, command))
                 return {}, metrics
+            case EncodeImages():
+                images = self._run(self._calls.encode_images(self.state, command))
+                self.state.base = self.state.base.replace(images=images)
+                return NOTHING
             case Prefill():
                 return self._prefill(self.store.for_programs(command)), {}
             case Decode():

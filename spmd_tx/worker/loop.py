@@ -15,6 +15,7 @@ from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
     Decode,
+    EncodeImages,
     Forward,
     ForwardBackward,
     Move,
@@ -28,7 +29,7 @@ from spmd_tx.worker.command_spans import CommandSpans
 from spmd_tx.worker.engine import NOTHING, Result
 from spmd_tx.worker.inbox import Inbox
 
-DISPATCHED = ForwardBackward, Forward, OptimStep, Prefill, Decode, Compile
+DISPATCHED = ForwardBackward, Forward, OptimStep, EncodeImages, Prefill, Decode, Compile
 
 
 def is_dispatched(command: AnyCommand) -> bool:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from tests.golden.vision_cases import (
     CONFIGS,
+    GREEDY,
     GRIDS,
     IMAGE_ID,
     NUMBERS,
@@ -52,6 +54,19 @@ def numbers(name: str, directory: Path) -> dict[str, np.ndarray]:
         ids, mm_token_type_ids=kinds, image_grid_thw=sent["image_grid_thw"]
     )
     answer = model(ids, mm_token_type_ids=kinds, **sent).logits[0]
+    greedy, logprobs = [], []
+    following = answer[-1]
+    for _ in range(GREEDY):
+        greedy.append(int(following.argmax()))
+        logprobs.append(float(following.log_softmax(-1).max()))
+        assert greedy[-1] not in range(IMAGE_ID, IMAGE_ID + 2), "to transformers it is an image"
+        later, more = (
+            torch.cat([ids, torch.tensor([greedy])], dim=1),
+            nn.functional.pad(kinds, (0, len(greedy))),
+        )
+        following = model(later, mm_token_type_ids=more, **sent).logits[0, -1]
+    arrays[f"{name}/greedy"] = np.array(greedy, np.int32)
+    arrays[f"{name}/greedy_logprobs"] = np.array(logprobs, np.float32)
     arrays[f"{name}/places"] = places[:, 0].T.numpy().astype(np.int32)
     return arrays | {f"{name}/logits": answer[list(ROWS)].numpy()}
 

@@ -12,6 +12,7 @@ from spmd_tx.protocol.commands import (
     CustomLoss,
     Decode,
     Drop,
+    EncodeImages,
     Forward,
     ForwardBackward,
     LossInputs,
@@ -68,6 +69,7 @@ EXAMPLES = {
     ),
     "optim_step": OPTIM_STEP,
     "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, active=1), lane=0),
+    "encode_images": EncodeImages(patches=ROWS.tokens, grids=ROWS.tokens, rows=ROWS.tokens),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),
     "decode": DECODE,
 }

@@ -19,7 +19,7 @@ from spmd_tx.models.named import Named
 from spmd_tx.models.vision.patches import Grid, patch_places, resampled
 from spmd_tx.models.vision.tower_weights import TowerWeights
 
-QUERIES = 512  # that attend at once
+SCORES = 2**21  # of a head that are held at once
 EPS = 1e-6  # of all norms
 THETA = 10000.0  # of the rotary embedding
 MEAN, STD = 0.5, 0.5  # of pixels, in all channels
@@ -54,8 +54,8 @@ def encode(
         return (x_ND, lax.dynamic_update_index_in_dim(outputs_KND, x_ND, slot, 0)), None
 
     # The outputs of blocks with a deep merger; all others leave theirs in the last place.
-    nothing_KND = jnp.zeros((tower.planes, *x_ND.shape), x_ND.dtype)
-    (x_ND, outputs_KND), _ = lax.scan(run, (x_ND, nothing_KND), (w.blocks, jnp.array(kept)))
+    outputs_KND = jnp.broadcast_to(x_ND[None], (tower.planes, *x_ND.shape))
+    (x_ND, outputs_KND), _ = lax.scan(run, (x_ND, outputs_KND), (w.blocks, jnp.array(kept)))
     planes = [_merged(w.once, _joined(_norm(x_ND, w.once, "norm")))]
     for number in range(len(tower.deep)):
         merger = jax.tree.map(lambda leaf, number=number: leaf[number], w.deep)
@@ -113,8 +113,13 @@ def attend(
         shares_HQN = jax.nn.softmax(scores_HQN, axis=-1).astype(v_NHE.dtype)
         return product("HQN,NHE->QHE", shares_HQN, v_NHE).astype(v_NHE.dtype)
 
-    parts = q_NHE.reshape(-1, min(QUERIES, len(q_NHE)), *q_NHE.shape[1:])
+    parts = q_NHE.reshape(-1, queries_at_once(len(q_NHE)), *q_NHE.shape[1:])
     return lax.map(some, parts).reshape(q_NHE.shape)
+
+
+def queries_at_once(patches: int) -> int:
+    """Return how many patches of so many attend at once: both are powers of two."""
+    return min(patches, max(1, SCORES // patches))
 
 
 def _linear(x: Array, w: Named[Array], name: str) -> Array:

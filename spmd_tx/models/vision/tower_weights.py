@@ -4,7 +4,7 @@ Dimension key as in tower.py; L block, K deep merger.
 """
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from flax.struct import PyTreeNode
 from jax.sharding import PartitionSpec as P
@@ -15,6 +15,7 @@ from spmd_tx.models.declared.maps import Parameter
 from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
 from spmd_tx.models.named import Named
+from spmd_tx.sharding.mesh import TP
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -36,6 +37,19 @@ def tower_weights(tower: Tower, dtype: DTypeLike) -> TowerWeights[Weight]:
 
     deep = declared(tower.deep_merger, len(tower.deep)) if tower.deep else Named[Weight]({})
     return TowerWeights(declared(tower.once, None), declared(tower.block, tower.depth), deep)
+
+
+class Sight(NamedTuple):
+    """Declares what a worker needs to read images."""
+
+    tower: TowerWeights[Weight]
+    pool: Weight  # [P, S, D]: tokens of images, which tp splits as it does the vocabulary
+
+
+def sight(tower: Tower, rows: int, tp: int, dtype: DTypeLike) -> Sight:
+    """Declare it, with a pool of so many rows, or a few more that tp can split."""
+    shape = (tower.planes, -(-rows // tp) * tp, tower.out)
+    return Sight(tower_weights(tower, dtype), Weight(shape, P(None, TP), dtype))
 
 
 def unread(tower: Tower) -> Unread:

@@ -11,7 +11,7 @@ from spmd_tx.protocol.kernels import Platform
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.setup import Setup
-from spmd_tx.worker.memory.sizes import BatchShape, Sizes
+from spmd_tx.worker.memory.sizes import BatchShape, Sizes, bytes_per_device
 from spmd_tx.worker.memory.steps import LOSS_KINDS, OF_SEQUENCES, OF_SEVERAL_TARGETS, StepMemory, StepName
 
 SMALL_BLOCK = 256  # tokens of a training block, for small requests; on CPUs larger ones are hardly faster
@@ -74,7 +74,7 @@ class Plan:
     def room(self) -> int:
         """The bytes that steps may use while they run."""
         arrays = self.base + self.sizes.adapters + self.sizes.bank + self.cache + self.states
-        return self.memory.bytes - arrays - self.steps.compiling
+        return self.memory.bytes - self.sizes.of_images - arrays - self.steps.compiling
 
     @property
     def cache(self) -> int:
@@ -120,6 +120,8 @@ class Plan:
         setup, rows = self.sizes.setup, shape.rows * self.sizes.data_shards
         if step == "decode":
             return ProgramShape(step="decode", rows=rows, active=_most_copied(setup))
+        if step == "encode":
+            return ProgramShape(step="encode_images", patches=shape.length)
         if step.endswith("prefill"):
             table = self.sizes.widest_table // setup.page_size if step.startswith("continued") else 0
             return ProgramShape(
@@ -149,6 +151,9 @@ class Plan:
             _keep_largest(largest_of, "continued prefill", shape, size)
         for shape in self.sizes.prefill_shapes():
             _keep_largest(largest_of, "prefill", shape, self.steps.prefill(shape, 0))
+        if self.sizes.sight is not None:
+            image = BatchShape(1, self.sizes.most_patches)
+            largest_of["encode"] = (image, self.steps.encode(image.length))
         rows = BatchShape(self.decode_rows, self.sizes.widest_table)
         largest_of["decode"] = (rows, self.steps.decode(*rows))
         return largest_of
@@ -171,7 +176,7 @@ def _keep_largest(
 
 def report(plan: Plan) -> MemoryPlan:
     """Summarize the plan for the coordinator and for people."""
-    shapes, needs = plan.train_shapes, plan.worst().items()
+    shapes, needs, sight = plan.train_shapes, plan.worst().items(), plan.sizes.sight
     return MemoryPlan(
         pages=plan.pages,
         page_size=plan.sizes.setup.page_size,
@@ -185,6 +190,9 @@ def report(plan: Plan) -> MemoryPlan:
         cache_bytes=plan.cache,
         state_slots=plan.state_slots,
         state_bytes=plan.states,
+        tower_bytes=bytes_per_device(plan.sizes.mesh, sight.tower) if sight else 0,
+        image_tokens=plan.sizes.setup.image_tokens if sight else 0,
+        image_bytes=bytes_per_device(plan.sizes.mesh, sight.pool) if sight else 0,
         compiling_bytes=plan.steps.compiling,
         step_bytes=plan.room,
         step_needs={f"{step} {rows} x {length}": size for step, ((rows, length), size) in needs},

@@ -39,7 +39,7 @@ class Planner:
     ) -> None:
         self._sizes, self._memory = sizes, memory
         self.base = sizes.base(splits_base)
-        self._arrays = self.base + sizes.adapters + sizes.bank
+        self._arrays = self.base + sizes.adapters + sizes.bank + sizes.of_images
         self._needs: dict[tuple[tuple[str, ...], int], int] = {}
         self.steps = StepMemory(sizes, memory.platform, splits_base, corrections)
         self._left = memory.bytes - self._arrays - self.steps.compiling
@@ -108,6 +108,7 @@ class Planner:
             *(steps.prefill(shape, 0) for shape in sizes.prefill_shapes()),
             *(steps.prefill(shape, table) for shape in sizes.continued_shapes(self._memory.platform)),
         )
+        prefill = max(prefill, steps.encode(sizes.most_patches) if sizes.sight else 0)
         if not sizes.setup.trains:
             return prefill
         block = self._memory.block_tokens(tokens)[-1]

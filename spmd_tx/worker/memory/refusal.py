@@ -57,6 +57,7 @@ def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
         f"{copies} copies of the weights" if copies else "base weights": planner.base,
         **({trained: sizes.adapters} if sizes.setup.trains else {}),
         **({} if copies else {f"{sizes.setup.bank_slots} sampler slots": sizes.bank}),
+        **({"the vision tower and tokens of images": sizes.of_images} if sizes.of_images else {}),
         steps: planner.needs(levels, tokens, rows),
         **({"trying kernels": compiling} if compiling else {}),
         f"a cache of {(pages - 1) * sizes.setup.page_size} tokens": pages * sizes.page,

@@ -17,9 +17,11 @@ from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.tower import MERGED
 from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
-from spmd_tx.protocol.commands import PREFILL_TOKENS
+from spmd_tx.models.vision.tower_weights import Sight, sight
+from spmd_tx.protocol.commands import PREFILL_TOKENS, padded_patches
 from spmd_tx.protocol.kernels import Platform
 from spmd_tx.protocol.setup import SHORTEST_ROW, Setup, longest_row
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
@@ -195,6 +197,22 @@ class Sizes:
         if budget is not None:
             return 1 + rows + budget // self.state
         return 1 + rows + (min(rows, KEPT_PROMPTS) if self.setup.batch_invariant else rows)
+
+    @cached_property
+    def sight(self) -> Sight | None:
+        """What it takes to read images; None: only text is read."""
+        tower, rows = self.model.tower, self.setup.image_tokens
+        return None if tower is None or not rows else sight(tower, rows, self.mesh.shape[TP], self.dtype)
+
+    @cached_property
+    def of_images(self) -> int:
+        """The bytes of that."""
+        return 0 if self.sight is None else bytes_per_device(self.mesh, self.sight)
+
+    @property
+    def most_patches(self) -> int:
+        """The patches of the largest image, padded: its tokens have room in the pool and in the context."""
+        return padded_patches(MERGED * min(self.setup.image_tokens, self.setup.max_context))
 
     @property
     def data_shards(self) -> int:

@@ -30,6 +30,7 @@ from spmd_tx.models.remat import REMAT_LEVELS
 from spmd_tx.protocol.commands import MAX_TARGETS
 from spmd_tx.protocol.kernels import Platform
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.worker.memory.images import encoding
 from spmd_tx.worker.memory.sizes import BatchShape, Sizes
 from spmd_tx.worker.steps.train import HEAD_TOKENS
 
@@ -127,6 +128,11 @@ class StepMemory:
         if self.splits_base:  # rows travel
             working += 4 * rows * self.mesh.shape[FSDP] * max(self.model.d_model, self.model.d_ff) * FP32
         return self._corrected("decode", self.sizes.bank + working)
+
+    def encode(self, patches: int) -> int:
+        """Return the bytes of an image of so many patches, padded, on its way through the tower."""
+        assert self.model.tower is not None
+        return self._corrected("encode", encoding(self.model.tower, patches, self.itemsize))
 
     @property
     def compiling(self) -> int:

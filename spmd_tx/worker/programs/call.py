@@ -21,9 +21,10 @@ class Call:
     shape: tuple[int, ...]  # identifies the program of this name, in messages
     step: Any  # jitted
     state: tuple[Any, ...]
-    rows: tuple[Any, ...] = ()  # host arrays, to be split over the data shards
+    rows: tuple[Any, ...] = ()  # host arrays, to be split over ``axes``
     rest: tuple[Any, ...] = ()  # host arrays that every device has whole
     variant: Hashable = None  # what else ``step`` depends on
+    axes: tuple[str, ...] = DATA  # of the mesh
 
     @property
     def key(self) -> Hashable:
@@ -33,12 +34,12 @@ class Call:
 
     def placed(self, mesh: Mesh) -> tuple[Any, ...]:
         """Return the arguments to run with. A process that has all devices leaves host arrays to JAX."""
-        rows = self.rows if jax.process_count() == 1 else rows_to_devices(mesh, self.rows)
+        rows = self.rows if jax.process_count() == 1 else rows_to_devices(mesh, self.rows, self.axes)
         return (*self.state, *rows, *self.rest)
 
     def abstract(self, mesh: Mesh) -> tuple[Any, ...]:
         """Return abstract arguments to compile for."""
-        split = NamedSharding(mesh, P(DATA))
+        split = NamedSharding(mesh, P(self.axes))
 
         def row(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=split)

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import MASKS_OF_ROW, active_sizes
+from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.blocks import blocks
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.adapters import AdapterPrograms
@@ -16,6 +17,7 @@ from spmd_tx.worker.programs.call import Call, int32
 from spmd_tx.worker.programs.tables import table_changes
 from spmd_tx.worker.programs.whole_models import ModelPrograms
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.steps.images import make_encode_images
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.pages import make_copy_pages, make_copy_states, make_place_tables
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
@@ -39,6 +41,10 @@ class Calls:
         self._prefill = cache(lambda logprobs, widths: prefill(logprobs=logprobs, widths=widths))
         decode, invariant = partial(make_decode, *sampling, setup.decode_steps), setup.batch_invariant
         self._decode = cache(lambda top: decode(top, kernels=kernels, batch_invariant=invariant))
+        tower, images = declared.tower, declared.base.images
+        self._encode_images = None
+        if tower is not None and images is not None:
+            self._encode_images = make_encode_images(model, mesh, tower, images)
         self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._copy_states = make_copy_states(mesh, declared.cache)
         self._place_tables = make_place_tables(mesh, declared.tables)
@@ -109,7 +115,7 @@ class Calls:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__}
-        fields |= {"slots": slots}
+        fields |= {"slots": slots, "shifts": self._shifts(command)}
         if command.masks is not None and command.mask_places is not None:
             fields |= masks_of_rows(command.masks, command.mask_places)
         top, shards = command.top, self._shards
@@ -141,7 +147,26 @@ class Calls:
             # Filled in, so that rows with and without routing replay use the same program.
             shape = (*rows.tokens.shape, self._model.n_layers, self._model.experts_per_token)
             experts = np.full(shape, -1, np.int16)
-        return Rows(rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts)
+        places = None
+        if self._setup.image_tokens:  # filled in, too, so that text uses the programs of images
+            places = np.repeat(rows.positions[..., None], 3, axis=2) if rows.places is None else rows.places
+        return Rows(
+            rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts, places=places
+        )
+
+    def _shifts(self, command: commands.Decode) -> np.ndarray | None:
+        if not self._setup.image_tokens:
+            return None
+        return np.zeros_like(command.positions) if command.shifts is None else command.shifts
+
+    def encode_images(self, state: WorkerState, command: commands.EncodeImages) -> Call:
+        """Return the call; devices without an image get one without patches."""
+        assert self._encode_images is not None, "no images without a pool"
+        devices, patches = self.mesh.size, command.patches.shape[1]
+        images = _filled(command.patches, devices, 0), _filled(command.grids, devices, 0)
+        rest = (_filled(command.rows, devices, -1),)
+        arrays = (state.tower, state.base.images)
+        return Call("encode_images", (patches,), self._encode_images, arrays, images, rest, axes=AXES)
 
 
 Prompts = tuple[Rows, np.ndarray, np.ndarray | None, ScoreInputs | None]
@@ -170,6 +195,13 @@ def masks_of_rows(masks_MW: np.ndarray, places_BK: np.ndarray) -> dict[str, np.n
         used, places[row, has_mask] = np.unique(places_BK[row, has_mask], return_inverse=True)
         by_row[row, : len(used)] = masks_MW[used]
     return {"masks": by_row, "mask_places": places}
+
+
+def _filled(array: np.ndarray, count: int, value: int) -> np.ndarray:
+    """Return the array with as many entries along its first dimension, the further ones of this value."""
+    whole = np.full((count, *array.shape[1:]), value, array.dtype)
+    whole[: len(array)] = array
+    return whole
 
 
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:

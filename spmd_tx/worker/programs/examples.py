@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.sharding import Mesh
 
+from spmd_tx.models.declared.tower import MERGED, PATCH_NUMBERS
 from spmd_tx.models.grammar_draw import WORD
 from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
@@ -47,6 +48,8 @@ class Menu:
                 moves = command.states
                 states = [] if moves is None else [calls.copy_states(state, moves.copies_after)]
                 return [*prefills, calls.copy_pages(state, command.copies), *states]
+            case "encode_images":
+                return [calls.encode_images(state, _encode_images(shape.patches))]
             case "decode":
                 command = self._decode(shape)
                 return [*calls.decode(state, command), *calls.place_tables(state, command)]
@@ -102,6 +105,14 @@ class Menu:
             mask_places=np.full((rows, setup.decode_steps), -1, np.int32) if shape.masked else None,
             states=np.zeros(rows, np.int32) if self._has_states else None,
         )
+
+
+def _encode_images(patches: int) -> commands.EncodeImages:
+    return commands.EncodeImages(
+        patches=np.zeros((1, patches, PATCH_NUMBERS), np.uint8),
+        grids=np.zeros((1, 2), np.int32),
+        rows=np.zeros((1, patches // MERGED), np.int32),
+    )
 
 
 def _rows(shape: ProgramShape) -> commands.PackedRows:

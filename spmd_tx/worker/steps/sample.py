@@ -70,6 +70,7 @@ class DecodeRows(PyTreeNode):
     states: Any = None  # int32 [B]: slots of the rows' states. None: models without states
     masks: Any = None  # uint32 [B, M, W]: tokens that a grammar allows. None: no row has a grammar
     mask_places: Any = None  # int32 [B, K]: which of its masks counts in a step; -1: none
+    shifts: Any = None  # int32 [B]: added to positions where rows rotate. None: there are no images
 
     def grammar(self, step: Array) -> GrammarRows | None:
         """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
@@ -173,6 +174,7 @@ def make_prefill(
             experts=rows.experts,
             kernels=kernels,
             segments=rows.segments,
+            places=rows.places,
             slots=slots,
             attend_window=attend_window,
         )
@@ -334,6 +336,7 @@ def _step(
         slots = StateSlots(rows.states, jnp.where(is_alive_B, rows.states, NOTHING), decodes=True)
         segments_B1 = jnp.ones_like(tokens_B1)
         attend_window = attends[1](slots, positions_B, is_alive_B) if model.window else None
+    places_B1 = None if rows.shifts is None else positions_B1 + rows.shifts[:, None]
     how = Pass(
         attend,
         *loras,
@@ -342,6 +345,7 @@ def _step(
         stacked_map=stacked_map,
         kernels=kernels,
         segments=segments_B1,
+        places=places_B1,
         slots=slots,
         attend_window=attend_window,
     )

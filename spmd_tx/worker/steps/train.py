@@ -48,6 +48,7 @@ class Rows(PyTreeNode):
     # int32 [B], of prompts: the slots in which a row's state is found and left. None: models without states
     state_sources: Any = None
     state_targets: Any = None
+    places: Any = None  # int32 [B, T, 3]: time, row and column. None: there are no images
 
 
 def both_loras(
@@ -221,6 +222,7 @@ def make_forward(
             take_factors=take_rows(rows.slots, base.embed.dtype, kernels),
             kernels=kernels,
             segments=rows.segments,
+            places=rows.places,
         )
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
@@ -267,6 +269,7 @@ def make_forward_backward(
             take_factors=take_rows(index_B, base.embed.dtype, kernels),
             kernels=kernels,
             segments=rows.segments,
+            places=rows.places,
         )
 
         # The local loss is differentiated, not the global one: in the backward pass, own_adapters and the

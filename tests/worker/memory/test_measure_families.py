@@ -1,8 +1,11 @@
 """What is estimated of models with latents or states, beside what XLA says of the compiled programs."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
+from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.kernels import references
 from spmd_tx.sharding.mesh import make_mesh
@@ -11,7 +14,9 @@ from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import BatchShape, Sizes
 from spmd_tx.worker.memory.steps import LEVELS
 from spmd_tx.worker.programs.measurements import measure
+from tests.golden import vision_cases
 from tests.golden.families import CONFIGS
+from tests.golden.vision_cases import D_MODEL
 from tests.support.tiny_setup import tiny_setup
 
 pytestmark = pytest.mark.slow
@@ -24,6 +29,17 @@ MODELS = {
 SHAPE, DECODED = BatchShape(4, 256), BatchShape(16, 256)  # rows of decode, and tokens that each sees
 STEPS = ("train full", "train light", "prefill", "continued prefill", "decode")
 LEAST, MOST = 0.8, 2.2  # of what is needed: too small an estimate ends a worker, too large a one costs cache
+
+
+@pytest.mark.parametrize("patches", [1024, 4096])
+@pytest.mark.parametrize("deep", [(), (1, 3)])
+def test_an_estimate_of_an_image_is_near_what_the_program_needs(patches, deep):
+    raw = vision_cases.CONFIGS["qwen3_vl"]
+    tower = Tower(depth=4, width=256, inner=1024, heads=4, side=48, out=D_MODEL, deep=deep)
+    model = replace(declare(raw), tower=tower)
+    setup = tiny_setup(dtype="float32", image_tokens=8192, max_context=1024, kernels=references("gpu"))
+    plan = make_plan(Sizes(setup, model, make_mesh(1, 1, 1), jnp.float32), UsableMemory(2**31, "tpu"))
+    assert LEAST < plan.steps.encode(patches) / measure(plan, "encode", BatchShape(1, patches)) < MOST
 
 
 @pytest.mark.parametrize("step", STEPS)
