@@ -1,7 +1,7 @@
 """``spmd-tx plan`` calculates what fits on given devices, without the devices and without the weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,23 +13,14 @@ from spmd_tx.cli import compile
 from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
 from spmd_tx.cli.options import GroupNameOption, gather_groups, takes_options
+from spmd_tx.cli.plan_hints import Planned, hints
 from spmd_tx.config import MAIN, PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.group_options import read_pairs, with_groups
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
-from spmd_tx.protocol.memory_plan import MemoryPlan, choices, rows
+from spmd_tx.protocol.memory_plan import choices, rows
 from spmd_tx.worker.memory.accelerators import Devices, parse_devices
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What ``spmd-tx plan`` prints."""
-
-    config: ServerConfig
-    devices: Devices
-    plan: MemoryPlan
-    why: str = ""  # this mesh was chosen; empty: it was given
 
 
 @takes_options("plan")
@@ -186,8 +177,7 @@ def _planned(config: ServerConfig, model: Model, devices: Devices) -> Planned:
 
     check_mesh(config, model)
     setup = make_setup(config, None, context_length(config, model), model.expert_lora)
-
-    return Planned(config, devices, plan_offline(setup, model, devices))
+    return Planned(config, model, devices, plan_offline(setup, model, devices))
 
 
 def show(planned: Planned) -> None:
@@ -204,6 +194,8 @@ def show(planned: Planned) -> None:
     console.print(table)
     for what, choice in choices(planned.plan):
         console.print(f"{what}: {choice}")
+    for line in hints(planned, lambda config: _planned(config, planned.model, devices).plan):
+        console.print(line, soft_wrap=True)
     console.print(
         "These are calculated values. Workers measure their programs when they start, where the platform "
         "allows it, and correct the plan."

@@ -4,6 +4,14 @@ import msgspec
 
 from spmd_tx.byte_sizes import show_size
 
+# By the level of a program's name, which says what training keeps of its forward pass.
+COMPUTED_AGAIN = {
+    "none": "nothing",
+    "light": "what costs little",
+    "mlp": "the feed-forward blocks",
+    "full": "everything",
+}
+
 
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what workers have room for, per data shard, and what that takes of each device, in bytes."""
@@ -71,7 +79,7 @@ def choices(plan: MemoryPlan) -> list[tuple[str, str]]:
     training = [
         ("micro-batch of training", f"up to {plan.train_tokens} tokens, or one longer sequence"),
         ("block of a micro-batch", _block(plan.block_tokens)),
-        ("computed twice in training", _by_level(plan.remat)),
+        ("computed again in the backward pass, to save memory", _by_level(plan.remat)),
     ]
     return [*(training if plan.train_tokens else []), ("sequences sampled at once", str(plan.decode_rows))]
 
@@ -87,7 +95,7 @@ def _block(sizes: tuple[int, ...]) -> str:
 
 
 def _by_level(remat: dict[str, str]) -> str:
-    """Summarize the levels by row length, shortest first: "light up to rows of 2048"."""
+    """Summarize the levels by row length, shortest first: "nothing in rows of up to 2048 tokens"."""
     longest: list[tuple[str, int]] = []
     for shape, level in remat.items():
         length = int(shape.split(" x ")[1])
@@ -95,4 +103,5 @@ def _by_level(remat: dict[str, str]) -> str:
             longest[-1] = (level, length)
         else:
             longest.append((level, length))
-    return ", ".join(f"{level} up to rows of {length}" for level, length in longest)
+    parts = [f"{COMPUTED_AGAIN.get(level, level)} in rows of up to {length}" for level, length in longest]
+    return ", ".join(parts) + " tokens"

@@ -3,6 +3,7 @@
 import inspect
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,6 +50,30 @@ def model_dir(tmp_path_factory):
 def run(model_dir, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [str(COMMAND), "plan", "--base-model", str(model_dir), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_below_the_table_stand_speeds_the_price_of_the_context_and_the_command(model_dir):
+    lines = run(model_dir, "--devices", "8xh100").stdout.splitlines()
+    speeds = next(line for line in lines if line.startswith("at most, by arithmetic and memory alone"))
+    most = 8 * 989e12 / (4 * 4_022_458_880)  # products with each weight, forward and back
+    assert int(re.search(r"training ([\d,]+) tokens/s", speeds)[1].replace(",", "")) == pytest.approx(
+        most, rel=0.01
+    )
+    (command,) = [line for line in lines if line.startswith("to serve it: ")]
+    words = command.removeprefix("to serve it: spmd-tx ").split()
+    assert words[:3] == ["serve", "--base-model", str(model_dir)]
+    assert words[3:5] == ["--fully-sharded-data-parallel-size", "8"]
+
+    scarce = run(model_dir, "--devices", "1xh100", "--memory-per-device", "52GiB").stdout.splitlines()
+    (context,) = [line for line in scarce if line.startswith("a context of 40960 tokens takes")]
+    assert "--max-context-length 20480" in context
+
+    unknown = run(
+        model_dir, "--devices", "1", "--memory-per-device", "80GiB", "--max-context-length", "4096"
+    ).stdout
+    assert "at most, by" not in unknown
+    assert "a context of" not in unknown
+    assert "--max-context-length 4096" in unknown
 
 
 def test_a_mesh_is_proposed_and_the_plan_adds_up(model_dir):
