@@ -85,7 +85,7 @@ class LastingChild:
         is_usable = False
         self._stop_idling()
         try:
-            if self._running is not None and self._running.has_ended:
+            if not self.is_running:
                 await self.close()
             async with asyncio.timeout(allowance.seconds):
                 if self._running is None:
@@ -102,6 +102,11 @@ class LastingChild:
                 await self.close()
             elif self._idle_seconds < math.inf:
                 self._idling = asyncio.create_task(self._idle())
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the next call finds a child that has started."""
+        return self._running is not None and not self._running.has_ended
 
     async def close(self) -> None:
         """End the child and whatever it has started."""

@@ -25,6 +25,7 @@ from spmd_tx.coordinator.grammar.constraints import Constraint
 from spmd_tx.coordinator.grammar.guide import Guide
 from spmd_tx.coordinator.grammar.likely_masks import LikelyMasks
 from spmd_tx.coordinator.grammar.refusals import ROW_ITEMS, refusal
+from spmd_tx.coordinator.runtime.shared_children import OutsideCall
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts, lasting_model_text
@@ -119,8 +120,9 @@ class Grammars:
     async def _try(self, source: str) -> None:
         """Raise InvalidRequest for a grammar that this process cannot compile, or not soon."""
         where = {"directory": self._prompt_texts.directory, "vocab_size": self._vocab_size}
+        trial = OutsideCall(f"{_HERE}:try_outside", {"source": source, **where})
         try:
-            await self._prompt_texts.call_outside(f"{_HERE}:try_outside", {"source": source, **where})
+            await self._prompt_texts.call_outside(trial, OutsideCall(f"{_HERE}:be_ready", where))
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"the schema or grammar of the answer takes more than {MOST_SECONDS:g} s to compile, or "
@@ -168,6 +170,11 @@ def try_outside(source: str, directory: str, vocab_size: int) -> None:
     trial.join()
     if refusals:
         raise refusals[0]
+
+
+def be_ready(directory: str, vocab_size: int) -> None:
+    """Read what the next trial needs, in a child process."""
+    _lasting_tokenizer(directory, vocab_size)
 
 
 def _note_refusal(tokenizer: LLTokenizer, source: str, refusals: list[InvalidRequest]) -> None:

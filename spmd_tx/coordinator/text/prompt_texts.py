@@ -16,19 +16,18 @@ from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.coordinator.runtime.owner_turns import OWNER, OwnerTurns
+from spmd_tx.coordinator.runtime.shared_children import OutsideCall, SharedChildren
 from spmd_tx.coordinator.text import continuation, token_texts
 from spmd_tx.coordinator.text.chat_template import TemplateMessage
 from spmd_tx.coordinator.text.continuation import TailTokens, TurnEnd, TurnsToRender
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText, load_model_text
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, PromptTooLong
-from spmd_tx.processes.child import Allowance, LastingChild
+from spmd_tx.processes.child import Allowance
 
 SHORT_BYTES = 64 << 10  # which take some 50 ms
 SHORT_TOKENS = 8 << 10  # as above, when they are made into text
 CHILDREN = 3  # at a time
 CHILDREN_OF_ONE = 2  # owner, so that others need not wait until its texts are done
-IDLE_SECONDS = 60.0  # after which they end
 SHRINKS = 4  # a normalizer may leave a third of the bytes
 
 _HERE = "spmd_tx.coordinator.text.prompt_texts"
@@ -45,28 +44,21 @@ class PromptTexts:
         allowance = Allowance(
             bounds.text_seconds, bounds.text_memory_bytes, {"TOKENIZERS_PARALLELISM": "false"}
         )
-        self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(CHILDREN)]
-        self._free = list(self._children)
-        self._turns = OwnerTurns(CHILDREN, CHILDREN_OF_ONE)
+        self._children = SharedChildren(allowance, CHILDREN, CHILDREN_OF_ONE)
 
     async def close(self) -> None:
         """End the child processes. No call may be at work."""
-        for child in self._children:
-            await child.close()
+        await self._children.close()
 
     @property
     def directory(self) -> str:
         """Where children find the model's text."""
         return str(self._directory)
 
-    async def call_outside(self, function: str, arguments: Mapping[str, object]) -> Any:
-        """Call a function in one of the child processes. Raises ForeignCodeFailed, and its RequestError."""
-        async with self._turns.turn(OWNER.get()):
-            child = self._free.pop()
-            try:
-                return await child.call(function, arguments)
-            finally:
-                self._free.append(child)
+    async def call_outside(self, call: OutsideCall, preparation: OutsideCall | None = None) -> Any:
+        """Call a function in one of the child processes, as ``SharedChildren.call`` does."""
+        ready = OutsideCall(f"{_HERE}:be_ready", {"directory": self.directory})
+        return await self._children.call(call, preparation or ready)
 
     async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize prompts as the tokenizer does by default. Raises InvalidRequest."""
@@ -128,7 +120,7 @@ class PromptTexts:
             return await asyncio.to_thread(_decoded, model.tokenizer, sequences, whole)
         packed = {"directory": self.directory, "sequences": token_texts.pack(sequences), "whole": whole}
         try:
-            return await self.call_outside(f"{_HERE}:decode_outside", packed)
+            return await self.call_outside(OutsideCall(f"{_HERE}:decode_outside", packed))
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"{sum(map(len, sequences))} tokens could not be made into text within "
@@ -165,7 +157,7 @@ class PromptTexts:
             "seconds": bounds.text_seconds,
         }
         try:
-            result = await self.call_outside(f"{_HERE}:{function}", arguments)
+            result = await self.call_outside(OutsideCall(f"{_HERE}:{function}", arguments))
         except ForeignCodeFailed as error:
             raise InvalidRequest(
                 f"the text of the prompt could not be tokenized within {bounds.text_seconds:g} s "
@@ -200,6 +192,11 @@ def tokenize(tokenizer: Tokenizer, texts: Sequence[str], special_tokens: bool) -
 def lasting_model_text(directory: str) -> ModelText:
     """Load the model's text once in a child process that lasts."""
     return load_model_text(Path(directory))
+
+
+def be_ready(directory: str) -> None:
+    """Load what the next call needs, in a child process."""
+    lasting_model_text(directory)
 
 
 def tokenize_outside(
