@@ -211,6 +211,16 @@ def test_a_checkpoint_is_a_model(complete, client, trainer, service):
     assert [client.models.retrieve(name).id for name in (BASE_MODEL, path)] == [BASE_MODEL, path]
 
 
+def test_a_sampling_session_is_a_model(complete, trainer):
+    """Without a checkpoint; its own client and others draw beside each other."""
+    train(trainer, examples(seed=1))
+    sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+    for _ in range(2):
+        answer = complete(model=sampler._sampling_session_id).choices[0]
+        assert answer.token_ids == drawn(sampler, PROMPT)[0].tokens
+    assert complete().choices[0].token_ids != answer.token_ids
+
+
 def test_a_checkpoint_that_is_overwritten_is_sampled_as_it_is_now(complete, api):
     model_id, answers = api.create_model(0), []
     for seq_id in (1, 4):

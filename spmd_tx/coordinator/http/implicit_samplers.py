@@ -1,6 +1,7 @@
 """Samplers for calls without a session that name their weights each time, as OpenAI's do.
 
-Each set of weights has a session of its own, which ends like any other when it is unused for a while.
+Each set of weights has a session of its own, which ends like any other when it is unused for a while. A call
+may also name a sampling session; to that, this server is one more client, with numbers of its own.
 """
 
 import asyncio
@@ -13,19 +14,21 @@ from sqlalchemy import Executable
 
 from spmd_tx.coordinator.bases.bases import AskedBase, Bases, check_same_base
 from spmd_tx.coordinator.bases.served_base import ServedBase
-from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
+from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights, sampler_id
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
+from spmd_tx.coordinator.wire.futures import SEQ_IDS_PER_CLIENT
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
-from spmd_tx.errors import NotFound
+from spmd_tx.errors import InvalidRequest, NotFound
 
 StoredWith = Callable[[SamplerRow, int], Awaitable[Sequence[Executable]]]
 
 TAG = "openai"  # of the sessions, in listings
 SCHEME = "tinker://"
+SAMPLER_ID = sampler_id("", "")  # what stands in every id of a sampling session
 BEHIND_BASE = ";"  # stands between a base and a checkpoint of it, in hosted Tinker's names
 
 
@@ -35,6 +38,7 @@ class NamedWeights(NamedTuple):
     base: ServedBase
     path: CheckpointPath | None = None  # of a checkpoint; None: the base model is meant
     saved_at: float = 0.0  # seconds since the epoch
+    sampler: SamplerRow | None = None  # a sampling session that is named itself
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ImplicitSamplers:
         self._opening = asyncio.Lock()
 
     async def find(self, model: str, access: Access) -> NamedWeights:
-        """Return the weights that ``model`` names: a base model's, or those of a checkpoint.
+        """Return the weights that ``model`` names: of a base model, a checkpoint or a sampling session.
 
         Raises NotFound, or InvalidRequest when it cannot be sampled.
         """
@@ -73,6 +77,9 @@ class ImplicitSamplers:
             check_same_base(found.path, found.base, AskedBase(wanted.base, name))
             return found
         named = self._bases.find(model)
+        if named is None and SAMPLER_ID in model:
+            row = await access.sampler(model)
+            return NamedWeights(self._bases.of_row(row.base_model), saved_at=row.created_at, sampler=row)
         if named is None:
             served = " and ".join(repr(base.name) for base in self._bases.all)
             raise NotFound(
@@ -98,7 +105,16 @@ class ImplicitSamplers:
             for key, sampler in self._samplers.items()
             if not self._catalog.has_ended(sampler.row.session_id)
         }
+        if named.sampler is not None:
+            return await self._join(named.base, named.sampler)
         session = await self._catalog.create_session(CreateSessionRequest(tags=[TAG]), caller)
         weights = SamplerWeights(named.path and str(named.path))
         row = await self._catalog.add_sampler(session.id, 0, named.base.name, weights)
         return ImplicitSampler(row, named.base)
+
+    async def _join(self, base: ServedBase, row: SamplerRow) -> ImplicitSampler:
+        problem = await self._catalog.problem(row)
+        if problem is not None:
+            raise InvalidRequest(problem)
+        client = await self._catalog.join_sampler(row)
+        return ImplicitSampler(row, base, count(client * SEQ_IDS_PER_CLIENT))

@@ -64,7 +64,8 @@ class TrajectoryEntry(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     used_at: datetime
     model: str | None  # the pinned one, or that of the newest turn
-    weights: str | None  # tinker:// path of the newest turn's; null: the base model's
+    # Of the newest turn: a tinker:// path, or the id of a sampling session; null: the base model's.
+    weights: str | None
     turns: int
     prompt_tokens: int  # of all turns
     reused_tokens: int  # those of them that a turn before has

@@ -1,16 +1,20 @@
 import pytest
 
 from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
+from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, Caller
 from spmd_tx.coordinator.wire.checkpoint_paths import SAMPLER_WEIGHTS, CheckpointPath
+from spmd_tx.coordinator.wire.futures import SEQ_IDS_PER_CLIENT
+from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 PATH = CheckpointPath("run", SAMPLER_WEIGHTS, "name")
 TIMEOUT = 1800.0
+ALICE, MALLORY = (Caller(owner, "user") for owner in ("alice", "mallory"))
 
 
 def access(services, caller=EVERYONE):
@@ -87,3 +91,30 @@ async def test_a_variant_of_the_model_is_the_model_and_another_model_is_unknown(
     assert (sampler.row.base_model, sampler.row.model_path) == (BASE_MODEL, None)
     with pytest.raises(NotFound, match="the model 'gpt' does not exist; this server has 'Qwen"):
         await services.implicit_samplers.of("gpt", access(services))
+
+
+async def session_of(services, caller=EVERYONE):
+    session = await services.catalog.create_session(CreateSessionRequest(tags=[]), caller)
+    return await services.catalog.add_sampler(session.id, 0, BASE_MODEL)
+
+
+async def test_a_sampling_session_is_sampled_as_one_of_its_clients(services):
+    row = await session_of(services)
+    first, again = [await services.implicit_samplers.of(row.id, access(services)) for _ in range(2)]
+    assert first is again
+    assert (first.row.id, next(first.numbers)) == (row.id, SEQ_IDS_PER_CLIENT)
+    after_a_restart = ImplicitSamplers(services.catalog, services.bases)
+    assert next((await after_a_restart.of(row.id, access(services))).numbers) == 2 * SEQ_IDS_PER_CLIENT
+
+
+async def test_a_sampling_session_that_has_ended_or_is_foreign_is_no_model(services):
+    row = await session_of(services, ALICE)
+    with pytest.raises(NotFound):
+        await services.implicit_samplers.of(row.id, access(services, MALLORY))
+    alice = access(services, ALICE)
+    await services.implicit_samplers.of(row.id, alice)
+    await services.catalog.end_session(row.session_id, "its client was silent")
+    with pytest.raises(InvalidRequest, match="has ended"):
+        await services.implicit_samplers.of(row.id, alice)
+    with pytest.raises(NotFound):
+        await services.implicit_samplers.of("unknown:sample:0", alice)

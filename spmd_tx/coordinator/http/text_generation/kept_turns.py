@@ -102,7 +102,7 @@ class Keeping:
             parent=None if place.parent is None else place.parent.id,
             base=self.base.key,
             model=self.kept.model,
-            weights=sampler.model_path,
+            weights=sampler.model_path or (sampler.id if sampler.model_id is not None else None),
             dialect=self.kept.dialect,
             agent=self.kept.agent,
             branch=place.branch,

@@ -232,7 +232,7 @@ async def _submit(services: Services, sampler: ImplicitSampler, request: SampleR
         sampling_session_id=row.id,
         seq_id=number,
         model_path=row.model_path,
-        base_model=row.base_model if row.model_path is None else None,
+        base_model=row.base_model if row.model_path is None and row.model_id is None else None,
     )
     return await services.queue.submit(
         "sample",
