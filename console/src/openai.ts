@@ -13,6 +13,17 @@ export interface Settings {
 export interface Message {
   role: "system" | "user" | "assistant";
   content: string;
+  image?: string | null; // before the text, as a data URI
+}
+
+/** A message as OpenAI's chats have it. */
+function sent({ role, content, image }: Message) {
+  if (!image) return { role, content };
+  const parts = [
+    { type: "image_url", image_url: { url: image } },
+    { type: "text", text: content },
+  ];
+  return { role, content: parts };
 }
 
 export interface Delta {
@@ -61,7 +72,7 @@ export async function* stream(
   const isChat = typeof prompt !== "string";
   const body = {
     ...settings,
-    ...(isChat ? { messages: prompt, logprobs: true } : { prompt, logprobs: 0 }),
+    ...(isChat ? { messages: prompt.map(sent), logprobs: true } : { prompt, logprobs: 0 }),
     stream: true,
   };
   const response = await request(

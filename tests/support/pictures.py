@@ -1,10 +1,15 @@
 """Small pictures, as the bytes of PNG and JPEG files."""
 
+import base64
 import io
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from spmd_tx.coordinator.bases.served_base import ServedBase
+from spmd_tx.images.processor import ImageProcessor
 
 
 def noise(height: int, width: int, seed: int = 0, channels: int = 3) -> Image.Image:
@@ -29,3 +34,14 @@ def png(height: int = 64, width: int = 96, seed: int = 0) -> bytes:
 
 def jpeg(height: int = 64, width: int = 96, seed: int = 0) -> bytes:
     return encoded(noise(height, width, seed), "jpeg")
+
+
+def in_json(content: bytes) -> dict[str, str]:
+    """Return an image chunk of a prompt, as JSON."""
+    return {"data": base64.b64encode(content).decode(), "format": "png", "type": "image"}
+
+
+def let_see(base: ServedBase) -> None:
+    """Let a model take images, of one token for each 32 x 32 pixels."""
+    limits = replace(base.limits, images=ImageProcessor(least_pixels=32 * 32))
+    object.__setattr__(base, "limits", limits)

@@ -26,6 +26,7 @@ export function Playground() {
   const [messages, setMessages] = useState<Message[]>([]);
   const [system, setSystem] = useState("");
   const [prompt, setPrompt] = useState("");
+  const [image, setImage] = useState<string | null>(null);
   const [answers, setAnswers] = useState<Answer[]>([]);
   const [hasColours, setColours] = useState(false);
   const [error, setError] = useState<string | null>(null);
@@ -46,7 +47,7 @@ export function Playground() {
 
   const run = async (event: SubmitEvent) => {
     event.preventDefault();
-    const asked: Message[] = [...messages, { role: "user", content: prompt }];
+    const asked: Message[] = [...messages, { role: "user", content: prompt, image }];
     const full: Message[] = system ? [{ role: "system", content: system }, ...asked] : asked;
     const wanted = isChat ? { ...settings, n: 1 } : settings;
     const drawn = Array.from({ length: wanted.n }, () => EMPTY);
@@ -58,6 +59,7 @@ export function Playground() {
     if (isChat) {
       setMessages(asked);
       setPrompt("");
+      setImage(null);
     }
     try {
       for await (const delta of stream(isChat ? full : prompt, wanted, leaving.signal)) {
@@ -73,6 +75,7 @@ export function Playground() {
       } else {
         setMessages(messages);
         setPrompt(prompt);
+        setImage(image);
         setAnswers([]);
       }
     }
@@ -117,7 +120,10 @@ export function Playground() {
           {isChat &&
             earlier.map((each, i) => (
               <article key={i} class={`message ${each.role}`}>
-                <h3>{each.role}</h3>
+                <h3>
+                  {each.role}
+                  {each.image && ", with an image"}
+                </h3>
                 <pre>{each.content}</pre>
               </article>
             ))}
@@ -132,6 +138,7 @@ export function Playground() {
               onKeyDown={sendOnEnter}
             />
           </label>
+          {isChat && <ImageFile image={image} choose={setImage} />}
           <p class="bar">
             <button type="submit" class="main" disabled={isRunning || mayNot !== null || !settings.model}>
               {isChat ? "Send" : "Complete"}
@@ -154,6 +161,31 @@ export function Playground() {
         </section>
       </form>
     </>
+  );
+}
+
+/** Takes a picture for the next message. */
+function ImageFile({ image, choose }: { image: string | null; choose: (image: string | null) => void }) {
+  const input = useRef<HTMLInputElement>(null);
+  useEffect(() => {
+    if (image === null && input.current) input.current.value = "";
+  }, [image]);
+  const read = (file: File | undefined) => {
+    if (!file) return choose(null);
+    const reader = new FileReader();
+    reader.onload = () => choose(reader.result as string);
+    reader.readAsDataURL(file);
+  };
+  return (
+    <label>
+      Image, for models that see{" "}
+      <input
+        ref={input}
+        type="file"
+        accept="image/png,image/jpeg"
+        onChange={(event) => read(event.currentTarget.files?.[0])}
+      />
+    </label>
   );
 }
 

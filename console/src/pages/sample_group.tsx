@@ -28,12 +28,13 @@ export function SampleGroup({ id, request }: { id: string; request: string }) {
         </p>
       )}
       {!group && !error && <Loading />}
-      {group && <Shown group={group} />}
+      {group && <Shown group={group} images={url`/console/api/runs/${id}/samples/${request}/images/`} />}
     </>
   );
 }
 
-function Shown({ group }: { group: Group }) {
+/** `images` is the address before the number of an image. */
+function Shown({ group, images }: { group: Group; images: string }) {
   const settings: [string, string][] = [
     ["Weights", weightsName(group)],
     ["Temperature", String(group.temperature)],
@@ -61,6 +62,22 @@ function Shown({ group }: { group: Group }) {
         Prompt <small>{number(group.prompt.tokens.length + group.prompt.left_out)} tokens</small>
       </h2>
       <Tokens content={group.prompt} />
+      {group.images.length > 0 && (
+        <div class="prompt-images">
+          {group.images.map((image) => (
+            <figure key={image.number}>
+              <img
+                src={`${images}${image.number}`}
+                alt={`What the prompt shows, number ${image.number + 1}`}
+                loading="lazy"
+              />
+              <figcaption class="note">
+                {image.width} × {image.height} pixels, {number(image.tokens)} tokens
+              </figcaption>
+            </figure>
+          ))}
+        </div>
+      )}
       <h2>
         Samples <small>log-probability of each token, in nats</small>
       </h2>

@@ -31,6 +31,7 @@ from spmd_tx.coordinator.http.security.turn_seals import TurnSeals
 from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
+from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
 from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
@@ -166,6 +167,7 @@ class Services(Stores, Backend):
     traces: TraceExports
     quotas: Quotas
     samples: SampleReaders
+    images: LoggedImages
     implicit_samplers: ImplicitSamplers
     notices: Notices
     line_numbers: LineNumbers
@@ -210,6 +212,7 @@ async def open_services(
         traces=TraceExports(database, config.data_dir),
         quotas=Quotas(database, stores.catalog, queue, bounds),
         samples=samples,
+        images=LoggedImages(database, config.data_dir / "payloads"),
         implicit_samplers=ImplicitSamplers(stores.catalog, bases),
         notices=Notices(),
         body_rooms=make_rooms(bounds),

@@ -1,22 +1,41 @@
-"""Turns tokens into text, with special tokens: as a whole, or token by token. Pure."""
+"""Turns tokens into text, with special tokens: as a whole, or token by token. Pure.
+
+Negative ids stand for the tokens of images, which have no text.
+"""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from tokenizers import Tokenizer
 
 HALF_CHARACTER = "\ufffd"  # the text of bytes that are no whole character
 MOST_HELD = 4  # tokens of an incomplete character: each has a byte at least, and four complete it
+IMAGE = "[image]"  # the text of the first token of an image; the others have none
 ANCHOR = "a"  # stands before a token, since some decoders drop the space that begins a text
 
 
 def texts(tokenizer: Tokenizer, sequences: Sequence[Sequence[int]]) -> list[str]:
     """Decode whole sequences. Blocks."""
-    return tokenizer.decode_batch([list(tokens) for tokens in sequences], skip_special_tokens=False)
+    if not any(min(tokens, default=0) < 0 for tokens in sequences):
+        return tokenizer.decode_batch([list(tokens) for tokens in sequences], skip_special_tokens=False)
+    return [
+        "".join(
+            IMAGE if is_image else tokenizer.decode(list(run), skip_special_tokens=False)
+            for is_image, run in groupby(tokens, key=_is_image)
+        )
+        for tokens in sequences
+    ]
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     """Return the text of each token. A character of several tokens is the last one's. Blocks."""
+    if min(tokens, default=0) < 0:
+        shown = list[str]()
+        for is_image, run in groupby(tokens, key=_is_image):
+            alike = list(run)
+            shown += [IMAGE, *[""] * (len(alike) - 1)] if is_image else pieces(tokenizer, alike)
+        return shown
     anchor = tokenizer.encode(ANCHOR, add_special_tokens=False).ids[-1]
     begin = len(tokenizer.decode([anchor], skip_special_tokens=False))
     different = sorted(set(tokens))
@@ -36,6 +55,10 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
     if held:
         shown[-1] = tokenizer.decode([anchor, *held], skip_special_tokens=False)[begin:]
     return shown
+
+
+def _is_image(token: int) -> bool:
+    return token < 0
 
 
 def pack(sequences: Sequence[Sequence[int]]) -> list[bytes]:

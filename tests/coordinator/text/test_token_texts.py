@@ -26,6 +26,16 @@ def test_the_pieces_make_up_the_text(tokenizer, text):
     assert token_texts.texts(tokenizer, [tokens, tokens]) == [text, text]
 
 
+def test_tokens_of_images_are_one_word(tokenizer):
+    before, behind = tokenizer.encode("hello").ids, tokenizer.encode(" world").ids
+    tokens = [*before, -7, -8, -9, *behind]
+    assert token_texts.texts(tokenizer, [tokens, before]) == ["hello[image] world", "hello"]
+    pieces = token_texts.pieces(tokenizer, tokens)
+    assert len(pieces) == len(tokens)
+    assert pieces[len(before) :][:3] == ["[image]", "", ""]
+    assert "".join(pieces) == "hello[image] world"
+
+
 def test_a_character_of_several_tokens_is_the_last_ones(tokenizer):
     tokens = tokenizer.encode("x😀y").ids
     pieces = token_texts.pieces(tokenizer, tokens)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from litestar import Controller, get
+from litestar import Controller, Response, get
 from litestar.params import FromPath, FromQuery
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
@@ -23,6 +23,7 @@ from spmd_tx.coordinator.requests.runs.sample_log import Logged
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
+    PromptImage,
     SampledRequest,
     SampleGroup,
     SampleOfGroup,
@@ -30,7 +31,14 @@ from spmd_tx.coordinator.wire.console.run_samples import (
     ShortSample,
     TokenizedText,
 )
+from spmd_tx.errors import NotFound
+from spmd_tx.images.headers import MEDIA_TYPES, read_header
 
+OF_IMAGES = {  # which tenants have sent: nothing in them may run
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cache-Control": "private, max-age=3600",
+}
 MOST_REQUESTS = 50  # of a page
 MOST_LOOKED_AT = 200  # requests, in a search
 MOST_ERRORS = 32  # of a group
@@ -71,6 +79,21 @@ class SamplesController(Controller):
         """Return the samples of a request, and of others with the same prompt, token by token."""
         model = await access.model(run_id)
         return await _Reader(services, access, model).group(model, request_id)
+
+    @get("/{run_id:str}/samples/{request_id:str}/images/{number:int}", opt=UNMETERED, guards=[in_turn])
+    async def image(
+        self,
+        run_id: FromPath[str],
+        request_id: FromPath[str],
+        number: FromPath[int],
+        services: Service,
+        access: Accessible,
+    ) -> Response[bytes]:
+        """Return an image of a prompt, as it was sent."""
+        model = await access.model(run_id)
+        content = await _Reader(services, access, model).image(model, request_id, number)
+        media_type = MEDIA_TYPES[read_header(content).format]
+        return Response(content, media_type=media_type, headers=OF_IMAGES)
 
 
 class _SampleOfRequest(NamedTuple):
@@ -140,7 +163,24 @@ class _Reader:
             left_out=left_out,
             not_read=len(nearest) - len(bodies),
             errors=errors[:MOST_ERRORS],
+            images=[
+                PromptImage(number, each.tokens, each.width, each.height, each.size)
+                for number, each in enumerate(body.images)
+            ],
         )
+
+    async def image(self, model: ModelRow, request_id: str, number: int) -> bytes:
+        """Read an image of a prompt. Raises NotFound."""
+        async with self._services.database.reading() as db:
+            logged = await sample_log.one(db, model, self._caller, request_id)
+        if logged is None:
+            raise not_kept(request_id)
+        (body,) = await self._samples.read([sample_log.stored(logged)], EXCERPT)
+        if body is None or not 0 <= number < len(body.images):
+            raise NotFound(f"request {request_id!r} has no image {number}, or it is no longer kept")
+        images = self._services.images
+        key = await images.key(logged.row.session_id, body.images[number].digest)
+        return (await images.read(key)).content
 
     async def _listed(
         self, shown: Sequence[Logged], bodies: Sequence[SampleBody | None]

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 from spmd_tx.coordinator.requests.payload_files import read_body
 from spmd_tx.coordinator.requests.records import BodyRef
 from spmd_tx.coordinator.wire import sampling_protobuf
-from spmd_tx.coordinator.wire.sampling import SampleRequest, SamplingParams
+from spmd_tx.coordinator.wire.sampling import ImageRef, SampleRequest, SamplingParams
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence
 from spmd_tx.errors import DamagedBody
 
@@ -81,6 +81,7 @@ class SampleBody:
     params: SamplingParams
     answers: list[SampleAnswer]  # the first ones
     num_answers: int
+    images: list[ImageRef] = field(default_factory=list)  # of the prompt
 
 
 def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | None:
@@ -105,6 +106,7 @@ def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | 
         asked.sampling_params,
         [_answer(sample, size.sample) for sample in samples[: size.samples]],
         len(samples),
+        [chunk.stored for chunk in asked.prompt.chunks if chunk.stored is not None],
     )
 
 

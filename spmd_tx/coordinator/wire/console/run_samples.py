@@ -65,6 +65,16 @@ class SampleOfGroup(msgspec.Struct, frozen=True):
     content: TokenizedText
 
 
+class PromptImage(msgspec.Struct, frozen=True):
+    """Describes an image of a prompt, which has an address of its own."""
+
+    number: int  # in the prompt, from 0
+    tokens: int
+    width: int  # pixels, as it was sent
+    height: int
+    size: int  # bytes
+
+
 class SampleGroup(msgspec.Struct, frozen=True):
     """Holds the samples of one prompt and one sampler."""
 
@@ -79,3 +89,4 @@ class SampleGroup(msgspec.Struct, frozen=True):
     left_out: int  # further samples
     not_read: int  # requests that may have the same prompt, and were not read for lack of time
     errors: list[str]  # of requests that failed
+    images: list[PromptImage]  # of the prompt

@@ -26,6 +26,7 @@ from tests.coordinator.http.routes import (
     sample,
     send,
 )
+from tests.support.pictures import in_json, let_see, png
 
 CASES = [(route, body) for route, bodies in WITH_IDS.items() for body in bodies]
 NAMES = [f"{method} {path.removeprefix('/api/v1')}" for (method, path), _ in CASES]
@@ -59,11 +60,19 @@ async def set_up(client) -> Ids:
     (await client.post("create_sampling_session", json=sampler)).raise_for_status()
     step = {"learning_rate": 1e-4}
     await result("optim_step", model_id=ids.model, seq_id=3, adam_params=step)
-    request = await result("asample", **sample(ids, seq_id=1))
+    text = {"tokens": [1], "type": "encoded_text"}
+    prompt = {"chunks": [text, in_json(png()), text]}
+    request = await result("asample", **(sample(ids, seq_id=1) | {"prompt": prompt}))
     upload = {"base_model": BASE_MODEL, "lora_config": lora}
     started = await client.post("external_weights_upload_start", json=upload)
     trajectory = (await client.post("trajectories", json={})).raise_for_status().json()["id"]
     return Ids(session, request, ids.name, started.raise_for_status().json()["upload_id"], trajectory)
+
+
+@pytest.fixture(autouse=True)
+def sees(services):
+    """Let the model take images, so that there are some."""
+    let_see(services.bases.default)
 
 
 @pytest.fixture

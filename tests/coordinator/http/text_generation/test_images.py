@@ -2,17 +2,15 @@
 
 import base64
 import functools
-from dataclasses import replace
 
 import pytest
 
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.demo import tiny_model
-from spmd_tx.images.processor import ImageProcessor
 from tests.coordinator.conftest import TINY_MODEL
 from tests.coordinator.http.real_server import sqlite_only
 from tests.coordinator.http.text_generation.drawing import Drawing
-from tests.support.pictures import jpeg, png
+from tests.support.pictures import jpeg, let_see, png
 
 pytestmark = sqlite_only  # nothing depends on the database
 
@@ -46,8 +44,7 @@ def blind(api, services):
 
 @pytest.fixture
 def client(blind, services):
-    base = services.bases.default
-    object.__setattr__(base, "limits", replace(base.limits, images=ImageProcessor(least_pixels=32 * 32)))
+    let_see(services.bases.default)
     return blind
 
 

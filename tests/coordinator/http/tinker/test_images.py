@@ -1,6 +1,3 @@
-import base64
-from dataclasses import replace
-
 import msgspec
 import pytest
 
@@ -8,21 +5,18 @@ from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.training_protobuf import decode_forward_backward
-from spmd_tx.images.processor import ImageProcessor
 from tests.coordinator.http.tinker.test_sampling import sample, sampler_id  # noqa: F401
 from tests.coordinator.http.tinker.test_training import PROTOBUF
-from tests.support.pictures import png
+from tests.support.pictures import in_json, let_see, png
 
-SEES = ImageProcessor(least_pixels=32 * 32)
 PNG = png(64, 96)  # 6 tokens
-IMAGE = {"data": base64.b64encode(PNG).decode(), "format": "png", "expected_tokens": 6, "type": "image"}
+IMAGE = in_json(PNG) | {"expected_tokens": 6}
 TEXT = {"tokens": [1, 2], "type": "encoded_text"}
 
 
 @pytest.fixture
 def sees(services):
-    base = services.bases.default
-    object.__setattr__(base, "limits", replace(base.limits, images=SEES))
+    let_see(services.bases.default)
 
 
 @pytest.fixture
