@@ -1,10 +1,12 @@
 """Child processes for foreign code on what clients send, shared among owners.
 
 Hostile input ends the child that reads it. So there is one child more than are at work, which is made ready
-for the next call, and an owner whose call has ended a child waits for one to start, not others.
+for the next call, and an owner whose calls have ended children waits for others to start, not its neighbours.
 """
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -15,6 +17,7 @@ from spmd_tx.processes.child import Allowance, LastingChild
 
 SPARE = 1
 IDLE_SECONDS = 60.0  # after which they end
+COSTLY_SECONDS = 60.0  # for which an owner is known to have ended a child
 MOST_COSTLY = 1000  # owners that are remembered
 
 
@@ -33,7 +36,7 @@ class SharedChildren:
         self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(at_work + SPARE)]
         self._free = list(self._children)
         self._turns = OwnerTurns(at_work, of_one)
-        self._costly = set[str]()  # owners whose last call has ended a child
+        self._costly = dict[str, float]()  # when an owner's call has last ended a child, s
         self._preparing: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -53,19 +56,19 @@ class SharedChildren:
         async with self._turns.turn(owner):
             child = self._take(owner)
             try:
-                result = await child.call(*call)
+                return await child.call(*call)
             except ForeignCodeFailed:
                 if len(self._costly) >= MOST_COSTLY:
                     self._costly.clear()
-                self._costly.add(owner)
+                self._costly[owner] = time.monotonic()
                 raise
             finally:
                 self._give_back(child, preparation)
-        self._costly.discard(owner)
-        return result
 
     def _take(self, owner: str) -> LastingChild:
-        chosen = min if owner in self._costly else max
+        """Return a child that has started; for a costly owner one that has not."""
+        is_costly = time.monotonic() < self._costly.get(owner, -math.inf) + COSTLY_SECONDS
+        chosen = min if is_costly else max
         child = chosen(reversed(self._free), key=lambda child: child.is_running)
         self._free.remove(child)
         return child
