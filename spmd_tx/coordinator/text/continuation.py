@@ -66,6 +66,15 @@ def to_render(
     return TurnsToRender(whole, len(head)) if whole[: len(head)] == head else None
 
 
+def behind_plain_turn(messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:
+    """Return messages behind a turn of a few words, and how many come with it, as ``to_render`` takes them.
+
+    What follows such a turn is what would follow any, where the template keeps turns as they are.
+    """
+    head = Message("user", PLAIN), Message(ASSISTANT, PLAIN)
+    return (*head, *messages), len(head)
+
+
 def _as_one_turn(message: Message, traits: TemplateTraits) -> Message:
     """Return a turn that the template writes as one: what else it says, its tokens say."""
     takes_all = len(message.calls) < 2 or traits.takes_parallel_calls

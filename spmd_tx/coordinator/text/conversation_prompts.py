@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,13 +12,16 @@ from spmd_tx.coordinator.conversation.turn_tree import BranchCause, PlaceInTree,
 from spmd_tx.coordinator.conversation.turns import SampledTurn, own_key, settings_digest
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.text import continuation
-from spmd_tx.coordinator.text.continuation import TurnEnd
+from spmd_tx.coordinator.text.continuation import TailTokens, TurnEnd
 from spmd_tx.coordinator.text.image_pads import widened
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.text.template_messages import template_messages, template_tools
 from spmd_tx.coordinator.text.turn_reading import ReadTurn, ReplyReading, end_of_prompt, read_turn
 from spmd_tx.errors import InvalidRequest
+
+# Variables of chat templates that let them keep the reasoning of earlier turns.
+KEEPING = {"clear_thinking": False, "preserve_thinking": True}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class PromptMaker:
     base: str  # its name in the log
     model: ModelText
     texts: PromptTexts
+    keeps_history: bool = False  # also where the template would write earlier turns in another way now
 
     async def make(
         self,
@@ -73,6 +77,8 @@ class PromptMaker:
 
         ``variables`` are those of the chat template, ``tree`` has the turns that it may go on from.
         """
+        if self.keeps_history:
+            variables = await asyncio.to_thread(self._keeping, variables)
         try:
             settings = await compute(size, self._settings, conversation, variables)
             place = await compute(size, tree.place, conversation.messages, settings)
@@ -108,24 +114,37 @@ class PromptMaker:
         self, place: PlaceInTree, parent: SampledTurn, options: Mapping[str, Any], size: int
     ) -> "_Behind | None":
         """Return the prompt behind a turn; None if the template writes its end anew."""
-        turns = await compute(
-            size,
-            continuation.to_render,
-            place.messages,
-            place.known,
-            self.model.template_traits,
-            drops_reasoning=self._drops_reasoning,
-        )
-        if turns is None:
-            return None
         end = TurnEnd(parent.stop, tuple(self.model.turn_ends.values()), parent.message.reasoning)
-        tail = await self.texts.behind_turn(turns, options, end)
+        tail = await self._tail(place.messages, place.known, options, end, size)
+        if tail is None and self.keeps_history:
+            plain = continuation.behind_plain_turn(place.messages[place.known :])
+            tail = await self._tail(*plain, options, replace(end, reasoning=""), size)
         if tail is None:
             return None
         known = await compute(size, continuation.path_tokens, parent)
         dropped = int(tail.drops_stop)
         reused = len(known) - dropped
         return _Behind([*known[:reused], *tail.tokens], reused, dropped)
+
+    async def _tail(
+        self,
+        messages: Sequence[Message],
+        known: int,
+        options: Mapping[str, Any],
+        end: TurnEnd,
+        size: int,
+    ) -> TailTokens | None:
+        """Return what follows the first ``known`` messages; None if that cannot be told."""
+        traits, drops_reasoning = self.model.template_traits, self._drops_reasoning
+        turns = await compute(
+            size, continuation.to_render, messages, known, traits, drops_reasoning=drops_reasoning
+        )
+        return None if turns is None else await self.texts.behind_turn(turns, options, end)
+
+    def _keeping(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the template's variables with those that let it keep reasoning, if it has any."""
+        known = self.model.template.variables
+        return {name: value for name, value in KEEPING.items() if name in known} | dict(variables)
 
     def _widened(self, behind: "_Behind", messages: Sequence[Message]) -> list[int]:
         """Return the tokens with as many pads for each image of the last messages as it has tokens."""

@@ -14,6 +14,7 @@ TrajectoryName = Annotated[
 ]
 Leaves = Literal["kept", "last", "all"]
 TrajectorySort = Literal["created", "used", "name", "turns", "size", "reward"]
+KEEP = "keep"
 TrajectoryMetrics = dict[Text, float]
 
 
@@ -25,6 +26,8 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
     seed: int | None = None
+    # keep: one long prompt, also where the model's chat template writes earlier turns in another way now.
+    history: Literal["keep"] | None = None
 
 
 class CreateTrajectoryRequest(WithMetadata, frozen=True, forbid_unknown_fields=True):

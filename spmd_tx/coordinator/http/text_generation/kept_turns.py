@@ -31,6 +31,7 @@ from spmd_tx.coordinator.trajectories.trajectories import PartialTurn
 from spmd_tx.coordinator.trajectories.turn_rows import NewTurn
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequences
+from spmd_tx.coordinator.wire.trajectories import KEEP
 
 TOKEN_BYTES = 64  # of work for each token of a sample that is read again, about
 MOST_AGENT = 128  # characters of the name of an agent
@@ -52,6 +53,11 @@ class KeptTurns:
     trajectory: TrajectoryRow | None  # None: they are kept in memory
     agent: str | None
     are_named: bool = False  # whether later calls may name a turn, and leave out its conversation
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether earlier turns stay as they are, also where the chat template would rewrite them."""
+        return self.trajectory is not None and self.trajectory.settings.get("history") == KEEP
 
     async def tree(self, conversation: Conversation, base: ServedBase, size: int) -> TurnTree:
         """Return the turns that a conversation of ``size`` bytes may go on from."""

@@ -99,7 +99,8 @@ async def make_prompt(
     if conversation.known_tools:
         _check_tools(conversation.known_tools, text, traits, base.limits.bounds)
     tree = TurnTree() if kept is None else await kept.tree(conversation, base, size)
-    maker = PromptMaker(base.key, text, base.prompt_texts)
+    keeps_history = kept is not None and kept.keeps_history
+    maker = PromptMaker(base.key, text, base.prompt_texts, keeps_history=keeps_history)
     made = await maker.make(conversation, variables, tree, tuple(stops), size)
     keeping = None if kept is None else Keeping(kept, tree, made, conversation, variables, base)
     return ChatPrompt(made.tokens, stops, conversation, text, keeping, images=images, files=files)

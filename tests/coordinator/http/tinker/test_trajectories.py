@@ -8,6 +8,7 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
+from spmd_tx.coordinator.http.text_generation import prompts as prompts_module
 from spmd_tx.coordinator.requests.records import Failed
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.runtime import clock
@@ -234,8 +235,22 @@ async def test_what_a_trajectory_is_made_with_counts_where_a_call_says_nothing(a
     body = json.loads(await services.queue.payload(services.scheduler.arrived[0]))
     assert (body["sampling_params"]["temperature"], body["sampling_params"]["max_tokens"]) == (0.5, 2)
     assert (await api.post("trajectories", json=made)).status_code == 400
+    odd = await api.post("trajectories", json={"settings": {"history": "forget"}})
+    assert (odd.status_code, "history" in odd.text) == (400, True)
     unknown = await api.post("trajectories", json={"model": "unknown"})
     assert unknown.status_code == 404
+
+
+@pytest.mark.parametrize("history", [None, "keep"])
+async def test_a_trajectory_may_keep_its_history(api, monkeypatch, history):
+    seen, made = [], {"name": "run-1", "settings": {"history": history}}
+    maker = prompts_module.PromptMaker
+    monkeypatch.setattr(
+        prompts_module, "PromptMaker", lambda *parts, **how: seen.append(how) or maker(*parts, **how)
+    )
+    (await api.post("trajectories", json=made)).raise_for_status()
+    await say(api)
+    assert seen == [{"keeps_history": history is not None}]
 
 
 @pytest.mark.parametrize("name", ["a%20b", "%C3%A9", "-a", "x" * 129, "a%2Fb", "a%00"])
