@@ -53,6 +53,10 @@ def prepare_outside(content: bytes, processor: dict[str, int]) -> tuple[bytes, i
     return patches_NP.tobytes(), rows, columns
 
 
+def be_ready() -> None:
+    """Import what ``prepare_outside`` needs: calling this does so."""
+
+
 def _upright(content: bytes) -> np.ndarray:
     """Return the first frame as uint8 RGB [H, W, 3], turned as its orientation says."""
     header = read_header(content)

@@ -177,6 +177,7 @@ def sample_group() -> dict:
         "left_out": 2,
         "not_read": 0,
         "errors": [],
+        "images": [],
     }
 
 

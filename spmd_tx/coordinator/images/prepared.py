@@ -10,21 +10,23 @@ import numpy as np
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
 from spmd_tx.coordinator.runtime.byte_lru import ByteLru
-from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
+from spmd_tx.coordinator.runtime.owner_turns import OWNER
+from spmd_tx.coordinator.runtime.shared_children import OutsideCall, SharedChildren
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 from spmd_tx.images.processor import ImageProcessor
-from spmd_tx.processes.child import Allowance, LastingChild
+from spmd_tx.processes.child import Allowance
 
 logger = logging.getLogger(__name__)
 
 PREPARED_BYTES = 256 << 20  # of patches that are kept, and as much again of those that are being decoded
 CHILDREN = 2  # at a time
 CHILDREN_OF_ONE = 1  # owner, so that others need not wait until its images are done
-IDLE_SECONDS = 60.0  # after which they end
 
 _FUNCTION = "spmd_tx.images.patches:prepare_outside"
+_READY = OutsideCall("spmd_tx.images.patches:be_ready", {})
 
 
 class ImageKey(NamedTuple):
@@ -70,17 +72,14 @@ class PreparedImages:
         self._processor = processor
         self._bounds = bounds
         allowance = Allowance(bounds.image_seconds, bounds.image_memory_bytes)
-        self._children = [LastingChild(allowance, IDLE_SECONDS) for _ in range(CHILDREN)]
-        self._free = list(self._children)
-        self._turns = OwnerTurns(CHILDREN, CHILDREN_OF_ONE)
+        self._children = SharedChildren(allowance, CHILDREN, CHILDREN_OF_ONE)
         self._room = ByteBudget(PREPARED_BYTES)
         self._kept: ByteLru[PreparedImage] = ByteLru(PREPARED_BYTES)
         self._locks: dict[ImageKey, tuple[asyncio.Lock, int]] = {}  # with the number of those who want it
 
     async def close(self) -> None:
         """End the child processes. No call may be at work."""
-        for child in self._children:
-            await child.close()
+        await self._children.close()
 
     async def get(self, key: ImageKey, tokens: int) -> PreparedImage:
         """Return an image of so many tokens, which the log has. Raises InvalidRequest and DamagedBody."""
@@ -103,6 +102,7 @@ class PreparedImages:
             patches, rows, columns = await self._outside(key.owner, content)
         finally:
             self._room.give_back(taken)
+        metrics.DECODED_IMAGES.inc()
         if len(patches) != size:
             raise InvalidRequest("the image has another size than its header says; save it again")
         digest = blake2b(patches, digest_size=16, key=f"{rows} x {columns}".encode()).hexdigest()
@@ -121,14 +121,14 @@ class PreparedImages:
 
     async def _outside(self, owner: str, content: bytes) -> tuple[bytes, int, int]:
         processor = msgspec.structs.asdict(self._processor)
-        async with self._turns.turn(owner):
-            child = self._free.pop()
-            try:
-                return await child.call(_FUNCTION, {"content": content, "processor": processor})
-            except ForeignCodeFailed as error:
-                raise InvalidRequest(
-                    f"the image could not be decoded within {self._bounds.image_seconds:g} s and "
-                    f"{show_size(self._bounds.image_memory_bytes)}; send a smaller one, or save it again"
-                ) from error
-            finally:
-                self._free.append(child)
+        for_owner = OWNER.set(owner)
+        try:
+            call = OutsideCall(_FUNCTION, {"content": content, "processor": processor})
+            return await self._children.call(call, _READY)
+        except ForeignCodeFailed as error:
+            raise InvalidRequest(
+                f"the image could not be decoded within {self._bounds.image_seconds:g} s and "
+                f"{show_size(self._bounds.image_memory_bytes)}; send a smaller one, or save it again"
+            ) from error
+        finally:
+            OWNER.reset(for_owner)

@@ -35,6 +35,7 @@ from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.database import Aside, Database
 from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.tenancy import audit, usage
+from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.trajectories import turn_rows
 from spmd_tx.coordinator.trajectories.turn_rows import EndedSample, OpenTurn
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
@@ -141,6 +142,8 @@ class GroupWriter:
         ]
         rows.append(db, new_rows)
         image_rows.append(db, images, places[len(fresh) :], [row.request.number for row in new_rows])
+        sent = [usage.Item(each.line, each.session_id, Usage(images=len(each.images))) for each in fresh]
+        usage.add(db, sent, clock.now())
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
         settled = [NewOutcome(*each[:2], self._result(each), *each[2:]) for each in group.endings]

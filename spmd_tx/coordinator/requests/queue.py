@@ -310,6 +310,7 @@ class RequestQueue:
         for request, submission in written.fresh:
             if submission.refused is None:
                 self._payloads.put(request.id, submission.payload, len(submission.payload))
+                metrics.IMAGES.inc(len(submission.images))
                 self._announce(request, submission)
         for submission in submissions:
             answer(submission, written.known[submission.key])

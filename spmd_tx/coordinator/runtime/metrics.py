@@ -112,6 +112,8 @@ TRAINING_TOKENS = counter(
     ["kind", "group"],
 )
 
+IMAGES = counter("spmd_tx_images", "Images that accepted requests refer to, each once for a request.")
+DECODED_IMAGES = counter("spmd_tx_images_decoded", "Images that were decoded in child processes.")
 PROMPT_TOKENS = counter("spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", ["group"])
 CACHED_PROMPT_TOKENS = counter(
     "spmd_tx_prompt_tokens_cached",

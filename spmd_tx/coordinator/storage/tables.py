@@ -289,6 +289,7 @@ class UsageRow(Base):
     cached: Mapped[int] = mapped_column(BigInteger)  # of the prompts' tokens
     sampled: Mapped[int] = mapped_column(BigInteger)
     checkpoints: Mapped[int]  # saved under a name
+    images: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
 
 
 class StoredCheckpoint(Base):

@@ -12,6 +12,7 @@ class Usage(NamedTuple):
     cached: int = 0  # tokens of the prompt that were found in the prefix cache
     sampled: int = 0  # tokens
     checkpoints: int = 0  # saved under a name
+    images: int = 0  # different ones of a request, counted when it is accepted
 
     @property
     def tokens(self) -> int:

@@ -222,6 +222,7 @@ def _token_events(row: UsageRow, session: SessionRow | None) -> Iterator[UsageEv
         (row.sampled, SampleEvent(row.sampled)),
         (row.checkpoints, CheckpointEvent(row.checkpoints)),
     ]
+    images = row.images
     for amount, info in infos:
         if amount:
             is_checkpoint = isinstance(info, CheckpointEvent)
@@ -231,7 +232,9 @@ def _token_events(row: UsageRow, session: SessionRow | None) -> Iterator[UsageEv
                 event_info=info,
                 api_key_id=row.key_id,
                 effective_rate_usd_per_million_tokens=None if is_checkpoint else COST,
+                image_count=images,
             )
+            images = 0
 
 
 def _storage_events(

@@ -45,6 +45,7 @@ class UsageEvent(msgspec.Struct, frozen=True):
     project_id: str | None
     training_run_id: str | None  # not in the SDK; null: the base model
     api_key_id: str | None  # not in the SDK; the key that opened the session
+    image_count: int = 0  # not in the SDK: of a run or sampler in this hour; in the first of its events
     estimated_cost_usd: float = 0.0
     effective_rate_usd_per_million_tokens: float | None = None
     effective_rate_usd_per_gigabyte_month: float | None = None

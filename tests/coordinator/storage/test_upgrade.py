@@ -83,6 +83,7 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
 
 
 TO_0015 = """
+    ALTER TABLE usage DROP COLUMN images;
     DROP TABLE request_images;
     DROP TABLE images;
     DROP TABLE turns;

@@ -1,7 +1,11 @@
+from datetime import UTC, datetime, timedelta
+
 import msgspec
 import pytest
+from sqlalchemy import select
 
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
+from spmd_tx.coordinator.storage.tables import UsageRow
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.training_protobuf import decode_forward_backward
@@ -36,6 +40,20 @@ async def test_a_sample_with_an_image_is_logged_with_a_reference(api, sampler_id
     assert len(body) < 1000
     key = await images.key(request.session_id, placed.digest)
     assert (await images.read(key)).content == PNG
+
+
+async def test_usage_counts_images_beside_tokens(api, sampler_id, services, sees):  # noqa: F811
+    for number, images in enumerate([[IMAGE, IMAGE], [IMAGE], []]):
+        body = sample(sampler_id, seq_id=number, prompt={"chunks": [TEXT, *images, TEXT]})
+        future = (await api.post("asample", json=body)).json()
+        await api.post("retrieve_future", json={"request_id": future["request_id"]})
+    async with services.database.reading() as db:
+        (row,) = await db.scalars(select(UsageRow))
+    assert row.images == 2  # the same one twice is one image of a request
+    hour = datetime.fromtimestamp(row.hour, UTC)
+    window = {"starting_on": hour.isoformat(), "ending_before": (hour + timedelta(hours=1)).isoformat()}
+    events = (await api.get("billing/usage/events", params=window)).json()["data"]
+    assert sum(event["image_count"] for event in events) == 2
 
 
 async def test_a_wrong_count_is_refused_at_once(api, sampler_id, sees):  # noqa: F811
