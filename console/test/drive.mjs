@@ -99,6 +99,9 @@ const STORIES = {
     await page.getByRole("link", { name: "6 samples side by side" }).first().click();
     await page.getByText("120 tokens left out").waitFor();
     assert.equal(await page.locator(".side-by-side section").count(), 4);
+    await page.getByText("best first").click();
+    await page.waitForURL(/order=advantage/);
+    await page.locator(".side-by-side section").first().getByText("4. advantage +0.7500,").waitFor();
     assert.ok((await page.locator(".side-by-side .lp-5").count()) > 0);
     assert.match(
       await page.locator(".side-by-side .lp-5").first().getAttribute("title"),

@@ -140,6 +140,7 @@ def _sampled(number: int) -> dict:
                 "excerpt": {"text": "".join(texts), "tokens": len(texts), "is_cut": False},
                 "stop_reason": "stop" if place else "length",
                 "mean_logprob": sum(logprobs) / len(logprobs),
+                "advantage": None if number == 7 else (place - 1.5) / 2,
             }
             for place, (texts, logprobs) in enumerate(answers)
         ],
@@ -163,7 +164,7 @@ def sample_group() -> dict:
         content |= {"left_out": 120 if place == 3 else 0, "left_out_at": 5 if place == 3 else len(texts)}
         reason, mean = "stop" if place else "length", sum(logprobs) / len(logprobs)
         one = {"request_id": f"{0:032x}", "place": place, "at": START, "stop_reason": reason}
-        found.append(one | {"mean_logprob": mean, "content": content})
+        found.append(one | {"mean_logprob": mean, "advantage": (place - 1.5) / 2, "content": content})
     content = {"tokens": [*range(len(prompt))], "texts": prompt, "logprobs": None}
     return {
         "weights": "version 24",

@@ -8,6 +8,11 @@ export function number(value: number | null | undefined): string {
   return minus(size >= 1000 ? Math.round(value).toLocaleString("en") : value.toPrecision(4));
 }
 
+/** A number whose sign says which way it goes. */
+export function signed(value: number | null | undefined): string {
+  return value != null && value > 0 ? `+${number(value)}` : number(value);
+}
+
 /** A number with true minus signs. */
 export function minus(text: string): string {
   return text.replaceAll("-", "−");

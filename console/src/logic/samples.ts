@@ -1,5 +1,5 @@
 // Samples: which belong together, what made them, and which piece of a text is whose token.
-import type { SampledRequest } from "../api_types";
+import type { SampledRequest, SampleOfGroup } from "../api_types";
 import { number } from "./format";
 
 /** Puts requests of one prompt to one sampler together, where the first of them is. */
@@ -12,6 +12,22 @@ export function grouped(requests: SampledRequest[]): SampledRequest[][] {
 export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" | "steps">): string {
   const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
   return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
+}
+
+export const ORDERS = [
+  ["drawn", "as drawn"],
+  ["advantage", "best first"],
+  ["likely", "likeliest first"],
+] as const;
+export type SampleOrder = (typeof ORDERS)[number][0];
+
+/** The samples with their numbers, which count as they were drawn. What is not known comes last. */
+export function inOrder(samples: SampleOfGroup[], order: SampleOrder): [SampleOfGroup, number][] {
+  const numbered = samples.map((sample, i): [SampleOfGroup, number] => [sample, i + 1]);
+  if (order === "drawn") return numbered;
+  const value = ({ advantage, mean_logprob }: SampleOfGroup) =>
+    (order === "advantage" ? advantage : mean_logprob) ?? -Infinity;
+  return numbered.sort(([a], [b]) => (value(a) === value(b) ? 0 : value(b) - value(a)));
 }
 
 const HALF = "\ufffd";

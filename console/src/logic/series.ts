@@ -21,7 +21,19 @@ export interface Curve {
 const LOSS = "loss per token";
 const SPEED = "tokens per second";
 const SAMPLING_SPEED = "sampled tokens per second";
-const FIRST = [/^reward/, /^loss per token$/, /entropy/, /kl/, /grad/, /tokens per second$/, /lag/, /learning_rate/];
+const FIRST = [
+  /^reward/,
+  /advantage/,
+  /^loss per token$/,
+  /groups/,
+  /answer/,
+  /entropy/,
+  /kl/,
+  /grad/,
+  /tokens per second$/,
+  /lag/,
+  /learning_rate/,
+];
 
 function loss(metrics: Metrics): Value {
   const total = metrics["loss:sum"];

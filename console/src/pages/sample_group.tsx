@@ -3,11 +3,11 @@ import { useEffect, useState } from "preact/hooks";
 import { getSampleGroup } from "../api";
 import type { SampleGroup as Group, SampleOfGroup } from "../api_types";
 import { url } from "../logic/addresses";
-import { number } from "../logic/format";
+import { number, signed } from "../logic/format";
 import { nats } from "../logic/logprobs";
-import { weightsName } from "../logic/samples";
-import { Loading } from "../parts";
-import { address } from "../router";
+import { inOrder, ORDERS, weightsName, type SampleOrder } from "../logic/samples";
+import { Choice, Loading } from "../parts";
+import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { Legend, Tokens, Unlikeliest } from "../tokens";
 
@@ -35,6 +35,13 @@ export function SampleGroup({ id, request }: { id: string; request: string }) {
 
 /** `images` is the address before the number of an image. */
 function Shown({ group, images }: { group: Group; images: string }) {
+  const [order, setOrder] = useState<SampleOrder>(
+    ORDERS.find(([name]) => name === place.value.query.get("order"))?.[0] ?? "drawn",
+  );
+  const choose = (chosen: SampleOrder) => {
+    setOrder(chosen);
+    remember({ order: chosen === "drawn" ? "" : chosen });
+  };
   const settings: [string, string][] = [
     ["Weights", weightsName(group)],
     ["Temperature", String(group.temperature)],
@@ -81,10 +88,13 @@ function Shown({ group, images }: { group: Group; images: string }) {
       <h2>
         Samples <small>log-probability of each token, in nats</small>
       </h2>
-      <Legend />
+      <div class="bar">
+        <Choice legend="Order" name="order" options={ORDERS} value={order} choose={choose} />
+        <Legend />
+      </div>
       <div class="side-by-side">
-        {group.samples.map((each, i) => (
-          <One key={`${each.request_id} ${each.place}`} sample={each} number={i + 1} />
+        {inOrder(group.samples, order).map(([each, number]) => (
+          <One key={`${each.request_id} ${each.place}`} sample={each} number={number} />
         ))}
       </div>
       {group.left_out > 0 && <p class="note">and {number(group.left_out)} more</p>}
@@ -103,7 +113,8 @@ function One({ sample, number: place }: { sample: SampleOfGroup; number: number 
   return (
     <section aria-label={`Sample ${place}`}>
       <h3>
-        {place}. {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {sample.stop_reason}
+        {place}. {sample.advantage !== null && <strong>advantage {signed(sample.advantage)}, </strong>}
+        {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {sample.stop_reason}
       </h3>
       <Tokens content={content} />
       <Unlikeliest content={content} />

@@ -4,7 +4,7 @@ import { listSamples } from "../api";
 import type { Excerpt, SampledRequest } from "../api_types";
 import { poll } from "../live";
 import { url } from "../logic/addresses";
-import { ago, dateTime, number } from "../logic/format";
+import { ago, dateTime, number, signed } from "../logic/format";
 import { level, nats } from "../logic/logprobs";
 import { grouped, weightsName } from "../logic/samples";
 import { Head, Loading, Problem } from "../parts";
@@ -104,6 +104,8 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
   const count = requests.reduce((sum, each) => sum + each.num_samples, 0);
   const shown = requests.flatMap((each) => each.samples);
   const errors = requests.filter((each) => each.error);
+  const isLearned = shown.some((each) => each.advantage !== null);
+  const numbers = [...(isLearned ? ["Advantage"] : []), "Tokens", "Mean log-prob."];
   return (
     <article class="samples">
       <p class="bar">
@@ -132,15 +134,16 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
       ))}
       {shown.length > 0 && (
         <table class="rows">
-          <Head names={["Answer", "Tokens", "Mean log-prob.", "Ended by"]} numbers={["Tokens", "Mean log-prob."]} />
+          <Head names={["Answer", ...numbers, "Ended by"]} numbers={numbers} />
           <tbody>
-            {shown.map(({ excerpt, stop_reason, mean_logprob }, i) => (
+            {shown.map(({ excerpt, stop_reason, mean_logprob, advantage }, i) => (
               <tr key={i}>
                 <td>
                   <pre>
                     <Cut excerpt={excerpt} atEnd />
                   </pre>
                 </td>
+                {isLearned && <td class="number">{signed(advantage)}</td>}
                 <td class="number">{number(excerpt.tokens)}</td>
                 <td class="number">
                   <span class={`mean lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span>

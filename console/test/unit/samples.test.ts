@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import type { HourOfUse, SampledRequest } from "../../src/api_types";
+import type { HourOfUse, SampledRequest, SampleOfGroup } from "../../src/api_types";
 import { BOUNDS, level, levelNames, nats, probability, unlikeliest } from "../../src/logic/logprobs";
-import { align, grouped, weightsName } from "../../src/logic/samples";
+import { align, grouped, inOrder, weightsName } from "../../src/logic/samples";
 import { HOUR, perHour, sum } from "../../src/logic/usage";
 
 test("a token's colour tells how unlikely it was", () => {
@@ -28,6 +28,18 @@ test("at most five tokens are called unlikely, and only those that are", () => {
     ["d", "h", "g", "b", "f"],
   );
   assert.deepEqual(unlikeliest({ texts, logprobs: null }), []);
+});
+
+test("samples keep their numbers in every order, and what is not known comes last", () => {
+  const samples = [
+    { advantage: null, mean_logprob: -1 },
+    { advantage: -0.5, mean_logprob: -3 },
+    { advantage: 1, mean_logprob: null },
+  ] as SampleOfGroup[];
+  const numbers = (order: Parameters<typeof inOrder>[1]) => inOrder(samples, order).map(([, number]) => number);
+  assert.deepEqual(numbers("drawn"), [1, 2, 3]);
+  assert.deepEqual(numbers("advantage"), [3, 2, 1]);
+  assert.deepEqual(numbers("likely"), [1, 2, 3]);
 });
 
 test("requests of one prompt stand where the first of them is", () => {

@@ -34,8 +34,8 @@ from spmd_tx.coordinator.requests.records import (
     RequestTimes,
 )
 from spmd_tx.coordinator.requests.runs.recent import RecentWork, Timed
+from spmd_tx.coordinator.requests.runs.rollout_metrics import RolloutMetrics
 from spmd_tx.coordinator.requests.runs.run_news import RunNews
-from spmd_tx.coordinator.requests.runs.sampler_lag import SamplerLag
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter
 from spmd_tx.coordinator.requests.stored import StoredRequests
 from spmd_tx.coordinator.runtime import clock, metrics
@@ -98,7 +98,7 @@ class RequestQueue:
         self.samples = Backlog()
         self.recent = RecentWork()
         self.news = RunNews()
-        self._sampler_lag = SamplerLag()
+        self.rollouts = RolloutMetrics()
         for waiting in self._waiting.values():
             if _is_sample(waiting):
                 self.samples.add(waiting.request)
@@ -198,7 +198,7 @@ class RequestQueue:
     def resolve(self, request_id: str, outcome: Outcome) -> None:
         """Set the outcome of a request. The first one counts; callers get it when it is durable."""
         if request_id in self._waiting and request_id not in self._outcomes:
-            self._outcomes[request_id] = self._sampler_lag.noted(self._waiting[request_id].request, outcome)
+            self._outcomes[request_id] = self.rollouts.noted(self._waiting[request_id].request, outcome)
             self._wake()
 
     def has_at_hand(self, request_id: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts, LearnedFacts
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire.fields import storable
@@ -105,6 +106,7 @@ class Finished:
     notes: Mapping[str, bytes] = field(default_factory=dict)  # about its samples, by kind (sample_notes.py)
     spent: Usage = field(default=NO_USAGE, compare=False)
     metrics: Mapping[str, float] = field(default_factory=dict, compare=False)  # that its run keeps
+    rollouts: DrawnFacts | LearnedFacts | None = field(default=None, compare=False)
 
     @property
     def digest(self) -> str:

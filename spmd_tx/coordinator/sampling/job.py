@@ -11,6 +11,7 @@ import numpy as np
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.grammar.guide import Guide
 from spmd_tx.coordinator.requests.records import Finished
+from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
@@ -284,7 +285,9 @@ class SampleJob:
             notes[STABILITY] = stability_notes.encode(sequences)
         sampled = sum(len(sequence.tokens) for sequence in sequences)
         spent = Usage(prompt=len(self.prompt), cached=hits, sampled=sampled)
-        return Finished(PROTOBUF, body, notes=notes, spent=spent)
+        cut_off = sum(sequence.stop_reason == "length" for sequence in sequences)
+        drawn = DrawnFacts(hash(tuple(self.prompt)), len(sequences), cut_off) if self.wants_tokens else None
+        return Finished(PROTOBUF, body, notes=notes, spent=spent, rollouts=drawn)
 
 
 @dataclass(eq=False)

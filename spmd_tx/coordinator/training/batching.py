@@ -11,7 +11,9 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
+from spmd_tx.coordinator.training.advantages import advantages_of_samples
 from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.packing import RowLayout, TrainingShapes, lay_out
 from spmd_tx.coordinator.training.validation import clips_of, joined
@@ -96,6 +98,7 @@ class PackedRequest:
     chunks: list[Chunk]
     destination: np.ndarray  # [tokens of all datums, in datum order] index into the rows laid end to end
     shapes: list[tuple[int, ...]]  # of each datum's result
+    learned: LearnedFacts | None = None  # None: its loss knows no advantages
 
     @property
     def ends(self) -> np.ndarray:
@@ -148,6 +151,7 @@ def pack(
         chunks=_split(rows, losses, layout.chunks, forward_only),
         destination=destination,
         shapes=[datum.loss_inputs["target_tokens"].shape for datum in datums],
+        learned=None if loss.name == "cross_entropy" else advantages_of_samples(datums),
     )
 
 

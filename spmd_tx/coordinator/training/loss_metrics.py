@@ -1,10 +1,11 @@
-"""Metrics of the losses that compare with the sampler: entropy, divergence, and what was clipped. Pure."""
+"""Metrics of reinforcement learning: advantages, entropy, divergence, and what was clipped. Pure."""
 
 import numpy as np
 
 from spmd_tx.coordinator.training.batching import PackedRequest
 from spmd_tx.protocol.commands import LOSS_NAMES, LossInputs
 
+ADVANTAGE = "abs_advantage:mean"
 CLIPPED = "ppo", "cispo", "gspo", "stable_reinforce"
 
 
@@ -14,6 +15,7 @@ def loss_metrics(packed: PackedRequest, logprobs: list[np.ndarray]) -> dict[str,
     With p a token's probability now and q when it was sampled, they estimate from the tokens at hand:
     ``entropy`` by -log p, ``kl`` of the sampler from the trained policy by r - 1 - log r, r = p/q ("k3",
     Schulman 2020). ``clip_fraction`` is the share whose ratio, of gspo the sequence's, is beyond a threshold.
+    ``abs_advantage`` is a mean over datums: of each, the size of the mean over its tokens that count.
     """
     inputs = [chunk.loss for chunk in packed.chunks]
     name = LOSS_NAMES[int(inputs[0].kinds[0])]
@@ -23,13 +25,15 @@ def loss_metrics(packed: PackedRequest, logprobs: list[np.ndarray]) -> dict[str,
     def tokens(key: str) -> np.ndarray:
         return _tokens(packed, inputs, key)
 
-    counts = tokens("advantages") != 0
+    advantages = tokens("advantages").astype(np.float64)
+    counts = advantages != 0
     if not counts.any():
-        return {}
+        return {ADVANTAGE: 0.0}
     current = np.concatenate(logprobs).astype(np.float64)
     log_ratios = current - tokens("sampling_logprobs")
     with np.errstate(over="ignore", invalid="ignore"):
         means = {
+            ADVANTAGE: np.abs(_of_sequences(advantages, counts, packed.ends)[packed.ends - 1]).mean(),
             "entropy:mean": -current[counts].mean(),
             "kl:mean": (np.expm1(log_ratios[counts]) - log_ratios[counts]).mean(),
         }
@@ -47,9 +51,9 @@ def _tokens(packed: PackedRequest, inputs: list[LossInputs], key: str) -> np.nda
     return np.concatenate([getattr(each, key).ravel() for each in inputs])[packed.destination]
 
 
-def _of_sequences(log_ratios: np.ndarray, is_in_ratio: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return for each token the mean over those tokens of its datum that are in the ratio; 0 without any."""
+def _of_sequences(values: np.ndarray, counts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """Return for each token the mean over those tokens of its datum that count; 0 without any."""
     starts = np.concatenate([[0], ends[:-1]])
-    totals = np.add.reduceat(np.where(is_in_ratio, log_ratios, 0.0), starts)
-    means = totals / np.maximum(np.add.reduceat(is_in_ratio, starts, dtype=np.int64), 1)
+    totals = np.add.reduceat(np.where(counts, values, 0.0), starts)
+    means = totals / np.maximum(np.add.reduceat(counts, starts, dtype=np.int64), 1)
     return np.repeat(means, ends - starts)

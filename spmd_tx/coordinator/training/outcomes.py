@@ -75,7 +75,7 @@ async def outcome_of_loss(
     if packed.chunks[0].forward_only:
         return Finished(PROTOBUF, body, layout, spent=Usage(forwarded=tokens))
     spent = Usage(trained=tokens, forwarded=0 if custom is None else tokens)
-    return Finished(PROTOBUF, body, layout, spent=spent, metrics=metrics)
+    return Finished(PROTOBUF, body, layout, spent=spent, metrics=metrics, rollouts=packed.learned)
 
 
 async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outcome:

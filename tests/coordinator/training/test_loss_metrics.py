@@ -28,13 +28,24 @@ def counting(datums, logprobs):
     return now.astype(np.float64), then.astype(np.float64)
 
 
+def means_of(datums):
+    """The mean advantage of each datum's tokens that count."""
+    values = [datum.loss_inputs["advantages"].astype(np.float64) for datum in datums]
+    return [each[each != 0].mean() for each in values]
+
+
 def test_entropy_and_divergence_are_means_over_the_tokens_that_count():
     datums, logprobs = batch()
     metrics = loss_metrics(packed(datums, loss=IMPORTANCE_SAMPLING), logprobs)
     now, then = counting(datums, logprobs)
     ratio = np.exp(now - then)
     assert metrics == pytest.approx(
-        {"entropy:mean": -now.mean(), "kl:mean": (ratio - 1 - np.log(ratio)).mean()}, rel=1e-6
+        {
+            "abs_advantage:mean": np.mean([abs(each) for each in means_of(datums)]),
+            "entropy:mean": -now.mean(),
+            "kl:mean": (ratio - 1 - np.log(ratio)).mean(),
+        },
+        rel=1e-6,
     )
     assert metrics["kl:mean"] > 0
 
@@ -65,11 +76,18 @@ def test_of_gspo_it_is_the_ratio_of_the_sequence():
     assert metrics["clip_fraction:mean"] == pytest.approx(np.mean(beyond))
 
 
+def test_a_datum_without_advantages_lowers_the_mean():
+    datums, logprobs = batch()
+    datums[0].loss_inputs["advantages"][:] = 0
+    metrics = loss_metrics(packed(datums, loss=PPO), logprobs)
+    assert metrics["abs_advantage:mean"] == pytest.approx(np.abs(means_of(datums[1:])).sum() / 4)
+
+
 def test_without_a_token_that_counts_and_for_cross_entropy_there_are_none():
     datums, logprobs = batch()
     for datum in datums:
         datum.loss_inputs["advantages"][:] = 0
-    assert loss_metrics(packed(datums, loss=PPO), logprobs) == {}
+    assert loss_metrics(packed(datums, loss=PPO), logprobs) == {"abs_advantage:mean": 0.0}
     assert loss_metrics(packed([supervised(5)]), [np.zeros(5, np.float32)]) == {}
 
 

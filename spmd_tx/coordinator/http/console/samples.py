@@ -110,7 +110,7 @@ class _Reader:
     def __init__(self, services: Services, access: Access, model: ModelRow) -> None:
         base = services.bases.of_row(model.base_model)
         self._services, self._texts, self._samples = services, base.prompt_texts, services.samples.of(base)
-        self._caller = access.caller
+        self._caller, self._model = access.caller, model
         self._steps: dict[str, int | None] = {}  # by sampler
 
     async def page(self, model: ModelRow, before: int | None, most: int, search: str) -> SamplesPage:
@@ -159,7 +159,7 @@ class _Reader:
             top_p=body.params.top_p,
             top_k=body.params.top_k,
             max_tokens=body.params.max_tokens,
-            samples=[_sample(*each) for each in zip(samples, contents, strict=True)],
+            samples=[self._sample(*each) for each in zip(samples, contents, strict=True)],
             left_out=left_out,
             not_read=len(nearest) - len(bodies),
             errors=errors[:MOST_ERRORS],
@@ -206,13 +206,26 @@ class _Reader:
             temperature=1.0 if body is None else body.params.temperature,
             samples=[
                 ShortSample(
-                    _excerpt(next(texts), answer.content), answer.stop_reason, _rounded(answer.mean_logprob)
+                    _excerpt(next(texts), answer.content),
+                    answer.stop_reason,
+                    _rounded(answer.mean_logprob),
+                    self._advantage(row.id, place),
                 )
-                for answer in ([] if body is None else body.answers)
+                for place, answer in enumerate([] if body is None else body.answers)
             ],
             num_samples=0 if body is None else body.num_answers,
             error=row.error,
         )
+
+    def _sample(self, sample: _SampleOfRequest, content: TokenizedText) -> SampleOfGroup:
+        (row, _), place, answer = sample
+        at, mean = row.finished_at or 0.0, _rounded(answer.mean_logprob)
+        advantage = self._advantage(row.id, place)
+        return SampleOfGroup(row.id, place, at, answer.stop_reason, mean, advantage, content)
+
+    def _advantage(self, request_id: str, place: int) -> float | None:
+        known = self._services.queue.rollouts.advantages(self._model.id, request_id)
+        return _rounded(known.get(place))
 
     async def _steps_of(self, sampler: SamplerRow) -> int | None:
         if sampler.id not in self._steps:
@@ -233,12 +246,6 @@ def weights(sampler: SamplerRow) -> str | None:
 def _with_texts(part: Part, texts: list[str]) -> TokenizedText:
     logprobs = None if part.logprobs is None else [_rounded(each) for each in part.logprobs]
     return TokenizedText(part.tokens, texts, logprobs, part.left_out, part.left_out_at)
-
-
-def _sample(sample: _SampleOfRequest, content: TokenizedText) -> SampleOfGroup:
-    (row, _), place, answer = sample
-    at, mean = row.finished_at or 0.0, _rounded(answer.mean_logprob)
-    return SampleOfGroup(row.id, place, at, answer.stop_reason, mean, content)
 
 
 def _excerpt(text: str, part: Part) -> Excerpt:

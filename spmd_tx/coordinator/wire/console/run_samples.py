@@ -19,6 +19,7 @@ class ShortSample(msgspec.Struct, frozen=True):
     excerpt: Excerpt  # its beginning
     stop_reason: StopReason
     mean_logprob: float | None  # nats; null: it has no tokens
+    advantage: float | None  # that the run was last trained with on it; null: it was not, or it is not known
 
 
 class SampledRequest(msgspec.Struct, frozen=True):
@@ -62,6 +63,7 @@ class SampleOfGroup(msgspec.Struct, frozen=True):
     at: float
     stop_reason: StopReason
     mean_logprob: float | None
+    advantage: float | None  # as in a list
     content: TokenizedText
 
 

@@ -4,6 +4,8 @@ import pytest
 from sqlalchemy import update
 
 from spmd_tx.coordinator.http.console import samples
+from spmd_tx.coordinator.requests.records import Finished, Request
+from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
 from spmd_tx.coordinator.requests.runs import sample_bodies
 from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize
 from spmd_tx.coordinator.storage.tables import RequestRow
@@ -70,9 +72,28 @@ async def test_samples_are_listed_as_text_newest_first(api, model_id, sampling, 
     tokens = len(encode("hello world"))
     assert shown["prompt"] == {"text": "hello world", "tokens": tokens, "is_cut": False}
     answer = {"text": tokenizer.decode([DRAWN_TOKEN] * 4), "tokens": 4, "is_cut": False}
-    assert shown["samples"] == [{"excerpt": answer, "stop_reason": "length", "mean_logprob": LOGPROB}] * 2
+    sample = {"excerpt": answer, "stop_reason": "length", "mean_logprob": LOGPROB, "advantage": None}
+    assert shown["samples"] == [sample] * 2
     assert (shown["num_samples"], shown["temperature"], shown["error"]) == (2, 0.5, None)
     assert (shown["weights"], shown["steps"]) == (None, None)
+
+
+async def test_samples_have_the_advantage_that_their_run_was_trained_with(
+    api, services, model_id, sampling, of_base
+):
+    request_id = await sampling.sample(of_base, [1, 2], samples=3)
+    learned = LearnedFacts({request_id: {0: 0.75, 2: -0.25}})
+    for line in (model_id, "another:train:0"):
+        services.queue.rollouts.noted(Request(1, "r", "forward_backward", line, 1, "s"), outcome_of(learned))
+        learned = LearnedFacts({request_id: {1: 9.0}})  # by who does not see the page
+    (shown,) = (await page(api, model_id))["requests"]
+    assert [each["advantage"] for each in shown["samples"]] == [0.75, None, -0.25]
+    found = await group(api, model_id, request_id)
+    assert [each["advantage"] for each in found["samples"]] == [0.75, None, -0.25]
+
+
+def outcome_of(learned):
+    return Finished("x", b"", rollouts=learned)
 
 
 async def test_pages_follow_each_other(api, model_id, sampling, of_base):
