@@ -3,7 +3,7 @@
 Only headers are read. What cannot be decoded is found later, and fails its request then.
 """
 
-import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
@@ -23,11 +23,11 @@ from spmd_tx.coordinator.conversation.messages import (
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ImageRef, ModelInput, ModelInputChunk
+from spmd_tx.coordinator.wire.training_protobuf import MAX_IMAGE_TOKENS, TOO_MANY_IMAGE_TOKENS
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.images.headers import read_header
 
 DIGEST_BYTES = 16
-MOST_TOKENS = 1 << 22  # of all images of a training request: 24 bytes may claim thousands
 
 
 class SentImage(NamedTuple):
@@ -125,7 +125,7 @@ def _check_conversation(conversation: Conversation, count: int, limits: Limits) 
 def of_training(body: bytes, limits: Limits) -> TakenBody:
     """Take the images out of a forward_backward body that parses. What is wrong with one is said in it."""
     message = pb.ForwardBackwardRequest.FromString(body)
-    files, left = dict[str, bytes](), MOST_TOKENS
+    files, left = dict[str, bytes](), MAX_IMAGE_TOKENS
     images = [
         chunk.image
         for datum in message.data
@@ -139,10 +139,7 @@ def of_training(body: bytes, limits: Limits) -> TakenBody:
             stored = _of_message(image, limits)
             left -= stored.tokens
             if left < 0:
-                raise InvalidRequest(
-                    f"with it, the images of this request have more than {MOST_TOKENS} tokens; send fewer "
-                    "datums at once"
-                )
+                raise InvalidRequest(TOO_MANY_IMAGE_TOKENS)
         except InvalidRequest as problem:
             image.CopyFrom(pb.ImageChunk(stored=pb.StoredImage(problem=str(problem))))
             continue
@@ -194,7 +191,7 @@ def _from_base64(text: str, limits: Limits) -> bytes:
     if len(text) > 4 * (most // 3 + 1):
         raise _too_large(f"{show_size(3 * len(text) // 4)} or so", show_size(most), "image_bytes")
     try:
-        return base64.b64decode(text, validate=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except ValueError as problem:
         raise InvalidRequest(f"data is not base64 ({problem}); send the file in base64") from None
 

@@ -18,6 +18,10 @@ PROTOBUF = "application/x-protobuf"
 JSON = "application/json"
 
 MAX_ELEMENTS = 1 << 26  # of a tensor, and of all sparse tensors of a request, which could claim any shape
+MAX_IMAGE_TOKENS = 1 << 22  # of all images of a request: a few bytes may claim thousands
+TOO_MANY_IMAGE_TOKENS = (
+    f"with it, the images of this request have more than {MAX_IMAGE_TOKENS} tokens; send fewer datums at once"
+)
 MAX_RANK = 4  # numpy has a limit of its own; nothing here uses more than 2
 
 _INT32, _INT64, _FLOAT32 = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<f4")
@@ -147,8 +151,12 @@ def _loss_config(message: pb.ForwardBackwardRequest) -> dict[str, float | str]:
 
 
 def _datums(messages: Iterable[pb.Datum]) -> Iterator[Datum]:
-    elements_left = MAX_ELEMENTS
+    elements_left, image_tokens_left = MAX_ELEMENTS, MAX_IMAGE_TOKENS
     for message in messages:
+        image_tokens_left -= sum(chunk.image.stored.tokens for chunk in message.model_input)
+        if image_tokens_left < 0:
+            yield _unusable(TOO_MANY_IMAGE_TOKENS)
+            continue
         elements_left -= sum(_sparse_elements(tensor) for tensor in message.loss_fn_inputs.values())
         yield (
             _datum(message)

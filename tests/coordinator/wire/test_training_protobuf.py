@@ -56,6 +56,14 @@ def test_every_field_has_the_number_and_type_of_the_sdk(name):
     assert {key: field for key, field in fields(ours).items() if key not in added} == fields(theirs)
 
 
+def test_what_claims_to_be_of_the_log_takes_little_memory():
+    stored = tinker_pb2.StoredImage(digest="00", tokens=2**32 - 1)
+    datum = tinker_pb2.Datum(model_input=[tinker_pb2.Chunk(image=tinker_pb2.ImageChunk(stored=stored))])
+    body = tinker_pb2.ForwardBackwardRequest(data=[datum]).SerializeToString()
+    (read,) = training_protobuf.decode_forward_backward(body).data
+    assert "images of this request have more than 4194304 tokens" in (read.problem or "")
+
+
 def test_a_request_is_read_whole():
     datum = sdk.Datum(
         model_input=[text([1, 2]), text([3])],

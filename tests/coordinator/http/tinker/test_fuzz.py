@@ -97,6 +97,9 @@ def datums(draw, loss: str) -> pb.Datum:
             chunk.encoded_text.tokens = draw(anything)
         case 2:
             pass
+        case 3:
+            chunk.image.stored.digest = draw(st.text(max_size=40))
+            chunk.image.stored.tokens = draw(st.sampled_from([0, 1, 2**32 - 1]))
         case _:
             chunk.encoded_text.tokens = np.array(tokens, "<i4").tobytes()
     for name in draw(st.lists(st.sampled_from(INPUTS), unique=True)):
