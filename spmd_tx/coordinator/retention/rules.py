@@ -75,9 +75,9 @@ async def forget_requests(db: AsyncSession, ages: Ages) -> RowTotals:
 
 async def forget_images(db: AsyncSession) -> RowTotals:
     """Delete the images to which no request refers any more."""
-    is_of_none = RequestImage.request.not_in(select(RequestRow.number))
+    is_of_none = ~exists().where(RequestRow.number == RequestImage.request)
     await db.execute(delete(RequestImage).where(is_of_none))
-    is_unused = ImageRow.number.not_in(select(RequestImage.image))
+    is_unused = ~exists().where(RequestImage.image == ImageRow.number)
     query = select(func.count(), func.sum(ImageRow.content_length)).where(is_unused)
     count, size = (await db.execute(query)).one()
     await db.execute(delete(ImageRow).where(is_unused))

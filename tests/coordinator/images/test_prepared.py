@@ -109,6 +109,16 @@ async def test_hostile_files_fail_by_themselves(images):
     assert (await prepared.get(ImageKey("alice", "5"), 64)).rows == 16
 
 
+@pytest.mark.slow
+async def test_the_largest_images_are_decoded_within_the_memory(images):
+    sizes = {"1": (7000, 7000), "2": (7000, 7000), "3": (4000, 12_000)}
+    wide = encoded(noise(*sizes["3"]), "jpeg", progressive=True)
+    prepared = images(Log(**{"1": huge(7000), "2": huge(7000, 6), "3": wide}))
+    for name, size in sizes.items():
+        tokens = QWEN.resized(*size).tokens
+        assert (await prepared.get(ImageKey("mallory", name), tokens)).patches.shape == (4 * tokens, 768)
+
+
 async def test_an_image_that_takes_too_long_is_given_up(images):
     with pytest.raises(InvalidRequest, match=r"could not be decoded within 0.001 s"):
         await images(Log(**{"1": png(256, 256)}), Bounds(image_seconds=0.001)).get(KEY, 64)
