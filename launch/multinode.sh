@@ -11,7 +11,8 @@ takes, and the others must reach the first one under that name. All need the sam
 model under the same path, and one --data-dir that they share.
 
   --hosts GROUP=HOST,...  hosts of a group beside the first (docs/groups.md), which --group name=GROUP,... adds
-                        behind --; can be repeated. main=HOST,... is the same as HOST...
+                        behind --; can be repeated. main=HOST,... is the same as HOST... The workers of a group with
+                        replicas join without numbers
   --gpus-per-node N     how many workers a host has with --process-per gpu (8)
   --process-per WHAT    one worker process per "node" or per "gpu" (node)
   --worker-port P       where workers reach the server (8470)
@@ -84,7 +85,7 @@ case $per in
 esac
 
 # Say of each group how many workers it has, and how many of them are on the first host: those have the lowest numbers.
-remote=() # "GROUP PROCESS HOST" of the other workers of groups
+remote=() # "GROUP PROCESS HOST" of the other workers of groups; "any" is the process of a replica
 options=("$@")
 for ((i = 0; i < ${#groups[@]}; i++)); do
     group=${groups[i]} here=0 elsewhere=() place=
@@ -96,6 +97,12 @@ for ((i = 0; i < ${#groups[@]}; i++)); do
         [[ ,${options[j]#--group=}, == *,name=$group,* ]] && place=$j
     done
     [[ $place ]] || refuse "--hosts names group $group, and no --group name=$group,... stands behind --"
+    if [[ ,${options[place]#--group=}, == *,replicas=* ]]; then
+        for host in "${named[@]}"; do
+            for ((j = 0; j < local_processes; j++)); do remote+=("$group any $host"); done
+        done
+        continue
+    fi
     options[place]+=,num_processes=$((local_processes * ${#named[@]})),local_processes=$here
     for ((j = 0; j < local_processes * ${#elsewhere[@]}; j++)); do
         remote+=("$group $((here + j)) ${elsewhere[j / local_processes]}")
@@ -231,7 +238,9 @@ for ((i = 1; i < ${#hosts[@]}; i++)); do
 done
 for each in "${remote[@]}"; do
     read -r group process host <<<"$each"
-    start "$host" "$program" worker --coordinator "$head:$port" --process-id "$process" --group "$group"
+    number=(--process-id "$process")
+    [[ $process != any ]] || number=()
+    start "$host" "$program" worker --coordinator "$head:$port" "${number[@]}" --group "$group"
 done
 
 signals=0

@@ -7,12 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 
 from spmd_tx.bounds import Bounds
+from spmd_tx.group_names import MAIN, folder_of, template_of
 from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, ParallelSize, Port, TakenBy, declared, flag
 from spmd_tx.protocol.setup import WorkerRole
 
 PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
-MAIN = "main"  # the group that the options of the server describe
-GROUPS_FOLDER = "groups"  # in the data directory: what other groups keep
 LogFormat = Literal["text", "json"]
 PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
@@ -376,7 +375,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def group_dir(self) -> Path:
         """Where the group keeps what is its own."""
-        return self.data_dir if self.group == MAIN else self.data_dir / GROUPS_FOLDER / self.group
+        return folder_of(self.data_dir, self.group)
+
+    @property
+    def template_dir(self) -> Path:
+        """Where the replicas of a group keep what they share."""
+        return folder_of(self.data_dir, template_of(self.group))
 
     @property
     def checkpoints_dir(self) -> Path:

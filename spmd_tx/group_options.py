@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
-from spmd_tx.config import MAIN, OPTIONS, ServerConfig
+from spmd_tx.config import OPTIONS, ServerConfig
 from spmd_tx.errors import StartError
+from spmd_tx.group_names import MAIN, REPLICA, is_replica
 from spmd_tx.options import flag
 
 # Options of which each group has its own value, or the default
@@ -31,7 +32,8 @@ OF_BASE = (
     *("full_parameters", "dtype", "max_lora_rank", "batch_invariant"),
 )
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")  # of a group: it names a folder, and a label of metrics
-KEYS = ("name", *OWN, *INHERITED)
+KEYS = ("name", *OWN, *INHERITED, "replicas")
+MOST_REPLICAS = 256  # of a group
 
 
 def read_pairs(text: str) -> dict[str, str]:
@@ -63,18 +65,41 @@ def as_pairs(values: Mapping[str, object]) -> str:
 
 def with_groups(config: ServerConfig, groups: Iterable[Mapping[str, Any]]) -> ServerConfig:
     """Return the options of the server with those of groups beside the main one. Raises StartError."""
-    made = list[ServerConfig]()
+    declared = [config]
+    made = [config]
     for values in groups:
-        made.append(_made([config, *made], values))
-    _check([config, *made])
-    main, *others = (
-        msgspec.structs.replace(
-            group,
-            processes_beside=tuple(each.num_processes for each in (config, *made) if each is not group),
-        )
-        for group in (config, *made)
-    )
+        declared.append(_made(made, values))
+        made += _replicas(declared[-1], values)
+    _check(declared)
+    main, *others = (msgspec.structs.replace(group, processes_beside=_beside(group, made)) for group in made)
     return msgspec.structs.replace(main, groups=tuple(others))
+
+
+def _replicas(group: ServerConfig, values: Mapping[str, Any]) -> Sequence[ServerConfig]:
+    """Make the groups of one that is declared with ``replicas``, or return it alone. Raises StartError."""
+    if "replicas" not in values:
+        return [group]
+    count = _converted(group.group, "replicas", values["replicas"], int)
+    if not 1 <= count <= MOST_REPLICAS:
+        raise StartError(f"group {group.group} sets replicas to {count}; set it from 1 to {MOST_REPLICAS}")
+    if group.trains:
+        raise StartError(f"group {group.group} has replicas and trains; give it role = sample")
+    if group.local_processes:
+        raise StartError(
+            f"group {group.group} has replicas and local_processes, and replicas join with spmd-tx worker; "
+            "leave one of the two out"
+        )
+    return [
+        msgspec.structs.replace(group, group=f"{group.group}{REPLICA}{number}", local_processes=0)
+        for number in range(count)
+    ]
+
+
+def _beside(group: ServerConfig, groups: Iterable[ServerConfig]) -> tuple[int, ...]:
+    """Return the workers of other groups that may share a host's memory; replicas have hosts of their own."""
+    if is_replica(group.group):
+        return ()
+    return tuple(each.num_processes for each in groups if each is not group and not is_replica(each.group))
 
 
 def _made(groups: Sequence[ServerConfig], values: Mapping[str, Any]) -> ServerConfig:
@@ -88,7 +113,11 @@ def _made(groups: Sequence[ServerConfig], values: Mapping[str, Any]) -> ServerCo
     unknown = sorted(values.keys() - set(KEYS))
     if unknown:
         raise StartError(f"group {name} sets {', '.join(unknown)}; a group has {', '.join(KEYS)}")
-    given = {key: _converted(name, key, value) for key, value in values.items() if key != "name"}
+    given = {
+        key: _converted(name, key, value, OPTIONS[key].type)
+        for key, value in values.items()
+        if key not in ("name", "replicas")
+    }
     fields = {field.name: field for field in msgspec.structs.fields(ServerConfig)}
     defaults = {key: fields[key].default for key in OWN if key != "base_model"}
     first = _of_same_base(groups, given)
@@ -121,14 +150,13 @@ def _check_agreement(name: str, given: Mapping[str, Any], first: ServerConfig) -
             )
 
 
-def _converted(group: str, key: str, value: Any) -> Any:
+def _converted(group: str, key: str, value: Any, kind: Any) -> Any:
     """Read the value of an option: a text, or what a TOML file has."""
     try:
-        return msgspec.convert(value, OPTIONS[key].type, strict=False)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError:
-        raise StartError(
-            f"group {group} sets {key} to {value!r}; see {flag(key)} of spmd-tx serve --help for its values"
-        ) from None
+        where = f"{flag(key)} of spmd-tx serve --help" if key in OPTIONS else "docs/groups.md"
+        raise StartError(f"group {group} sets {key} to {value!r}; see {where} for its values") from None
 
 
 def _check(groups: Collection[ServerConfig]) -> None:

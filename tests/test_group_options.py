@@ -74,6 +74,11 @@ def test_a_list_of_names_may_have_commas():
         ("name=t,base_model=m,page_size=large", "sets page_size to 'large'"),
         ("name=t,base_model=m,page_size=0", "group t: --page-size is 0"),
         ("name=t,base_model=m,served_model_name=student", "groups main and t both serve student"),
+        ("name=t,base_model=m,replicas=2", "t has replicas and trains; give it role = sample"),
+        ("name=t,role=sample,replicas=0", "sets replicas to 0; set it from 1 to 256"),
+        ("name=t,role=sample,replicas=many", "sets replicas to 'many'"),
+        ("name=t,role=sample,replicas=2,local_processes=1", "replicas join with spmd-tx worker"),
+        ("name=t/0,role=sample", "small letters"),
     ],
 )
 def test_what_cannot_be_is_refused(text, complaint):
@@ -98,6 +103,29 @@ def test_the_same_weights_under_another_name_are_another_base_model():
 def test_two_groups_of_one_name_are_refused():
     with pytest.raises(StartError, match="two groups are called t"):
         groups("name=t,base_model=a", "name=t,base_model=b")
+
+
+def test_a_group_with_replicas_is_several_groups_that_are_alike():
+    first, second = groups("name=rollouts,role=sample,replicas=2,num_processes=2,decode_rows=8")
+    assert (first.group, second.group) == ("rollouts/0", "rollouts/1")
+    assert (first.agents_here, first.num_processes, first.decode_rows, first.trains) == (0, 2, 8, False)
+    assert msgspec.structs.replace(first, group=second.group) == second
+    assert [each.group_dir for each in (first, second)] == [
+        Path("/data/groups/rollouts/0"),
+        Path("/data/groups/rollouts/1"),
+    ]
+    assert first.template_dir == second.template_dir == Path("/data/groups/rollouts")
+
+
+def test_a_name_is_taken_by_a_group_with_replicas():
+    with pytest.raises(StartError, match="two groups are called t"):
+        groups("name=t,role=sample,replicas=2", "name=t,role=sample")
+
+
+def test_replicas_have_hosts_of_their_own():
+    texts = "name=rollouts,role=sample,replicas=8,num_processes=2", "name=t,base_model=m"
+    config = with_groups(SERVER, map(read_pairs, texts))
+    assert [group.host_processes for group in config.all_groups] == [5, *[2] * 8, 5]
 
 
 def test_workers_of_all_groups_share_the_memory_of_their_hosts():

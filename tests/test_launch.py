@@ -17,7 +17,9 @@ import yaml
 from spmd_tx.cli import main
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.server.preflight import free_port
+from spmd_tx.coordinator.server.worker_setup import compilation_cache
 from spmd_tx.demo import tiny_model
+from spmd_tx.group_names import template_of
 from spmd_tx.group_options import read_pairs, with_groups
 
 ROOT = Path(__file__).parents[1]
@@ -379,6 +381,19 @@ def test_each_component_of_a_heterogeneous_job_is_a_group(slurm, programs):
     assert "srun --het-group=0-2" in (programs / "srun.log").read_text()
 
 
+def test_workers_of_replicas_have_no_numbers_and_need_no_component(slurm):
+    elastic, late = "name=rollouts,role=sample,replicas=4", "name=spot,base_model=s,role=sample,replicas=8"
+    options = "--base-model", "m", "--group", elastic, *GROUPS[2:], "--group", late
+    server, *workers = slurm(5, HETEROGENEOUS, *options)
+    assert f"--group {elastic} " in server
+    assert f"--group {late} " in server
+    assert (
+        workers
+        == ["worker --group judge --process-id 0", "worker --group main --process-id 1"]
+        + ["worker --group rollouts"] * 2
+    )
+
+
 def test_a_job_needs_a_component_for_each_group(slurm, programs):
     environment = os.environ | HETEROGENEOUS | {"PATH": f"{programs}:{os.environ['PATH']}"}
     command = ["bash", LAUNCH / "slurm.sbatch", "--base-model", "m", *GROUPS[:2]]
@@ -408,14 +423,15 @@ def kubernetes():
     """All objects by kind and name."""
     objects = [
         each
-        for file in ("k8s.yaml", "k8s_group.yaml")
+        for file in ("k8s.yaml", "k8s_group.yaml", "k8s_replicas.yaml")
         for each in yaml.safe_load_all((LAUNCH / file).read_text())
     ]
     return {(each["kind"], each["metadata"]["name"]): each["spec"] for each in objects}
 
 
 def pods(kubernetes):
-    return [spec["template"]["spec"] for (kind, _), spec in kubernetes.items() if kind == "StatefulSet"]
+    kinds = ("StatefulSet", "Deployment")
+    return [spec["template"]["spec"] for (kind, _), spec in kubernetes.items() if kind in kinds]
 
 
 def test_pods_have_no_rights_that_they_do_not_need(kubernetes):
@@ -479,6 +495,32 @@ def test_a_group_has_pods_of_its_own_as_many_as_the_server_is_told(kubernetes):
         assert spec["template"]["metadata"]["labels"] == selector
     assert teacher["serviceName"] == worker["serviceName"]
     assert container["env"] == worker["template"]["spec"]["containers"][0]["env"]
+
+
+def test_replicas_are_pods_without_numbers_that_write_into_the_folder_of_their_group_only(kubernetes):
+    (told,) = re.findall(r"^#   - --group=(\S+)$", (LAUNCH / "k8s_replicas.yaml").read_text(), re.M)
+    group = with_groups(ServerConfig(base_model="m", data_dir=Path("/data")), [read_pairs(told)]).groups[0]
+    replicas = kubernetes["Deployment", "spmd-tx-rollouts"]
+    pod = replicas["template"]["spec"]
+    (container,) = pod["containers"]
+    worker = typer.main.get_command(main.app).commands["worker"]
+    options = worker.make_context("worker", list(container["args"])).params
+    assert (options["group"], options["process_id"]) == (template_of(group.group), None)
+    assert pod["terminationGracePeriodSeconds"] > options["leave_seconds"]
+    mounted = {each["mountPath"]: each for each in container["volumeMounts"] if each["name"] == "data"}
+    assert [path for path, each in mounted.items() if not each.get("readOnly")] == [str(group.template_dir)]
+    assert all(path == f"/data/{each['subPath']}" for path, each in mounted.items())
+    assert compilation_cache(group).is_relative_to(group.template_dir)
+    labels = replicas["template"]["metadata"]["labels"]
+    assert labels == replicas["selector"]["matchLabels"]
+    joining = kubernetes["NetworkPolicy", "spmd-tx-rollouts-join"]
+    (source,) = joining["ingress"][0]["from"]
+    assert labels.items() >= source["podSelector"]["matchLabels"].items()
+    (head,) = kubernetes["StatefulSet", "spmd-tx-head"]["template"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in head["ports"]}
+    assert joining["ingress"][0]["ports"] == [{"port": ports["workers"]}]
+    mesh = kubernetes["NetworkPolicy", "spmd-tx-mesh"]["podSelector"]["matchLabels"]
+    assert labels["app"] != mesh["app"], "nobody else's JAX and NCCL can be reached"
 
 
 def test_a_freeze_of_a_minute_kills_no_server(kubernetes):

@@ -96,14 +96,15 @@ def worker(
         ),
     ],
     process_id: Annotated[
-        int,
+        int | None,
         typer.Option(
             min=0,
             max=MANY,
             envvar="SPMD_TX_PROCESS_ID",
-            help="Number of this process among the server's --num-processes, from 0.",
+            help="Number of this process among the server's --num-processes, from 0. Groups with replicas "
+            "give out numbers themselves.",
         ),
-    ],
+    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(
@@ -156,10 +157,11 @@ def worker(
     with ended_by_interrupts():
         from spmd_tx.coordinator.agent import main as remote_agent
         from spmd_tx.coordinator.agent.agent import AgentOptions
+        from spmd_tx.protocol.agents import ANY_PROCESS
 
     agent_options = AgentOptions(
         coordinator=coordinator,
-        process=process_id,
+        process=ANY_PROCESS if process_id is None else process_id,
         secret=remote_agent.shared_secret(secret_file),
         devices=devices,
         base_model=base_model,

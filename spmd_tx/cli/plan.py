@@ -14,8 +14,9 @@ from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
 from spmd_tx.cli.options import GroupNameOption, gather_groups, takes_options
 from spmd_tx.cli.plan_hints import Planned, hints
-from spmd_tx.config import MAIN, PARALLEL_SIZES, ServerConfig
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig
 from spmd_tx.errors import StartError
+from spmd_tx.group_names import MAIN, template_of
 from spmd_tx.group_options import read_pairs, with_groups
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
@@ -82,7 +83,7 @@ def plan(
         return
     parsed_devices = parse_devices(devices[0], memory_per_device)
     if group:
-        (config,) = with_groups(config, [read_pairs(group)]).groups
+        config = with_groups(config, [read_pairs(group)]).groups[0]
     if compiles:
         names = tuple(name.strip() for name in only.split(",") if name.strip())
         compile.run(config, read_model(config), parsed_devices, Wish(names, hlo), as_json=as_json)
@@ -99,7 +100,7 @@ def plan(
 
 def _plans_of_groups(config: ServerConfig, devices: Sequence[str], memory: str | None) -> dict[str, Planned]:
     """Plan for the devices of each group that is named, as "GROUP=8xh100". Raises StartError."""
-    configs = {each.group: each for each in config.all_groups}
+    configs = {template_of(each.group): each for each in config.all_groups}  # replicas are alike
     plans = dict[str, Planned]()
     for pair in devices:
         name, equals, count = pair.partition("=")

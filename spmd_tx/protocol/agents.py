@@ -10,10 +10,13 @@ HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 15_000
 
 
+ANY_PROCESS = -1  # an agent's number until the coordinator has given it one
+
+
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
     """Base of what an agent reports."""
 
-    process: int  # whose agent it is
+    process: int  # whose agent it is, or ANY_PROCESS
 
 
 class AgentHello(AgentReport, frozen=True, tag="agent_hello"):
@@ -25,6 +28,7 @@ class AgentHello(AgentReport, frozen=True, tag="agent_hello"):
     coordinator: str  # address under which the agent reaches the coordinator
     devices: int | None = None  # for its worker; None: as many as the mesh asks for
     group: str = ""  # that it joins; empty: the first one
+    is_placed: bool = False  # whether the coordinator has chosen replica and number; no agent says so
     version: int = PROTOCOL_VERSION
 
 
@@ -76,6 +80,7 @@ class StartWorker(Order, frozen=True, tag="start_worker"):
     """Asks for a worker process, after any earlier one has ended."""
 
     generation: int
+    process: int  # the number of the worker
     devices: int  # of the process
     device_ids: list[int] | None  # which devices of this host it uses; None: all
     model_dir: str  # where the coordinator has the base model

@@ -58,10 +58,13 @@ def settle(folder: str, flags: Sequence[str], sizes: AnySizes, run: RunSelfTest)
     if not right:
         return Choice(known, sizes.implementations[-1])
     choice = Choice(known, right[0])
-    kept.parent.mkdir(parents=True, exist_ok=True)
     unfinished = kept.with_suffix(f".{os.getpid()}")  # other workers of this host may write the same
-    unfinished.write_bytes(msgspec.json.encode(choice))
-    unfinished.replace(kept)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(msgspec.json.encode(choice))
+        unfinished.replace(kept)
+    except OSError as error:  # of a host that may read only
+        log.warning("cannot keep the choice of kernels in %s: %s", folder, error.strerror)
     return choice
 
 

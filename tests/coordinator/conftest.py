@@ -14,7 +14,7 @@ import pytest
 from litestar import Litestar
 from tokenizers import Tokenizer
 
-from spmd_tx.config import MAIN, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
 from spmd_tx.coordinator.http.app import make_app
@@ -35,6 +35,7 @@ from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
+from spmd_tx.group_names import MAIN
 from tests.coordinator.http.fake_scheduler import FakeScheduler
 from tests.support.databases import migrate
 from tests.support.model_shapes import TINY

@@ -113,12 +113,18 @@ def assert_equal(found: tuple, expected: tuple) -> None:
 def has_sampled(server: Server, group: str) -> bool:
     """Whether the workers of a group have drawn anything, by what is kept of their programs."""
     folder = server.data_dir if group == "main" else server.data_dir / "groups" / group
-    return "decode" in json.dumps(json.loads((folder / "program_uses.json").read_text()))
+    uses = folder / "program_uses.json"
+    return uses.exists() and "decode" in json.dumps(json.loads(uses.read_text()))
 
 
 def both_ready(address: Address) -> None:
+    states_are(address, lambda states: set(states.values()) == {"ready"})
+
+
+def states_are(address: Address, wanted: Callable[[dict[str, str]], bool]) -> None:
+    """Wait for states of the groups, by their names."""
     deadline = time.monotonic() + SECONDS
-    while any(state["state"] != "ready" for state in groups_of(address.server).values()):
+    while not wanted({name: each["state"] for name, each in groups_of(address.server).items()}):
         assert time.monotonic() < deadline, "the groups did not get ready in time"
         time.sleep(0.2)
 
@@ -242,3 +248,76 @@ def test_a_sampler_that_has_to_leave_ends_its_samples_or_hands_them_over(model_d
                 assert draw(address, leave) == expected
                 assert worker.wait(SECONDS) == 0
         assert "has to leave within" in address.server.log
+
+
+# Runs a program as on a host that sees nothing of the data directory but its own folder, and the versions.
+SPOT_HOST = """
+set -e
+data=$1 own=$1/groups/$2 && shift 2
+kept=$(mktemp -d) && mkdir "$kept/versions" "$kept/own" && mkdir -p "$own"
+mount --bind "$data/versions" "$kept/versions" && mount -o remount,ro,bind "$kept/versions"
+mount --bind "$own" "$kept/own"
+mount -t tmpfs none "$data" && mkdir -p "$data/versions" "$own"
+mount --move "$kept/versions" "$data/versions" && mount --move "$kept/own" "$own"
+mount -o remount,ro "$data"
+exec "$@"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("processes", "is_spot"), [(1, True), (2, False)])
+def test_workers_join_late_as_replicas_and_leave_while_another_group_trains(
+    model_dir, tmp_path, processes, is_spot
+):
+    """Agents have no number. One leaves as on a spot host, the other is killed, and more join meanwhile."""
+    if is_spot and subprocess.run(["unshare", "-m", "true"]).returncode:
+        pytest.skip("a host that sees some folders only needs mount namespaces")
+    secret, port = {"SPMD_TX_SECRET": "a secret of this test"}, free_port()
+    joins = f"name={ROLLOUTS},role=sample,replicas=3,num_processes={processes}"
+    joins += f",fully_sharded_data_parallel_size={processes}"
+    command = [COMMAND, "worker", "--coordinator", f"127.0.0.1:{port}", "--group", ROLLOUTS]
+    if is_spot:
+        command = ["unshare", "-m", "sh", "-c", SPOT_HOST, "sh", tmp_path / "data", ROLLOUTS, *command]
+    workers = list[subprocess.Popen[bytes]]()
+
+    def join() -> None:
+        for _ in range(processes):
+            workers.append(subprocess.Popen(command, env=os.environ | QUICKLY | secret))
+
+    def ready(count: int, address: Address) -> None:
+        states_are(
+            address,
+            lambda states: sum(state == "ready" for name, state in states.items() if name != "main") == count,
+        )
+
+    options = {"worker_port": port, "environment": QUICKLY | secret, "group": joins}
+    with serving_both(model_dir, tmp_path / "data", **options) as address:
+        try:
+            expected = learn(address, 4)
+            generation = generation_of(address.server, "main")
+            states_are(address, lambda states: list(states.values())[1:] == ["waiting for agents"] * 3)
+            for _ in range(2):
+                join()
+            ready(2, address)
+
+            def disturb(step: int) -> None:
+                if step == 1:
+                    workers[0].terminate()
+                    join()
+                elif step == 2:
+                    workers[processes].kill()
+                    join()
+
+            assert_equal(learn(address, 4, disturb), expected)
+            assert workers[0].wait(SECONDS) == 0
+            ready(2 if processes == 1 else 3, address)
+            assert learn(address, 1)[0] == expected[0][: len(PROMPTS)]
+            assert generation_of(address.server, "main") == generation
+            address.server.terminate()
+            assert sum(has_sampled(address.server, f"{ROLLOUTS}/{number}") for number in range(3)) > 1
+            assert list((tmp_path / "data" / "versions").iterdir()) == []
+        finally:
+            for worker in workers:
+                worker.terminate()
+            for worker in workers:
+                worker.wait(SECONDS)

@@ -48,7 +48,7 @@ class AgentOptions:
     """Holds the options of one agent."""
 
     coordinator: str  # HOST:PORT
-    process: int
+    process: int  # or ANY_PROCESS: the coordinator gives it one
     secret: str
     devices: int | None = None  # of its worker; None: as many as the mesh asks for
     base_model: str | None = None  # its place on this host; None: the same place as on the coordinator's
@@ -71,6 +71,7 @@ class Agent:
         self._was_connected = False  # to a coordinator, ever
         self._alone_since: float | None = None
         self._rejected_since: float | None = None
+        self._refusal: str | None = None  # the last one, which is logged once
 
     async def run(self) -> None:
         """Return when the coordinator says that it ends. Raises StartError when this host is of no use."""
@@ -140,7 +141,9 @@ class Agent:
             case Refused(reason=reason, is_final=is_final):
                 if is_final:
                     raise StartError(reason)
-                logger.warning("%s", reason)
+                if reason != self._refusal:
+                    logger.warning("%s", reason)
+                self._refusal = reason
                 asyncio.get_running_loop().call_later(RETRY_SECONDS, self._say_hello)
             case Ping() | Quit():
                 pass
@@ -183,12 +186,13 @@ class Agent:
         await self._process.stop(patience=0)
         directory = await asyncio.to_thread(_model_of_host, self._options.base_model, order)
         await asyncio.to_thread(check_same, directory, order.model_files)
-        logger.info("generation %d: starting worker %d", order.generation, self._options.process)
+        logger.info("generation %d: starting worker %d", order.generation, order.process)
+        self._process, self._refusal = WorkerProcess(order.process), None
         try:
             environment = of_worker(os.environ) | {VARIABLE: self._options.secret}
             ended = await self._process.start(self._command(order, directory), environment)
         except OSError as error:  # too many processes, or no memory for one more
-            self._report_end(order.generation, WorkerExit(self._options.process, 1, (str(error),)))
+            self._report_end(order.generation, WorkerExit(order.process, 1, (str(error),)))
             return
         ended.add_done_callback(lambda ended: self._report_end(order.generation, ended.result()))
 
@@ -197,7 +201,7 @@ class Agent:
             sys.executable,
             *self._worker,
             *("--coordinator", f"tcp://{self._link.address}"),
-            *("--process-id", str(self._options.process)),
+            *("--process-id", str(order.process)),
             *("--generation", str(order.generation)),
             *("--devices", str(order.devices)),
             *("--model-dir", str(directory)),

@@ -9,6 +9,7 @@ from spmd_tx.coordinator.http.services import GroupStatus, Health, Service, Serv
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.wire.sessions import GroupHealthResponse, HealthResponse
 from spmd_tx.errors import NotFound
+from spmd_tx.group_names import template_of
 
 
 class MetricsController(Controller):
@@ -53,7 +54,11 @@ def _readiness_of_some(services: Services, group: str | None, base: str | None) 
     """Say whether any group of this name, of this base model, is ready. Raises NotFound if there is none."""
     health = services.health
     wanted = None if base is None else services.bases.need(base).base.key
-    found = [each for each in health.groups if group in (None, each.name) and wanted in (None, each.base_key)]
+    found = [
+        each
+        for each in health.groups
+        if group in (None, each.name, template_of(each.name)) and wanted in (None, each.base_key)
+    ]
     if not found:
         names = ", ".join(each.name for each in health.groups)
         raise NotFound(f"there is no group {group!r} of that base model; groups: {names}")

@@ -11,6 +11,7 @@ import msgspec
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
+from spmd_tx.coordinator.mesh.replica_places import ReplicaPlaces
 from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
 from spmd_tx.coordinator.runtime import log_groups, metrics
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5  # between checks for silent workers and agents
 EXPLANATION_SECONDS = 1.0  # after the first sign of a loss, to wait for the one that explains it
 STOP_SECONDS = 10.0  # for an agent to kill its worker
+RELEASE_SECONDS = 30.0  # until the agents of a replica that is not complete look for another one
 
 FIRST_DELAY, LONGEST_DELAY = 0.2, 30.0  # seconds before the next generation
 MAX_FRUITLESS = 5  # generations in a row
@@ -81,6 +83,14 @@ class Generations:
     def take_of_agent(self, identity: bytes, report: AnyAgentReport) -> None:
         """Process the report of an agent."""
         self._roster.take(identity, report)
+
+    def places(self) -> ReplicaPlaces:
+        """Say which agents are absent."""
+        return self._roster.places()
+
+    def process_of(self, instance: str) -> int | None:
+        """The number of an agent that is here."""
+        return self._roster.process_of(instance)
 
     def includes(self, report: AnyReport) -> bool:
         """Whether a worker of the present generation has sent a report."""
@@ -226,9 +236,10 @@ class Generations:
         self._hub.be_busy("starting")
         logger.info("generation %d: starting %d workers", number, setup.num_processes)
 
-        def order(_: int, device_ids: list[int] | None) -> StartWorker:
+        def order(process: int, device_ids: list[int] | None) -> StartWorker:
             return StartWorker(
                 generation=number,
+                process=process,
                 devices=devices,
                 device_ids=device_ids,
                 model_dir=setup.model_dir,
@@ -249,7 +260,11 @@ class Generations:
     async def _wait_for_agents(self) -> None:
         while absent := self._roster.absent():
             self._hub.be_busy(f"waiting for the agent of worker {', '.join(map(str, absent))}")
-            await self._roster.changed()
+            try:
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self._roster.changed()
+            except TimeoutError:
+                self._roster.release()
 
     async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""

@@ -10,6 +10,7 @@ from spmd_tx.coordinator.agent.worker_process import WorkerExit
 from spmd_tx.coordinator.mesh.device_shares import DeviceShares
 from spmd_tx.coordinator.mesh.hub import Send
 from spmd_tx.coordinator.mesh.loss_causes import LossSign, of_agent, of_exit
+from spmd_tx.coordinator.mesh.replica_places import ReplicaPlaces
 from spmd_tx.coordinator.mesh.watchdog import LONGEST_STEP, SILENT_SECONDS
 from spmd_tx.protocol.agents import (
     AgentHello,
@@ -113,6 +114,22 @@ class AgentRoster:
                 self._drop(process, f"has given no sign of life for {SILENT_SECONDS:g} s")
             elif not self._tell(agent, Ping()):
                 self._drop(process, "has lost its connection, or was killed")
+
+    def places(self) -> ReplicaPlaces:
+        """Say which agents are absent, and on which hosts the others are."""
+        return ReplicaPlaces(self.absent(), {agent.hello.host for agent in self._agents.values()})
+
+    def process_of(self, instance: str) -> int | None:
+        """The number of the agent that says so of itself; None: it is not here."""
+        return next((each for each, agent in self._agents.items() if agent.hello.instance == instance), None)
+
+    def release(self) -> None:
+        """Let agents that were placed here say hello again: others may lack just one."""
+        for process, agent in list(self._agents.items()):
+            if agent.hello.is_placed:
+                reason = f"no agent has joined as worker {', '.join(map(str, self.absent()))} of its replica"
+                self._tell(agent, Refused(reason=reason, is_final=False))
+                self._drop(process, "looks for another replica")
 
     @property
     def has_workers(self) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from spmd_tx.config import GROUPS_FOLDER
 from spmd_tx.coordinator.storage.folders import MANIFEST, is_intact
 from spmd_tx.errors import StartError
+from spmd_tx.group_names import GROUPS_FOLDER
 
 DATABASE = "spmd_tx.db"
 FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "kernel_choices")
@@ -69,7 +69,7 @@ def _files(data_dir: Path) -> Iterator[Path]:
     """List all complete files."""
     yield from (data_dir / name for name in FILES if (data_dir / name).is_file())
     for name in OF_GROUPS:
-        yield from (data_dir / GROUPS_FOLDER).glob(f"*/{name}")
+        yield from (data_dir / GROUPS_FOLDER).glob(f"**/{name}")
     for folder in FOLDERS:
         for path in (data_dir / folder).rglob("*"):
             parts = path.relative_to(data_dir).parts

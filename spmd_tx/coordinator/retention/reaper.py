@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.byte_sizes import parse_size, show_size
-from spmd_tx.config import GROUPS_FOLDER, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.catalog import model_id
 from spmd_tx.coordinator.checkpoints import uploads
 from spmd_tx.coordinator.requests import traces
@@ -35,6 +35,7 @@ from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
 from spmd_tx.coordinator.trajectories import catalog
 from spmd_tx.errors import StartError
+from spmd_tx.group_names import GROUPS_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class Reaper:
         unfinished = await asyncio.to_thread(uploads.expired, self._data_dir, now)
         doomed.append(_Doomed("uploads that were not finished", unfinished))
         doomed.append(_Doomed("traces", await asyncio.to_thread(traces.old_files, self._data_dir, now)))
-        old = ["scratch", "idle_adapters", f"{GROUPS_FOLDER}/*/idle_adapters"] if at_rest else ["scratch"]
+        old = ["scratch", "idle_adapters", f"{GROUPS_FOLDER}/**/idle_adapters"] if at_rest else ["scratch"]
         doomed.append(_Doomed("old folders", [path for name in old for path in self._data_dir.glob(name)]))
         versions = self._data_dir / "versions"
         retired = [versions / folder_name(id) for id in superseded if (versions / folder_name(id)).exists()]
@@ -263,8 +264,10 @@ class Reaper:
     def _compilation_cache(self) -> _Doomed:
         """Find the least recently used entries beyond the size limit. JAX touches entries that it uses."""
         entries: dict[str, list[Path]] = {}
-        for path in (self._data_dir / "compilation_cache").glob("*"):
-            entries.setdefault(path.name.removesuffix("-atime").removesuffix("-cache"), []).append(path)
+        for pattern in ("compilation_cache/*", f"{GROUPS_FOLDER}/*/compilation_cache/*"):
+            for path in self._data_dir.glob(pattern):
+                entry = str(path).removesuffix("-atime").removesuffix("-cache")
+                entries.setdefault(entry, []).append(path)
         newest_first = sorted(entries.values(), key=lambda paths: max(map(_modified_at, paths)), reverse=True)
         total, doomed = 0, _Doomed("compilation cache")
         for paths in newest_first:

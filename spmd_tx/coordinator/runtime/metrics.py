@@ -5,8 +5,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from spmd_tx.config import MAIN
 from spmd_tx.coordinator.runtime import log_groups
+from spmd_tx.group_names import MAIN
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

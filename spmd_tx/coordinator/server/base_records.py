@@ -2,10 +2,11 @@
 
 import msgspec
 
-from spmd_tx.config import MAIN, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.served_base import BaseHistory
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import UNREADABLE, StartError
+from spmd_tx.group_names import MAIN
 
 FILE = "bases.json"  # in the data directory
 # Where there is none, these files of earlier versions describe the first base.

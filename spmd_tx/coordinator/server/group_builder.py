@@ -33,6 +33,7 @@ from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.served_model import OpenedModel
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns, loss_limits
+from spmd_tx.durable_files import make_folder
 
 
 class OpenedGroup(NamedTuple):
@@ -80,6 +81,7 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
     snapshots = Snapshots(stores.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
     loss_runs = LossRuns(loss_limits(config.bounds))
     mesh = await asyncio.to_thread(MeshChoice, config, model.directory)
+    await asyncio.to_thread(make_folder, config.group_dir)
     uses = await asyncio.to_thread(ProgramUses, config.group_dir / "program_uses.json")
     builder = GenerationBuilder(
         mesh=mesh,

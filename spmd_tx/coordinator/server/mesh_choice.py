@@ -45,7 +45,7 @@ class MeshChoice:
     _record: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self._record = self.config.group_dir / RECORDS[self.config.role]
+        self._record = self.config.template_dir / RECORDS[self.config.role]
         if self.config.mesh is not None:
             self._note(self.config.mesh)
 
@@ -107,7 +107,7 @@ class MeshChoice:
                 *(*known.mesh, *mesh),
             )
         try:
-            make_folder(self.config.group_dir)
+            make_folder(self._record.parent)
             write_file(self._record, msgspec.json.encode(record))
         except OSError as error:
             logger.warning("cannot remember the mesh in %s: %s", self._record, error.strerror)

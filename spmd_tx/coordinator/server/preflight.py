@@ -103,11 +103,13 @@ def check_folders(config: ServerConfig) -> None:
 
 def check_hosts(config: ServerConfig, secret: str | None) -> None:
     """Refuse workers on other hosts without a secret that they can know."""
-    if config.agents_here > config.num_processes:
-        raise StartError(
-            f"--local-processes is {config.agents_here}, but --num-processes is {config.num_processes}; "
-            "lower the first or raise the second"
-        )
+    for group in config.all_groups:
+        if group.agents_here > group.num_processes:
+            of_group = "" if group is config else f" of group {group.group}"
+            raise StartError(
+                f"--local-processes{of_group} is {group.agents_here}, but --num-processes is "
+                f"{group.num_processes}; lower the first or raise the second"
+            )
     if config.agents_here > MOST_PROCESSES:
         raise StartError(
             f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most "
@@ -115,11 +117,13 @@ def check_hosts(config: ServerConfig, secret: str | None) -> None:
         )
     if secret is not None:
         return
-    if config.agents_here < config.num_processes:
-        raise StartError(
-            f"--local-processes is {config.agents_here} of {config.num_processes}, so workers join from "
-            f"elsewhere, without a shared secret; {GIVE_SECRET}"
-        )
+    for group in config.all_groups:
+        if group.agents_here < group.num_processes:
+            of_group = "" if group is config else f" of group {group.group}"
+            raise StartError(
+                f"--local-processes{of_group} is {group.agents_here} of {group.num_processes}, so workers "
+                f"join from elsewhere, without a shared secret; {GIVE_SECRET}"
+            )
     if not is_loopback(config.worker_host):
         raise StartError(
             f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "

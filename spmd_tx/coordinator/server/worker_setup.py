@@ -5,6 +5,7 @@ from pathlib import Path
 from spmd_tx.byte_sizes import parse_size
 from spmd_tx.config import OPTIONS, ServerConfig
 from spmd_tx.coordinator.training.packing import row_lengths
+from spmd_tx.group_names import is_replica
 from spmd_tx.options import AUTO
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.protocol.setup import Setup
@@ -34,7 +35,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "full_copies": bank_slots(config) if config.full_parameters else 0,
         "max_context": max_context,
         "state_cache_bytes": None if config.state_cache == AUTO else parse_size(config.state_cache, whole=0),
-        "compilation_cache": str(config.data_dir / "compilation_cache"),
+        "compilation_cache": str(compilation_cache(config)),
         "idle_adapters": str(config.group_dir / "idle_adapters"),
         "kernel_choices": str(config.data_dir / "kernel_choices"),
         "longest_row": row_lengths(max_context)[-1],
@@ -42,6 +43,11 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "loss_memory_bytes": config.bounds.custom_loss_memory_bytes,
     }
     return Setup(**passed_on | calculated)
+
+
+def compilation_cache(config: ServerConfig) -> Path:
+    """Return the folder of compiled programs. They are code: replicas write to one of their own."""
+    return (config.template_dir if is_replica(config.group) else config.data_dir) / "compilation_cache"
 
 
 def training_slots(config: ServerConfig) -> int:

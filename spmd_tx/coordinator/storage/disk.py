@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spmd_tx.byte_sizes import parse_size, show_size
-from spmd_tx.config import GROUPS_FOLDER
 from spmd_tx.coordinator.runtime.metrics import DISK_FREE_BYTES, STORAGE_IS_PAUSED
+from spmd_tx.group_names import GROUPS_FOLDER
 
 logger = logging.getLogger(__name__)
 

@@ -45,6 +45,18 @@ async def test_readiness_can_be_asked_of_a_group_or_a_base(api, groups, query, c
     assert (await api.get("http://server/readyz", params=query)).status_code == code
 
 
+async def test_replicas_are_ready_when_any_of_them_is(api, services):
+    services.health.groups[:] = [
+        FakeGroup(
+            "rollouts/0", BASE_MODEL, BASE_MODEL, "waiting for agents", "waiting for the agent of worker 0"
+        ),
+        FakeGroup("rollouts/1", BASE_MODEL, BASE_MODEL),
+    ]
+    names = "rollouts", "rollouts/0", "rollouts/1"
+    answers = [await api.get("http://server/readyz", params={"group": name}) for name in names]
+    assert [answer.status_code for answer in answers] == [200, 503, 200]
+
+
 async def test_new_work_on_a_base_whose_groups_have_failed_is_refused_with_the_reason(
     api, services, session_id, model_id
 ):

@@ -66,7 +66,12 @@ def start(roster, generation=1):
     def order(process, device_ids):
         devices[process] = device_ids
         return StartWorker(
-            generation=generation, devices=4, device_ids=device_ids, model_dir="/model", model_files={}
+            generation=generation,
+            process=process,
+            devices=4,
+            device_ids=device_ids,
+            model_dir="/model",
+            model_files={},
         )
 
     roster.start(generation, order)

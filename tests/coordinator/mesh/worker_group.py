@@ -38,7 +38,14 @@ class WorkerGroup:
     """A coordinator without HTTP and log, and its agents."""
 
     def __init__(
-        self, model_dir, processes=1, port=0, first_generation=1, command_timeout=600.0, revision=None
+        self,
+        model_dir,
+        processes=1,
+        port=0,
+        first_generation=1,
+        command_timeout=600.0,
+        revision=None,
+        name="main",
     ):
         self.model_dir = model_dir
         self.processes = processes
@@ -57,7 +64,7 @@ class WorkerGroup:
             revision=revision,
         )
         self.generations = Generations(self.hub, self.roster, signs, plan)
-        reception = Reception(self.port, {"main": self.generations})
+        reception = Reception(self.port, {name: self.generations})
         self.ready = asyncio.Queue()  # what was said when a generation was ready
         self.tasks = [
             asyncio.create_task(work)

@@ -123,8 +123,10 @@ def test_only_a_data_directory_is_copied_and_only_to_an_empty_folder(tmp_path):
 
 async def test_a_copy_knows_the_base_models_and_their_meshes(data_dir, tmp_path):
     files = ("bases.json", "expert_lora", "base_model.json", "mesh.json", "groups/teacher/mesh.json")
+    files += ("groups/rollouts/mesh.json", "groups/rollouts/0/program_uses.json")
     (data_dir / "groups" / "teacher" / "idle_adapters").mkdir(parents=True)
     (data_dir / "groups" / "teacher" / "idle_adapters" / "vector").write_bytes(b"of one generation")
+    (data_dir / "groups" / "rollouts" / "0").mkdir(parents=True)
     for name in files:
         (data_dir / name).write_text(name)
     await asyncio.to_thread(back_up, data_dir, tmp_path / "copy")

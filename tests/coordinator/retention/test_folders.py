@@ -152,9 +152,10 @@ async def test_superseded_versions_that_nobody_uses_are_given_up(database, tmp_p
     assert [folder.exists() for folder in folders] == [False, True, True, True]
 
 
-async def test_the_compilation_cache_loses_what_was_unused_for_longest(database, tmp_path, reaper):
-    cache = tmp_path / "compilation_cache"
-    cache.mkdir()
+@pytest.mark.parametrize("place", ["compilation_cache", "groups/rollouts/compilation_cache"])
+async def test_the_compilation_cache_loses_what_was_unused_for_longest(database, tmp_path, reaper, place):
+    cache = tmp_path / place
+    cache.mkdir(parents=True)
     for age, name in enumerate(("newest", "second", "third", "oldest")):
         for suffix, size in (("-cache", 400), ("-atime", 8)):
             path = cache / f"{name}{suffix}"

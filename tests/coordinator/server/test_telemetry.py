@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from spmd_tx.config import MAIN
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.requests.records import Failed, Request, RequestTimes
 from spmd_tx.coordinator.requests.runs.recent import Timed
 from spmd_tx.coordinator.runtime.metrics import REGISTRY, show_group
 from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.errors import StartError
+from spmd_tx.group_names import MAIN
 from tests.coordinator.conftest import BASE_MODEL, run_services
 from tests.coordinator.http.tinker.test_sampling import sample
 from tests.support.otel_collector import collecting, values

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from spmd_tx.config import MAIN
 from spmd_tx.coordinator.requests.records import Request, RequestTimes
 from spmd_tx.coordinator.runtime import clock
+from spmd_tx.group_names import MAIN
 
 KEPT_SECONDS = 900.0
 MOST_REQUESTS = 40_000  # of all sessions; some 20 MB
