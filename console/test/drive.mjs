@@ -24,6 +24,7 @@ const STORIES = {
     await page.locator(".chart", { hasText: "loss per token" }).locator(".values li").nth(2).waitFor();
     await page.locator(".run").nth(0).getByText("3 requests have failed; no heartbeat for 14 s").waitFor();
     await page.locator(".run").nth(1).getByText("KeyError: 'reward'").waitFor();
+    await page.locator(".run").nth(1).getByText("the gradient's norm, 52, is 68 times as large as usual").waitFor();
     await look(page, "runs");
     await page.getByLabel("Smoothing").fill("0.9");
     await page.getByText("time", { exact: true }).click();
@@ -66,7 +67,7 @@ const STORIES = {
     await page.goto(`${address}/console`);
     await page.getByRole("link", { name: "arithmetic rl" }).click();
     await page.getByRole("link", { name: "Timing" }).click();
-    await page.getByText("The run spent most of this time waiting for its client (46 %)").waitFor();
+    await page.getByText("The run spent the largest part of this time waiting for its client (46 %)").waitFor();
     await page.getByText("The run needs the workers of the group main: ready.").waitFor();
     assert.match(await page.locator(".share-bar").getAttribute("aria-label"), /^Client 46 %, Device 31 %, Queue 12 %/);
     assert.equal(await page.locator(".shares tbody tr").count(), 5);

@@ -39,6 +39,7 @@ def runs() -> list[dict]:
             "steps": STEPS if number < 4 else 0,
             "last_at": START - 3600 * number + 4 * STEPS if number < 4 else None,
             "last": point(number, STEPS)["metrics"] if number < 4 else {},
+            "alarms": ["the gradient's norm, 52, is 68 times as large as usual"] if number == 1 else [],
         }
         for number, name in enumerate(names)
     ]
@@ -77,7 +78,7 @@ def timing(window: float) -> dict:
     return {
         "since": since,
         "until": until,
-        "summary": "The run spent most of this time waiting for its client (46 %), then computing (31 %).",
+        "summary": "The run spent the largest part of this time waiting for its client (46 %).",
         "group": {"name": "main", "is_only": False, "state": "ready", "phase": "running"},
         "shares": [
             {"cause": cause, "seconds": part * window, "advice": f"What helps against {cause}."}

@@ -38,10 +38,10 @@ SECONDS = 120  # for one result
 CONTEXT = 1024
 SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=384, max_positions=CONTEXT)
 WORDS = {
-    "compile": "The run spent most of this time waiting for programs to be compiled",
-    "client": "The run spent most of this time waiting for its client",
-    "device": "The run spent most of this time computing",
-    "queue": "The run spent most of this time waiting while the devices worked for other runs",
+    "compile": "of this time waiting for programs to be compiled",
+    "client": "of this time waiting for its client",
+    "device": "of this time computing",
+    "queue": "of this time waiting while the devices worked for other runs",
 }
 
 Work = Callable[[], object]

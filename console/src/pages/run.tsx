@@ -41,6 +41,11 @@ export function Run({ id }: { id: string }) {
       <RunHeader id={id} run={run} />
       <Problem text={problem} />
       {!run && !problem && <Loading />}
+      {run?.alarms.map((alarm) => (
+        <p key={alarm} class="alarm">
+          {alarm}
+        </p>
+      ))}
       {run && <Facts run={run} />}
       {(run || !problem) && (
         <Curves

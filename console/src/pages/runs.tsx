@@ -172,6 +172,11 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
       <span class="when">
         <span class={healthClass(run.health)}>{run.health.state}</span> {ago(run.last_at ?? run.created_at)}
       </span>
+      {run.alarms.map((alarm) => (
+        <span key={alarm} class="reason alarm">
+          {alarm}
+        </span>
+      ))}
       {(run.health.reason || run.health.failed > 0) && (
         <span class={`reason ${healthClass(run.health)}`} title={healthText(run.health)}>
           {[run.health.failed > 0 && `${number(run.health.failed)} requests have failed`, run.health.reason]

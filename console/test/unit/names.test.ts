@@ -21,6 +21,7 @@ const RUN: Run = {
   steps: 0,
   last_at: null,
   last: {},
+  alarms: [],
 };
 
 test("what is filled into an address is encoded", () => {

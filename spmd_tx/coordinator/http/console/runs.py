@@ -246,4 +246,5 @@ async def _run(
         steps=summary.steps,
         last_at=summary.last_at,
         last=summary.last,
+        alarms=summary.alarms,
     )

@@ -51,9 +51,12 @@ class TimelineController(Controller):
             window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
             key = services.bases.key_of_row(model.base_model)
             groups = [group for group in services.health.groups if group.base_key == key]
-            return await _timing(services, groups, await _requests(services, model, window), window)
+            requests = await _requests(services, model, window)
+            return await _timing(services, groups, requests, window, is_operator=is_operator)
 
-        return await services.shared_answers.get_costly(("timing", model.id, length), answer)
+        is_operator = access.caller.role == "admin"
+        key = "timing", model.id, length, is_operator
+        return await services.shared_answers.get_costly(key, answer)
 
 
 async def _requests(services: Services, model: ModelRow, window: TimeSpan) -> list[Timed]:
@@ -93,7 +96,12 @@ class _Shares(NamedTuple):
 
 
 async def _timing(
-    services: Services, groups: Sequence[GroupStatus], requests: Sequence[Timed], window: TimeSpan
+    services: Services,
+    groups: Sequence[GroupStatus],
+    requests: Sequence[Timed],
+    window: TimeSpan,
+    *,
+    is_operator: bool,
 ) -> RunTiming:
     """Say where the time of a run went. ``groups`` are those that may work on its base model."""
     until = window[1]
@@ -111,7 +119,7 @@ async def _timing(
         summary=time_words.summary(seconds) if requests else time_words.IDLE,
         group=_group(groups[0], is_only=len(services.health.groups) == 1) if groups else None,
         shares=[
-            Share(cause, seconds[cause], time_words.ADVICE[cause])
+            Share(cause, seconds[cause], time_words.advice(cause, is_operator=is_operator))
             for cause in time_shares.largest_first(seconds)
             if seconds[cause] > 0
         ],

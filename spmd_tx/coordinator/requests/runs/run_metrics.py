@@ -30,6 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import InstrumentedAttribute
 
 from spmd_tx.coordinator.requests.records import Finished, NewOutcome
+from spmd_tx.coordinator.requests.runs import run_alarms
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage import bulk_rows
@@ -53,6 +54,7 @@ class Summary(NamedTuple):
     steps: int
     last_at: float | None
     last: Values
+    alarms: list[str]
 
 
 def add(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
@@ -101,21 +103,19 @@ def _finite(values: Mapping[str, float]) -> Values:
 
 
 async def summary(db: AsyncSession, line: str) -> Summary:
-    """Return how many steps a run has, and the newest value of each metric."""
+    """Return how many steps a run has, the newest value of each metric, and what needs a look."""
     newest = select(RunMetrics.at, cast_in_sql(RunMetrics.metrics, Text)).where(RunMetrics.line == line)
     order = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
     rows = (await db.execute(newest.order_by(*order).limit(LAST_ROWS))).all()
     texts = [text for _, text in reversed(rows)]
-    last = await compute(sum(map(len, texts)), _together, texts)
-    return Summary(await count(db, line), max((at for at, _ in rows), default=None), last)
+    last, alarms = await compute(sum(map(len, texts)), _together, texts)
+    return Summary(await count(db, line), max((at for at, _ in rows), default=None), last, alarms)
 
 
-def _together(texts: Iterable[str]) -> Values:
-    """Return the last value of each metric."""
-    last: Values = {}
-    for text in texts:
-        last |= msgspec.json.decode(text, type=Values)
-    return last
+def _together(texts: Iterable[str]) -> tuple[Values, list[str]]:
+    """Return the last value of each metric, and the alarms."""
+    decoded = [msgspec.json.decode(text, type=Values) for text in texts]
+    return {name: value for each in decoded for name, value in each.items()}, run_alarms.alarms(decoded)
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:

@@ -37,6 +37,7 @@ class Run(msgspec.Struct, frozen=True):
     steps: int  # that are kept
     last_at: float | None  # of its newest metrics
     last: dict[str, float | None]  # the newest value of each metric; null: not finite
+    alarms: list[str]  # what its newest metrics say that needs a look
 
 
 class OpenRunsResponse(msgspec.Struct, frozen=True):

@@ -27,6 +27,12 @@ async def test_runs_are_listed_with_their_newest_metrics(api, services, run_id):
     assert (await api.get(f"http://server/console/api/runs/{run_id}")).json() == run
 
 
+async def test_a_run_says_what_in_its_metrics_needs_a_look(api, services, run_id):
+    await step(services.database, 1, loss=float("nan"), line=run_id)
+    found = (await api.get(f"http://server/console/api/runs/{run_id}")).json()
+    assert found["alarms"] == ["not finite: loss:sum"]
+
+
 async def test_pages_of_runs_follow_each_other(api, session_id):
     for number in range(3):
         await api.post(

@@ -151,7 +151,7 @@ async def test_numbers_that_are_not_finite_are_null(database):
 
 async def test_a_list_shows_the_newest_value_of_each_metric(database):
     async with database.reading() as db:
-        assert await run_metrics.summary(db, RUN) == (0, None, {})
+        assert await run_metrics.summary(db, RUN) == (0, None, {}, [])
     await step(database, 1, loss=5.0)
     await say(database, 2, {"reward": 0.5})
     await step(database, 3, loss=4.0)
