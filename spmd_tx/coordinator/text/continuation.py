@@ -13,11 +13,13 @@ import numpy as np
 
 from spmd_tx.coordinator.conversation.messages import ASSISTANT, Message
 from spmd_tx.coordinator.conversation.turns import SampledTurn
+from spmd_tx.coordinator.text.channel_replies import END
 from spmd_tx.coordinator.text.chat_template import RenderedParts
 from spmd_tx.coordinator.text.template_messages import template_messages
 from spmd_tx.coordinator.text.template_probe import TemplateTraits
 
 OPENERS = ("<|user|>", "<|observation|>")  # of messages, which end the turn before
+EARLIER = "An earlier answer, 480172639."  # what a turn says in whose place another one stands
 PLAIN = "..."  # what a turn says that the template cannot write as one turn; its tokens are known
 
 
@@ -28,6 +30,7 @@ class TurnEnd:
     stop: str | None  # the special token that it ends with; None: it was cut
     markers: tuple[str, ...]
     reasoning: str = ""  # of the turn
+    words: str = ""  # that the turn is found by; "": it is found by what the template writes before it
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,11 @@ def to_render(
 
 
 def behind_plain_turn(messages: Sequence[Message]) -> tuple[tuple[Message, ...], int]:
-    """Return messages behind a turn of a few words, and how many come with it, as ``to_render`` takes them.
+    """Return messages behind another turn, and how many come with it, as ``to_render`` takes them.
 
-    What follows such a turn is what would follow any, where the template keeps turns as they are.
+    What follows that turn is what would follow any, where the template keeps turns as they are.
     """
-    head = Message("user", PLAIN), Message(ASSISTANT, PLAIN)
+    head = Message("user", PLAIN), Message(ASSISTANT, EARLIER)
     return (*head, *messages), len(head)
 
 
@@ -87,6 +90,9 @@ def _as_one_turn(message: Message, traits: TemplateTraits) -> Message:
 def tail(parts: RenderedParts, end: TurnEnd) -> Tail | None:
     """Return what follows a turn in a prompt; None if the template rewrites it."""
     whole, head = parts.whole, parts.head
+    if end.words:
+        _, found, behind = whole.partition(end.words)
+        return _from_end(behind, (*end.markers, END), end) if found else None
     if head is None or not whole.startswith(head):
         return _tail_in(whole, parts.before, end)
     behind = whole[len(head) :]
@@ -108,13 +114,20 @@ def _tail_in(whole: str, before: str | None, end: TurnEnd) -> Tail | None:
     """
     if before is None or not whole.startswith(before):
         return None
-    found = [(at, each) for each in end.markers if (at := whole.find(each, len(before))) >= 0]
+    tail = _from_end(whole[len(before) :], end.markers, end)
+    if tail is None:
+        return None
+    written = whole[len(before) : len(whole) - len(tail.text)]
+    return tail if end.reasoning.strip() in written else None
+
+
+def _from_end(text: str, markers: Collection[str], end: TurnEnd) -> Tail | None:
+    """Return what follows the end of a turn that a text has first; None if there is none."""
+    found = [(at, each) for each in markers if (at := text.find(each)) >= 0]
     if not found:
         return None
     at, marker = min(found)
-    if end.reasoning.strip() not in whole[len(before) : at]:
-        return None
-    behind = whole[at + len(marker) :]
+    behind = text[at + len(marker) :]
     if end.stop is None:
         return Tail(marker + behind)
     if marker in OPENERS and marker != end.stop:

@@ -118,7 +118,7 @@ class PromptMaker:
         tail = await self._tail(place.messages, place.known, options, end, size)
         if tail is None and self.keeps_history:
             plain = continuation.behind_plain_turn(place.messages[place.known :])
-            tail = await self._tail(*plain, options, replace(end, reasoning=""), size)
+            tail = await self._tail(*plain, options, replace(end, words=continuation.EARLIER), size)
         if tail is None:
             return None
         known = await compute(size, continuation.path_tokens, parent)

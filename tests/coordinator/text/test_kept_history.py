@@ -30,8 +30,12 @@ TEMPLATES = {
     "no switch": chat_templates.QWEN3,
     "preserve_thinking": SWITCHED.replace("SWITCH", "preserve_thinking"),
     "clear_thinking": SWITCHED.replace("SWITCH", "clear_thinking is false"),
+    "begun in the prompt": SWITCHED.replace("SWITCH", "false").replace(
+        "<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n"
+    ),
 }
-SAMPLED = "<think>\nI look.\n</think>\n\nAn answer<|im_end|>"
+OPENER = "<think>\n"
+SAMPLED = "I look.\n</think>\n\nAn answer<|im_end|>"
 TURNS = 4
 
 
@@ -55,7 +59,8 @@ async def play(maker, *, drops_reasoning):
         prompt = await maker.make(conversation, {}, tree, (), 0)
         if end is not None:
             yield end, prompt
-        sampled = [*tokenizer.encode("<think>\nI").ids, *tokenizer.encode(SAMPLED[9:]).ids]
+        text = SAMPLED if prompt.reading.begun.endswith(OPENER) else OPENER + SAMPLED
+        sampled = [*tokenizer.encode(text[:9]).ids, *tokenizer.encode(text[9:]).ids]
         turn, _ = prompt.turn(maker.model, f"{number:032x}:0", sampled)
         memory.add(tree, turn)
         end = [*prompt.tokens, *sampled]
@@ -72,7 +77,8 @@ async def test_a_conversation_is_one_segment(maker, drops_reasoning):
         assert prompt.tokens[: len(end)] == end
         assert prompt.place.branch.cause is BranchCause.CONTINUES
         new = tokenizer.decode(prompt.tokens[len(end) :], skip_special_tokens=False)
-        assert new == f"\n<|im_start|>user\nAnd {prompts}?<|im_end|>\n<|im_start|>assistant\n"
+        said = f"\n<|im_start|>user\nAnd {prompts}?<|im_end|>\n<|im_start|>assistant\n"
+        assert new.removesuffix(OPENER) == said
         prompts += 1
     assert prompts == TURNS - 1
 
