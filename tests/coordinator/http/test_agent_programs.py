@@ -1,8 +1,12 @@
 """Agents as their makers ship them call a tool, read its result and answer. The test writes what is drawn.
 
-Run by ``AGENT_PROGRAMS=FOLDER pytest tests/coordinator/http/test_agent_programs.py``, where each program was
+Programs: ``AGENT_PROGRAMS=FOLDER pytest tests/coordinator/http/test_agent_programs.py``, where each was
 installed with npm: ``npm install --prefix FOLDER/claude @anthropic-ai/claude-code``, ``FOLDER/codex
 @openai/codex`` and ``FOLDER/opencode opencode-ai``.
+
+Libraries: ``AGENT_LIBRARIES=PYTHON pytest tests/coordinator/http/test_agent_programs.py``, with the
+interpreter of an environment that has litellm, openai-agents, pydantic-ai-slim[openai,anthropic], langchain,
+langchain-openai and langchain-anthropic.
 """
 
 import asyncio
@@ -18,6 +22,8 @@ from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
 from tests.coordinator.conftest import run_services, tiny_served_model
+from tests.coordinator.http import agent_libraries
+from tests.coordinator.http.agent_libraries import NAMES
 from tests.coordinator.http.real_server import connections as connections  # a fixture
 from tests.coordinator.http.real_server import port as port  # a fixture
 from tests.coordinator.http.real_server import sqlite_only
@@ -25,15 +31,12 @@ from tests.support.model_shapes import TINY
 from tests.support.reply_templates import FAMILIES
 
 MODEL, CONTEXT = "agent-model", 1 << 20
-FOLDER = os.environ.get("AGENT_PROGRAMS", "")
+FOLDER, LIBRARIES = (os.environ.get(name, "") for name in ("AGENT_PROGRAMS", "AGENT_LIBRARIES"))
+SCRIPT = agent_libraries.__file__
 SEEN = "seen-by-the-tool"
 ANSWERED = "It says that it was seen."
 
-pytestmark = [
-    sqlite_only,
-    pytest.mark.skipif(not FOLDER, reason="AGENT_PROGRAMS names no folder with the programs"),
-    pytest.mark.timeout(280),
-]
+pytestmark = [sqlite_only, pytest.mark.timeout(280)]
 
 
 def agents_base(data_dir, stack):
@@ -69,6 +72,9 @@ async def draw(services, tokenizer):
 
 
 def next_turn(prompt):
+    if '"name": "look"' in prompt and SEEN not in prompt:
+        call = {"name": "look", "arguments": {"path": "a"}}
+        return f"<think>\nI look.\n</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call><|im_end|>"
     command = f"printf %s-%s {SEEN.removesuffix('-tool')} tool"
     for name, argument in (("Bash", "command"), ("exec_command", "cmd"), ("bash", "command")):
         if f'"name": "{name}"' in prompt and SEEN not in prompt:
@@ -125,12 +131,27 @@ def opencode_messages(home, url):
     return opencode(home, url, "@ai-sdk/anthropic", "anthropic")
 
 
+@pytest.mark.skipif(not FOLDER, reason="AGENT_PROGRAMS names no folder with the programs")
 @pytest.mark.parametrize("program", [claude, codex, opencode, opencode_messages])
 async def test_it_calls_a_tool_reads_its_result_and_answers(services, port, tmp_path, program):
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
     command, settings = program(home, f"http://127.0.0.1:{port}")
+    code, said = await finished(command, home, work, settings)
+    assert (code, ANSWERED in said) == (0, True), said[-4000:]
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="AGENT_LIBRARIES names no interpreter that has the libraries")
+@pytest.mark.parametrize("name", NAMES)
+async def test_an_agent_of_a_library_does_so_too(services, port, tmp_path, name):
+    command = [LIBRARIES, SCRIPT, name, f"http://127.0.0.1:{port}", MODEL]
+    code, said = await finished(command, tmp_path, tmp_path, {})
+    assert (code, ANSWERED in said) == (0, True), said[-4000:]
+
+
+async def finished(command, home, work, settings):
+    """Run a program without other networks; return its exit code and what it has printed."""
     nowhere = {"HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": "127.0.0.1", "KEY": "tml-local"}
     running = await asyncio.create_subprocess_exec(
         *command,
@@ -147,6 +168,6 @@ async def test_it_calls_a_tool_reads_its_result_and_answers(services, port, tmp_
         if running.returncode is None:
             running.kill()
             await running.wait()
-    assert (running.returncode, ANSWERED in said) == (0, True), said[-4000:]
+    return running.returncode, said
     prompts = [json.loads(await services.queue.payload(each)) for each in services.scheduler.arrived]
     assert len(prompts) >= 2
