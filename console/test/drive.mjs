@@ -100,6 +100,11 @@ const STORIES = {
     await page.getByRole("link", { name: "6 samples side by side" }).first().click();
     await page.getByText("120 tokens left out").waitFor();
     assert.equal(await page.locator(".side-by-side section").count(), 4);
+    const picture = page.getByRole("img", { name: "What the prompt shows, number 1" });
+    await picture.scrollIntoViewIfNeeded();
+    await picture.evaluate((img) => img.decode());
+    assert.equal(await picture.evaluate((img) => img.naturalWidth), 96);
+    await page.getByText("96 × 64 pixels, 6 tokens").waitFor();
     await page.getByText("best first").click();
     await page.waitForURL(/order=advantage/);
     await page.locator(".side-by-side section").first().getByText("4. advantage +0.7500,").waitFor();
@@ -173,13 +178,15 @@ const STORIES = {
     await page.getByLabel("Model").selectOption({ index: 1 });
     await page.waitForURL(/model=tinker/);
     await page.getByLabel("System message").fill("Be brief.");
+    const buffer = Buffer.from("iVBORw0KGgo=", "base64");
+    await page.getByLabel("Image (PNG or JPEG)").setInputFiles({ name: "a.png", mimeType: "image/png", buffer });
     for (const message of ["What is 17 + 25?", "Thank you."]) {
       await page.getByLabel("Message", { exact: true }).fill(message);
       await page.getByLabel("Message", { exact: true }).press("Control+Enter");
       await page.getByText("ended by stop").waitFor();
     }
     assert.deepEqual(await page.locator(".message h3").allTextContents(), [
-      "user",
+      "user, with an image",
       "assistant",
       "user",
       "assistant: 19 tokens, ended by stop",

@@ -3,6 +3,8 @@
 import json
 import math
 
+from tests.support.pictures import png
+
 STEPS = 400
 START = 1_790_000_000.0  # seconds since the epoch
 HEALTH = [
@@ -156,6 +158,9 @@ def _answer(number: int, place: int) -> tuple[list[str], list[float]]:
     return texts, [-5.5 * each**4 - 0.001 for each in noise]
 
 
+PICTURE = png(64, 96)
+
+
 def sample_group() -> dict:
     prompt = ["<|im_start|>", "user", "\n", "What", " is", " 17", " +", " 25", "?", "<|im_end|>", "\n"]
     found = []
@@ -179,7 +184,7 @@ def sample_group() -> dict:
         "left_out": 2,
         "not_read": 0,
         "errors": [],
-        "images": [],
+        "images": [{"number": 0, "tokens": 6, "width": 96, "height": 64, "size": len(PICTURE)}],
     }
 
 

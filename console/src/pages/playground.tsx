@@ -178,7 +178,7 @@ function ImageFile({ image, choose }: { image: string | null; choose: (image: st
   };
   return (
     <label>
-      Image, for models that see{" "}
+      Image (PNG or JPEG){" "}
       <input
         ref={input}
         type="file"
