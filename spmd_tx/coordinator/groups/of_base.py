@@ -82,6 +82,14 @@ class GroupsOfBase:
         """Whether a group has a request already."""
         return any(scheduler.holds(request.id) for scheduler in self.schedulers)
 
+    def group_of(self, request: Request) -> str:
+        """Name the group that has a request, or that will have it."""
+        if self._count > 1 and request.kind == "sample":
+            for member in self._members:
+                if member.scheduler.holds(request.id):
+                    return member.name
+        return self.home(request)
+
     def arrive(self, request: Request) -> None:
         """Give a new request to a group. One that is opened later finds it in the log."""
         if self._count == 1:

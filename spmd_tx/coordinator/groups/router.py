@@ -90,6 +90,11 @@ class Router:
                 return scheduler.status(request_id)
         return QueueStatus("active", None)
 
+    def group_of(self, request: Request) -> str | None:
+        """Name the group that has an unfinished request; None: its base model is not served now."""
+        groups = self._of_base.get(key_of(request, self._bases))
+        return None if groups is None else groups.group_of(request)
+
     @property
     def _schedulers(self) -> Sequence[Scheduler]:
         return [scheduler for groups in self._of_base.values() for scheduler in groups.schedulers]

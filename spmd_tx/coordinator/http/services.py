@@ -1,7 +1,7 @@
 """The services that routes use, and their injection into routes."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -30,6 +30,7 @@ from spmd_tx.coordinator.http.security.signed_urls import SignedUrls, open_secre
 from spmd_tx.coordinator.http.security.turn_seals import TurnSeals
 from spmd_tx.coordinator.http.security.turns import Turns
 from spmd_tx.coordinator.http.shared_answers import SharedAnswers
+from spmd_tx.coordinator.requests import records
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -72,6 +73,10 @@ class RequestScheduler(Protocol):
     def status(self, request_id: str) -> QueuedStatus: ...
 
     def cancel(self, request_id: str) -> None: ...
+
+    def group_of(self, request: records.Request) -> str | None:
+        """Name the group that has an unfinished request; None: its base model is not served now."""
+        ...
 
     def retire(self, samplers: Mapping[str, str]) -> None:
         """Give up the versions of samplers that were not used for long; they have their bases' names."""
@@ -130,6 +135,11 @@ class Health(Protocol):
 
     @property
     def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
+
+
+def trainer_first(groups: Iterable[GroupStatus], base: str) -> list[GroupStatus]:
+    """Return the groups of a base model, by its key; first the one that trains it."""
+    return sorted((each for each in groups if each.base_key == base), key=lambda each: each.role == "sample")
 
 
 @dataclass(frozen=True, kw_only=True)

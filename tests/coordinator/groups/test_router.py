@@ -110,6 +110,24 @@ def test_a_request_goes_to_the_group_of_its_base(router, groups):
     assert router.status("1") == "status of 1"
 
 
+def test_a_sample_is_told_from_other_requests_by_the_group_that_has_it(log, bases):
+    beside = GroupsOfBase(log, [("main", True), ("rollouts", False)], None, None)
+    members = [
+        SimpleNamespace(name=name, trains=name == "main", is_ready=False, scheduler=FakeScheduler())
+        for name in ("main", "rollouts")
+    ]
+    for member in members:
+        beside.add(member)
+    router = Router(log, bases, {"student": beside})
+    members[0].scheduler.arrive(request("1", "student"))
+    found = {
+        id: router.group_of(request(id, "student", kind))
+        for id, kind in (("1", "sample"), ("2", "sample"), ("3", "forward"))
+    }
+    assert found == {"1": "main", "2": "rollouts", "3": "main"}
+    assert router.group_of(STRANDED) is None
+
+
 def test_a_request_from_before_there_were_several_bases_is_the_first_ones(router, groups):
     router.arrive(request("1"))
     assert arrived(groups) == [["1"], []]

@@ -32,6 +32,7 @@ from spmd_tx.coordinator.wire.checkpoints import SaveWeightsExternalRequest, Sav
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores
 from spmd_tx.coordinator.wire.training_protobuf import JSON, PROTOBUF
 from spmd_tx.errors import RequestError
+from spmd_tx.group_names import MAIN
 
 LOGPROB = -0.25  # of every token
 DRAWN_TOKEN = 7
@@ -53,6 +54,7 @@ class FakeScheduler:
         self.retired: list[str] = []
         self.consumed: list[tuple[str, int]] = []
         self.is_paused = False
+        self.elsewhere: dict[str, str] = {}  # groups, by requests
         self._queue, self._catalog, self._checkpoints, self._bases = queue, catalog, checkpoints, bases
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
 
@@ -72,6 +74,9 @@ class FakeScheduler:
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
+
+    def group_of(self, request: Request) -> str | None:
+        return self.elsewhere.get(request.id, MAIN)
 
     def retire(self, samplers: Mapping[str, str]) -> None:
         self.retired += samplers

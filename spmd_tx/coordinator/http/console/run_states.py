@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import Services, trainer_first
 from spmd_tx.coordinator.requests.runs import run_health
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
 from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun
@@ -50,7 +50,7 @@ class RunStates:
     def _workers(self, model: ModelRow) -> str | None:
         """Say what the workers of a run's base model do instead of running commands."""
         base = self._services.bases.key_of_row(model.base_model)
-        groups = [group for group in self._services.health.groups if group.base_key == base]
+        groups = trainer_first(self._services.health.groups, base)
         if not groups:
             return "its base model is not served now"
         return None if any(group.state == "ready" for group in groups) else groups[0].phase

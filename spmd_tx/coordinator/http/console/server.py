@@ -45,7 +45,7 @@ class ServerController(Controller):
 async def _page(services: Services) -> ServerPage:
     health, now = services.health, clock.now()
     work = tenants.WorkInWindow(services, now - WINDOW_SECONDS, now)
-    by_owner = await work.tenants()
+    by_owner, of_groups = await work.tenants(), work.of_groups()
     return ServerPage(
         version=version("spmd_tx"),
         started_at=min(group.record.started_at for group in health.groups),
@@ -53,7 +53,7 @@ async def _page(services: Services) -> ServerPage:
         phase=health.phase,
         is_ready=health.ready,
         refusal=health.refusal,
-        groups=[_group(group, work.of_group(group.name, group.base_key)) for group in health.groups],
+        groups=[_group(group, of_groups[group.name]) for group in health.groups],
         window_seconds=WINDOW_SECONDS,
         tenants=by_owner,
         queue=work.queue(),

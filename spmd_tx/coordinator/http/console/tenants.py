@@ -1,7 +1,7 @@
 """Adds up the work of the last minutes, by owner and by time."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -83,14 +83,16 @@ class WorkInWindow:
             for number, devices in list(self._devices.items())[:-1]
         ]
 
-    def of_group(self, name: str, base_key: str) -> WorkOfGroup:
-        """Count what is unfinished of a group's base model, and say how much of the window it worked."""
-        key_in_log = self._services.bases.key_in_log
-        unfinished = [timed for timed in self._open if key_in_log(timed.request.base) == base_key]
-        waiting = sum(timed.times.sent_at is None for timed in unfinished)
-        seconds = sum(devices.by_group.get(name, 0.0) for devices in self._devices.values())
-        busy = min(1.0, seconds / (SLICE_SECONDS * len(self._devices)))
-        return WorkOfGroup(waiting, len(unfinished) - waiting, busy)
+    def of_groups(self) -> dict[str, WorkOfGroup]:
+        """Count what is unfinished of each group, and say how much of the window it worked. By name."""
+        group_of, length = self._services.scheduler.group_of, SLICE_SECONDS * len(self._devices)
+        counts = Counter((group_of(timed.request), timed.times.sent_at is None) for timed in self._open)
+        work = dict[str, WorkOfGroup]()
+        for group in self._services.health.groups:
+            seconds = sum(devices.by_group.get(group.name, 0.0) for devices in self._devices.values())
+            waiting, running = counts[group.name, True], counts[group.name, False]
+            work[group.name] = WorkOfGroup(waiting, running, min(1.0, seconds / length))
+        return work
 
     async def _find_owners(self) -> None:
         sessions = {timed.request.session_id for timed in (*self._ended, *self._open)}

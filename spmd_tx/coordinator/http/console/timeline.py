@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
-from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services
+from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services, trainer_first
 from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
@@ -50,7 +50,7 @@ class TimelineController(Controller):
             known_since = max(model.created_at, services.queue.recent.known_since)
             window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
             key = services.bases.key_of_row(model.base_model)
-            groups = [group for group in services.health.groups if group.base_key == key]
+            groups = trainer_first(services.health.groups, key)
             requests = await _requests(services, model, window)
             return await _timing(services, groups, requests, window, is_operator=is_operator)
 
@@ -103,7 +103,7 @@ async def _timing(
     *,
     is_operator: bool,
 ) -> RunTiming:
-    """Say where the time of a run went. ``groups`` are those that may work on its base model."""
+    """Say where the time of a run went. ``groups`` are those of its base model; the first one trains it."""
     until = window[1]
     lines = {(each.request.session_id, each.request.line) for each in requests}
     devices = _DeviceSeconds(services, [group.name for group in groups], lines, window)

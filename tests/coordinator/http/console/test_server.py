@@ -121,3 +121,13 @@ async def test_each_group_has_its_own_state_and_work(api, services, model_id):
     assert (main["role"], teacher["role"]) == ("train and sample", "sample")
     assert (teacher["state"], teacher["phase"], teacher["hosts"]) == ("failed", failed, ["node-c"])
     assert found["throughput"] == [] or max(each["busy"] for each in found["throughput"]) <= 0.5
+
+
+async def test_requests_are_counted_where_they_are(api, services, model_id):
+    services.health.groups.append(FakeGroup("rollouts", BASE_MODEL, BASE_MODEL, role="sample"))
+    services.scheduler.is_paused = True
+    ids = [await step(api, model_id, seq_id) for seq_id in (1, 2, 3)]
+    services.scheduler.elsewhere = dict.fromkeys(ids[1:], "rollouts")
+    services.queue.note("sent", ids[1:2])
+    main, rollouts = (await page(api))["groups"]
+    assert (main["waiting"], main["running"], rollouts["waiting"], rollouts["running"]) == (1, 0, 1, 1)

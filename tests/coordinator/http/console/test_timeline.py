@@ -93,6 +93,11 @@ async def test_a_run_does_not_wait_for_workers_of_other_base_models(api, service
     assert found["group"] == {"name": "main", "is_only": False, "state": "ready", "phase": "running"}
 
 
+async def test_a_run_is_shown_with_the_group_that_trains_it(api, services, model_id):
+    services.health.groups.insert(0, FakeGroup("rollouts", BASE_MODEL, BASE_MODEL, role="sample"))
+    assert (await timing(api, model_id))["group"]["name"] == "main"
+
+
 async def test_samplers_count_but_for_those_of_other_models(api, session_id, model_id):
     lora = {"rank": 8}
     body = {"session_id": session_id, "model_seq_id": 1, "base_model": BASE_MODEL, "lora_config": lora}
