@@ -38,6 +38,7 @@ from spmd_tx.cli.requests import requests
 from spmd_tx.cli.runs import runs
 from spmd_tx.cli.server import Server
 from spmd_tx.cli.train import train
+from spmd_tx.cli.watch import watch
 from spmd_tx.config import ServerConfig
 from spmd_tx.demo import tiny_families
 from spmd_tx.errors import StartError
@@ -82,6 +83,7 @@ def serve(*, limit: Limit = [], group: GroupOption = [], **options: Any) -> None
 app.command()(plan)
 app.command("import")(import_weights)
 app.command("export")(export_weights)
+app.command()(watch)
 
 
 @app.command()

@@ -38,6 +38,7 @@ def runs() -> list[dict]:
             "health": HEALTH[number],
             "metadata": ({} if number == 2 else {"name": name}) | {"optimizer": {"learning_rate": 1e-4}},
             "display_name": name if number == 2 else None,
+            "tags": [],
             "steps": STEPS if number < 4 else 0,
             "last_at": START - 3600 * number + 4 * STEPS if number < 4 else None,
             "last": point(number, STEPS)["metrics"] if number < 4 else {},

@@ -1,11 +1,9 @@
 """The console in Chromium, while two tenants train with recipes/rl_loop.py, unmodified."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,10 +13,10 @@ from tests.console.test_live import create_key
 from tests.cookbook.conftest import served
 from tests.cookbook.cookbook import Cookbook, Run
 from tests.cookbook.test_rl_loop import LEARNING_RATE, SIZES
+from tests.sdk.server import COMMAND
 
 pytestmark = [pytest.mark.cookbook, needs_chromium, pytest.mark.timeout(1200)]
 
-SEND_METRICS = Path(__file__).parents[2] / "docs/examples/send_metrics.py"
 SECONDS = 300  # until a run has its first step
 
 
@@ -35,19 +33,18 @@ def test_the_reward_of_an_unmodified_recipe_grows_without_a_reload(environment, 
 
         alice, bob = recipes("alice"), recipes("bob")
         options = SIZES | {"learning_rate": LEARNING_RATE, "loss_fn": "importance_sampling"}
-        with running(alice, options), running(bob, options):
+        with running(alice, options, str(COMMAND), "watch", "--"), running(bob, options):
             run, others = (first_run(server.url, keys[owner]) for owner in ("alice", "bob"))
-            command = [sys.executable, str(SEND_METRICS), run, str(alice.folder / "log")]
-            with ended(subprocess.Popen([*command, "--base-url", server.url], env=alice.environment)):
-                drive("live_rl_loop", server.url, key=keys["alice"], run=run, others=others)
+            drive("live_rl_loop", server.url, key=keys["alice"], run=run, others=others)
     logged = Run(alice.folder / "log").values("reward/total")
     assert len(logged) > 3
 
 
 @contextmanager
-def running(cookbook: Cookbook, options: Mapping[str, object]) -> Iterator[None]:
-    """Run rl_loop meanwhile, longer than it takes to see what is to be seen."""
-    with ended(cookbook.start("rl_loop", "log", **{**options, "max_steps": 1000})):
+def running(cookbook: Cookbook, options: Mapping[str, object], *watched: str) -> Iterator[None]:
+    """Run rl_loop meanwhile, longer than it takes to see what is to be seen, below a command if any."""
+    recipe = cookbook.command("rl_loop", "log", {**options, "max_steps": 1000})
+    with ended(subprocess.Popen([*watched, *recipe], env=cookbook.environment)):
         yield
 
 
@@ -56,7 +53,7 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        process.kill()
+        process.terminate()
         process.wait()
 
 

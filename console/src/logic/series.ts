@@ -21,8 +21,9 @@ export interface Curve {
 const LOSS = "loss per token";
 const SPEED = "tokens per second";
 const SAMPLING_SPEED = "sampled tokens per second";
+const REWARD = /(^|\/)reward/; // as clients name it: reward, reward/total, env/all/reward/total
 const FIRST = [
-  /^reward/,
+  REWARD,
   /advantage/,
   /^loss per token$/,
   /groups/,
@@ -77,8 +78,8 @@ export function chartPoints(points: MetricsPoint[], logged: Iterable<LoggedPoint
 /** The metric that tells best how a run goes, with its newest value. */
 export function headline(run: Run): [string, Value] | null {
   const reward = Object.keys(run.last)
-    .filter((name) => name.startsWith("reward"))
-    .sort()[0];
+    .filter((name) => REWARD.test(name))
+    .sort((a, b) => a.length - b.length || (a < b ? -1 : 1))[0];
   if (reward !== undefined) return [reward, run.last[reward] ?? null];
   const perToken = loss(run.last);
   return perToken === null ? null : [LOSS, perToken];

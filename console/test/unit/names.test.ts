@@ -21,6 +21,7 @@ const RUN: Run = {
   steps: 0,
   last_at: null,
   last: {},
+  tags: [],
   alarms: [],
 };
 

@@ -243,6 +243,7 @@ async def _run(
         health=states.health(model, session),
         metadata=model.user_metadata or session.user_metadata,
         display_name=session.display_name,
+        tags=session.tags,
         steps=summary.steps,
         last_at=summary.last_at,
         last=summary.last,

@@ -34,6 +34,7 @@ class Run(msgspec.Struct, frozen=True):
     health: RunHealth
     metadata: dict[str, object] | None  # of its client
     display_name: str | None  # of its session
+    tags: list[str]  # of its session
     steps: int  # that are kept
     last_at: float | None  # of its newest metrics
     last: dict[str, float | None]  # the newest value of each metric; null: not finite

@@ -1,0 +1,99 @@
+"""Finds the files into which a script logs its metrics, and reads them as they grow."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+JSON_LINES = "metrics.jsonl"  # of tinker-cookbook
+BESIDE = ("logs.log", JSON_LINES)  # files that a recipe keeps open in the folder of its log
+WANDB = ".wandb"
+ARGUMENT = re.compile(r"-*(?:log_path|log-path|log_dir|log-dir)=(.+)")
+STEP = ("step", "_step")
+
+
+class LoggedStep(NamedTuple):
+    """Holds what a script has logged of one step, as it has written it."""
+
+    step: int | None
+    values: Mapping[str, object]
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers among the values, those of inner tables with names like paths."""
+        return dict(_numbers("", self.values))
+
+
+class JsonLines:
+    """Reads the lines that a file has got since the last look."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self._offset = offset
+
+    def news(self) -> list[LoggedStep]:
+        """Return what is new; an unfinished line is not yet. Raises OSError."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            lines = file.read().split(b"\n")[:-1]
+        self._offset += sum(len(line) + 1 for line in lines)
+        return [logged for line in lines if (logged := _of_line(line)) is not None]
+
+
+def _of_line(line: bytes) -> LoggedStep | None:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(values, dict):
+        return None
+    step = next((values[name] for name in STEP if isinstance(values.get(name), int)), None)
+    return LoggedStep(step, {name: value for name, value in values.items() if name not in STEP})
+
+
+def _numbers(prefix: str, values: Mapping[str, object]) -> Iterable[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers(f"{prefix}{name}/", value)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and not name.startswith("_"):
+            try:
+                if math.isfinite(value):
+                    yield prefix + name, float(value)
+            except OverflowError:
+                pass
+
+
+def named_folders(command: Iterable[str]) -> list[Path]:
+    """Return the folders that a command line names for its log."""
+    found = (ARGUMENT.fullmatch(argument) for argument in command)
+    return [Path(match[1]).expanduser() for match in found if match is not None]
+
+
+def open_logs(process: int) -> set[Path]:
+    """Return the logs that a process and its children have open, as Linux tells; empty elsewhere."""
+    logs = set[Path]()
+    for each in _with_children(process):
+        try:
+            for descriptor in Path(f"/proc/{each}/fd").iterdir():
+                path = descriptor.readlink()
+                if path.name in BESIDE:
+                    logs.add(path.with_name(JSON_LINES))
+                elif path.suffix == WANDB:
+                    logs.add(path)
+        except OSError:
+            continue  # it has ended, or its descriptor has
+    return logs
+
+
+def _with_children(process: int) -> list[int]:
+    found, new = [process], [process]
+    while new:
+        try:
+            tasks = list(Path(f"/proc/{new.pop()}/task").iterdir())
+            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+        found += children
+        new += children
+    return found

@@ -1,0 +1,179 @@
+"""``spmd-tx watch`` runs a script, and sends what it logs to the server, for the console to show."""
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from spmd_tx.cli import script_logs
+from spmd_tx.cli.script_logs import JSON_LINES, WANDB, JsonLines, LoggedStep
+from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
+from spmd_tx.cli.wandb_files import WandbFile
+from spmd_tx.errors import StartError
+
+EVERY_SECONDS = 1.0
+PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
+MOST_METRICS = 256  # of one request
+MOST_WAITING = 10_000  # steps, until the script has a run
+TAGS = "TINKER_TAGS"  # which the SDK sends with its sessions, separated by commas
+
+
+def watch(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Script to run, behind --.")],
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Its metrics.jsonl or .wandb file, or the folder of one. Default: found by itself."
+        ),
+    ] = None,
+    url: UrlOption = LOCAL,
+    api_key: ApiKeyOption = "",
+) -> None:
+    """Run a script, and show the metrics that it logs in the console.
+
+    spmd-tx watch -- python -m tinker_cookbook.recipes.rl_loop
+
+    The script is not changed. Its log is metrics.jsonl, as recipes of
+    tinker-cookbook write it, or the file of wandb, which may be offline.
+    """
+    tag = f"watch-{secrets.token_hex(8)}"
+    environment = os.environ | {TAGS: ",".join(filter(None, [os.environ.get(TAGS), tag]))}
+    watcher = _Watcher(Server(url, api_key), url, tag, [log] if log else script_logs.named_folders(command))
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        raise StartError(f"cannot run {command[0]}: {error.strerror}") from None
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if number != signal.SIGINT:  # the terminal sends that to the script, too
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, pass_on)
+    has_ended = False
+    while not has_ended:
+        has_ended = process.poll() is not None  # before the look, which then sees all
+        watcher.look(None if has_ended else process.pid)
+        if not has_ended:
+            _wait(process)
+    watcher.end()
+    code = process.returncode
+    raise typer.Exit(code if code >= 0 else 128 - code)
+
+
+def _wait(process: "subprocess.Popen[Any]") -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(EVERY_SECONDS)
+
+
+class _Watcher:
+    """Follows the logs of one script, and sends what is new."""
+
+    def __init__(self, server: Server, url: str, tag: str, places: list[Path]) -> None:
+        self._server, self._url, self._tag = server, url, tag
+        self._began = time.time()
+        self._places = places  # to be looked at besides what the script has open
+        self._sizes = {path: path.stat().st_size for path in self._files()}
+        self._readers: dict[Path, JsonLines | WandbFile] = {}
+        self._waiting: deque[LoggedStep] = deque(maxlen=MOST_WAITING)
+        self._run: str | None = None
+        self._said: set[str] = set()
+
+    def look(self, process: int | None) -> None:
+        """Read what is new, and send it. ``process``: whose open files are looked for; None: it has ended."""
+        for path in self._files() | (set() if process is None else script_logs.open_logs(process)):
+            if path not in self._readers and path.is_file():
+                self._readers[path] = self._reader(path)
+        for reader in self._readers.values():
+            try:
+                self._waiting.extend(reader.news())
+            except OSError as error:
+                self._say(f"cannot read {error.filename}: {error.strerror}")
+        try:
+            self._send()
+        except Unreachable:
+            pass  # the next look tries again
+        except StartError as error:
+            self._say(str(error))
+
+    def end(self) -> None:
+        """Send what is left. Says so where that is not possible."""
+        until = time.monotonic() + PATIENCE_SECONDS
+        while self._waiting:
+            try:
+                self._send()
+            except Unreachable as error:
+                if time.monotonic() > until:
+                    self._say(f"{len(self._waiting)} steps were not sent: {error}")
+                    return
+                time.sleep(EVERY_SECONDS)
+            except StartError as error:
+                self._say(str(error))
+                return
+            else:
+                if self._waiting:
+                    self._say("the script has logged metrics, but has opened no training run on this server")
+                return
+        if not self._readers:
+            self._say("no log was found; name it with --log")
+
+    def _files(self) -> set[Path]:
+        """Return the logs in the places that were named."""
+        found = set[Path]()
+        for place in self._places:
+            if place.is_dir():
+                found |= {place / JSON_LINES, *place.glob(f"**/*{WANDB}")}
+            else:
+                found.add(place if place.suffix else place / JSON_LINES)
+        return {path for path in found if path.is_file()}
+
+    def _reader(self, path: Path) -> JsonLines | WandbFile:
+        if path.suffix == WANDB:
+            return WandbFile(path)
+        # Lines of an earlier start belong to another run.
+        facts = path.stat()
+        before = self._sizes.get(path, facts.st_size if facts.st_mtime < self._began else 0)
+        return JsonLines(path, before)
+
+    def _send(self) -> None:
+        if self._waiting and self._run is None:
+            self._run = self._find()
+        while self._waiting and self._run is not None:
+            step, metrics = self._waiting[0].step, self._waiting[0].metrics()
+            names = sorted(metrics)
+            for start in range(0, len(names), MOST_METRICS):
+                body: dict[str, Any] = {
+                    "metrics": {name: metrics[name] for name in names[start : start + MOST_METRICS]}
+                }
+                if step is not None and step >= 0:
+                    body["step"] = step
+                try:
+                    self._server.ask(f"training_runs/{quote(self._run, safe='')}/metrics", body)
+                except Unreachable:
+                    raise
+                except StartError as error:
+                    self._say(str(error))
+            self._waiting.popleft()
+
+    def _find(self) -> str | None:
+        """Return the newest run that the script has opened."""
+        listed = self._server.ask("/console/api/runs?limit=100")["runs"]
+        run = next((run["id"] for run in listed if self._tag in run["tags"]), None)
+        if run is not None:
+            self._say(f"metrics are at {self._url.rstrip('/')}/console/runs/{quote(run, safe=':')}")
+        return run
+
+    def _say(self, text: str) -> None:
+        """Say something once."""
+        if text not in self._said:
+            self._said.add(text)
+            typer.echo(f"spmd-tx watch: {text}", err=True)

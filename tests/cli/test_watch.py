@@ -1,0 +1,108 @@
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+from typer.testing import CliRunner
+
+from spmd_tx.cli import main, watch
+
+RUN = "s:train:0"
+
+
+class Receiver:
+    """Answers as a server with two runs, of which one has the tags of the script."""
+
+    def __init__(self):
+        self.sent, self.tags, self.refusals = [], [], 0
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                runs = [{"id": "other:train:0", "tags": []}, {"id": RUN, "tags": receiver.tags}]
+                self.answer(200, {"runs": runs if receiver.tags else runs[:1], "next_cursor": None})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/tags":  # by the script, in place of the SDK
+                    receiver.tags = body
+                elif receiver.refusals:
+                    receiver.refusals -= 1
+                    return self.answer(503, {"detail": "not now"})
+                else:
+                    receiver.sent.append((unquote(self.path), body))
+                return self.answer(200, {})
+
+            def answer(self, status, body):
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    monkeypatch.setattr(watch, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(watch.signal, "signal", lambda *_: None)  # those of pytest stay
+    made = Receiver()
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.server.shutdown()
+    thread.join()
+    made.server.server_close()
+
+
+SCRIPT = """
+import json, os, pathlib, sys, urllib.request
+url, folder = sys.argv[1], pathlib.Path(sys.argv[2].removeprefix("log_path="))
+tags = json.dumps(os.environ["TINKER_TAGS"].split(",")).encode()
+urllib.request.urlopen(urllib.request.Request(url + "/tags", tags)).close()
+with (folder / "metrics.jsonl").open("a") as file:
+    for step in range(3):
+        print(json.dumps({"step": step, "reward/total": step / 2, "note": "x"}), file=file)
+sys.exit(3)
+"""
+
+
+def run(receiver, tmp_path, script=SCRIPT, **environment):
+    command = ["watch", "--url", receiver.url, "--", sys.executable, "-c", script, receiver.url]
+    return CliRunner().invoke(main.app, [*command, f"log_path={tmp_path}"], env=environment)
+
+
+def test_what_a_script_logs_goes_to_its_run_and_its_exit_code_is_kept(receiver, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9, "reward/total": 9}\n')  # of another run
+    receiver.refusals = 2
+    result = run(receiver, tmp_path, TINKER_TAGS="mine")
+    assert result.exit_code == 3, result.output
+    route = f"/api/v1/training_runs/{RUN}/metrics"
+    assert receiver.sent == [
+        (route, {"metrics": {"reward/total": step / 2}, "step": step}) for step in range(3)
+    ]
+    assert receiver.tags[0] == "mine"
+    assert f"metrics are at {receiver.url}/console/runs/{RUN}" in result.output
+
+
+def test_a_script_without_a_run_or_without_a_log_is_told_of(receiver, tmp_path):
+    no_run = SCRIPT.replace("urllib.request.urlopen", "print")
+    no_run = no_run.replace(", tags)).close()", ", tags))")
+    assert "has opened no training run" in run(receiver, tmp_path, no_run).output
+    (tmp_path / "metrics.jsonl").unlink()
+    result = run(receiver, tmp_path, "pass")
+    assert (result.exit_code, receiver.sent) == (0, [])
+    assert "no log was found; name it with --log" in result.output
+
+
+def test_a_command_that_does_not_exist(receiver, tmp_path):
+    result = CliRunner().invoke(main.app, ["watch", "--url", receiver.url, "--", str(tmp_path / "nothing")])
+    assert result.exit_code != 0
+    assert "cannot run" in str(result.exception)
