@@ -268,6 +268,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PLAN,
     ] = AUTO
 
+    image_tokens: Annotated[
+        int,
+        FROM_ZERO,
+        "Tokens of images that devices hold, of models with a vision tower (Qwen3-VL, Qwen3.5); 0 takes text "
+        "alone.",
+        PLAN,
+    ] = 0
+
     bounds: Bounds = Bounds()  # on what clients may ask for
     group: str = MAIN  # which group of workers these are the options of
     groups: tuple["ServerConfig", ...] = ()  # of the groups beside the main one

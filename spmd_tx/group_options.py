@@ -18,7 +18,7 @@ OWN = (
     *("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size"),
     *("shard_base_weights", "num_processes", "local_processes", "worker_devices"),
     "jax_port",
-    *("kv_cache_tokens", "state_cache"),
+    *("kv_cache_tokens", "state_cache", "image_tokens"),
 )
 # Options of which a group has the server's value, unless it is given one
 INHERITED = (
@@ -29,7 +29,7 @@ INHERITED = (
 # Options in which the groups of one base model agree
 OF_BASE = (
     *("revision", "served_model_name", "max_context_length", "expert_weights", "base_dtype", "expert_lora"),
-    *("full_parameters", "dtype", "max_lora_rank", "batch_invariant"),
+    *("full_parameters", "dtype", "max_lora_rank", "batch_invariant", "image_tokens"),
 )
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,30}")  # of a group: it names a folder, and a label of metrics
 KEYS = ("name", *OWN, *INHERITED, "replicas")

@@ -30,6 +30,7 @@ TRAINED_BYTES = (
 )  # per parameter: weight, gradient and two moments in fp32, and three copies in bf16
 KINDS = {"h100": "H100", "h200": "H200", "v5p": "TPU v5p"}
 COUNTS = (1, 2, 4, 8, 16)
+SEES = "[images](#images)"
 OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
     "DeepseekV3ForCausalLM": (
         "DeepSeek-V3, V3.1, R1; Kimi-K2, K2.5, K2.6 (`KimiK25ForConditionalGeneration`)",
@@ -53,15 +54,15 @@ OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5, R1-Distill-Qwen", "no sliding window"),
     "Qwen3ForCausalLM": ("Qwen3 up to 32B, also with YaRN", ""),
     "Qwen3MoeForCausalLM": ("Qwen3-30B-A3B, 235B-A22B, Coder", "every layer must have experts"),
-    "Qwen3VLForConditionalGeneration": ("Qwen3-VL without experts", "text only"),
-    "Qwen3VLMoeForConditionalGeneration": ("Qwen3-VL-30B-A3B, 235B-A22B", "text only"),
+    "Qwen3VLForConditionalGeneration": ("Qwen3-VL without experts", SEES),
+    "Qwen3VLMoeForConditionalGeneration": ("Qwen3-VL-30B-A3B, 235B-A22B", SEES),
     "Qwen3_5ForCausalLM": (
         "Qwen3.5, 3.6, 3.8 without experts (`Qwen3_5ForConditionalGeneration`)",
-        "text only; tensor parallelism up to the heads of keys",
+        f"{SEES}; tensor parallelism up to the heads of keys",
     ),
     "Qwen3_5MoeForCausalLM": (
         "Qwen3.5-35B-A3B, 397B-A17B, 3.6-35B-A3B (`Qwen3_5MoeForConditionalGeneration`)",
-        "text only; the same",
+        f"{SEES}; the same",
     ),
     "SmolLM3ForCausalLM": ("SmolLM3-3B", "no sliding window"),
 }

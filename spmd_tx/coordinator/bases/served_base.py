@@ -9,6 +9,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.catalog.served_names import ServedNames, tokenizer_id
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.grammar.compiler import Grammars
+from spmd_tx.coordinator.images.seen import RequestImages
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.coordinator.wire.limits import Limits
@@ -31,6 +32,7 @@ class ServedBase:
     limits: Limits
     tokenizer_id: str  # where clients find its tokenizer
     prompt_texts: PromptTexts
+    images: RequestImages | None = None  # None: it takes text alone
     is_trainable: bool = True  # whether models can be created; all bases can be sampled from
 
     @property
@@ -64,6 +66,7 @@ def open_base(
     stack: AsyncExitStack,
     *,
     history: BaseHistory | None = None,
+    images: RequestImages | None = None,
 ) -> ServedBase:
     """Make what lives for the base model of a configuration; the stack closes it.
 
@@ -80,5 +83,6 @@ def open_base(
         ),
         tokenizer_id=tokenizer_id(config.base_model, model.directory),
         prompt_texts=prompt_texts,
+        images=images,
         is_trainable=config.trains,
     )

@@ -181,6 +181,7 @@ def show_plan(plan: MemoryPlan) -> None:
         "steps": plan.step_bytes,
         "compiling": plan.compiling_bytes,
         "cache": plan.cache_bytes,
+        **({"images": plan.tower_bytes + plan.image_bytes} if plan.image_tokens else {}),
     }
     for use, size in uses.items():
         PLANNED_BYTES.labels(use, group()).set(size)

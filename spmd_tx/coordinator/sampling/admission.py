@@ -13,6 +13,7 @@ Long prompts are prefilled in chunks. They take turns with later requests and de
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.missing_programs import MissingPrograms
@@ -61,7 +62,13 @@ class Admission:
     """Holds the line of waiting samples and decides which of them start."""
 
     def __init__(
-        self, bank: VersionBank, shards: list[Shard], sampling: SamplingPrograms, *, has_states: bool = False
+        self,
+        bank: VersionBank,
+        shards: list[Shard],
+        sampling: SamplingPrograms,
+        pool: ImagePool,
+        *,
+        has_states: bool = False,
     ) -> None:
         """``has_states``: whether the model keeps a state of each sequence."""
         self.line = WaitingLine()
@@ -69,7 +76,7 @@ class Admission:
         self.at_work: Sequence[SampleJob] = ()  # the one that ``admit`` is planning; empty: none stands out
         self._moves: list[AnyCommand] = []  # of versions into slots, and not taken yet
         self._sampling = sampling
-        self._bank = bank
+        self._bank, self._pool = bank, pool
         self._shards = shards
         self._has_states = has_states
         self._shapes = sampling.shapes
@@ -256,7 +263,9 @@ class Admission:
     def _missing_for(self, job: SampleJob, chunk: PrefillChunk) -> list[ProgramShape]:
         """Return the programs that are missing to prefill a chunk alone."""
         alone = self._new_plan().program_with(chunk, self._scores(job, chunk))
-        return [] if self._sampling.prefill(alone) is not None else [alone]
+        missing = [] if self._sampling.prefill(alone) is not None else [alone]
+        is_ready = self._sampling.programs.is_ready
+        return missing + [image.program for image in chunk.images if not is_ready(image.program)]
 
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
         """Return whether there is a program for the plan together with this chunk."""
@@ -278,13 +287,15 @@ class Admission:
         return plain_scores(self._shapes)
 
     def _new_plan(self) -> PrefillPlan:
-        return PrefillPlan(self._shapes, copies=self._shapes.decode_rows, has_states=self._has_states)
+        copies = self._shapes.decode_rows
+        return PrefillPlan(self._shapes, self._pool, copies=copies, has_states=self._has_states)
 
     def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """Return the first chunk of a part that starts on this data shard."""
         shard, end = self._shards[number], part[0].next_position
         first = end if shard.keeps_prompt(part) else shard.cached(part).length
-        return PrefillChunk(number, job.version, 0, [], [], first, self._end_of_chunk(job, first, end))
+        end = self._end_of_chunk(job, first, end)
+        return PrefillChunk(number, job.version, 0, [], [], first, end, sight=job.sight)
 
     def _best_shard(
         self, job: SampleJob, part: list[Sample], share: int | None, admitted: Admitted

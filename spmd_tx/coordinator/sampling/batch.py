@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
+from spmd_tx.coordinator.images.seen import SeenImages
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
@@ -20,7 +21,7 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps
-from spmd_tx.coordinator.sampling.dispatch import Dispatch
+from spmd_tx.coordinator.sampling.dispatch import Dispatch, before, failed
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
@@ -29,7 +30,6 @@ from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.wire.sampling import SampleRequest
-from spmd_tx.errors import RequestError
 from spmd_tx.protocol.commands import AnyCommand, Move
 from spmd_tx.protocol.places import WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
@@ -60,7 +60,7 @@ class SampleBatch:
         shapes = limits.shapes
         longest = (limits.pages_per_shard - 1) * shapes.page_size
         assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
-        self._model = model
+        self._model, self._pool = model, model.images
         self._bank = bank
         self._limits = limits
         self._listener = listener
@@ -82,7 +82,9 @@ class SampleBatch:
         has_routing, has_states = bool(self._model.config.n_experts), bool(self._limits.state_slots)
         count = self._limits.shapes.shards
         self._shards = [Shard(self._limits, has_routing=has_routing) for _ in range(count)]
-        self._admission = Admission(self._bank, self._shards, self._programs, has_states=has_states)
+        self._pool.clear()
+        shards = self._shards
+        self._admission = Admission(self._bank, shards, self._programs, self._pool, has_states=has_states)
         self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
         self._prefilled_last = False
         self._unanswered = 0  # Decodes
@@ -121,10 +123,13 @@ class SampleBatch:
         body: SampleRequest,
         version: VersionKey,
         grammar: CompiledGrammar | None = None,
+        images: SeenImages | None = None,
     ) -> None:
-        """Add a validated request, whose version the bank knows, with its grammar."""
+        """Add a validated request, whose version the bank knows, with its grammar and its images."""
         self._arrivals += 1
         job = make_job(request_id, self._arrivals, body, version, self._model)
+        if images is not None and job.images:
+            job.look_at(images, self._pool)
         if grammar is not None:
             job.constrain(grammar, has_states=bool(self._limits.state_slots))
         self._take_in(job)
@@ -222,13 +227,15 @@ class SampleBatch:
         program = self._programs.prefill(admitted.plan.program)
         self._programs.programs.note_use(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
-        command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size)
+        placed = self._pool.place(admitted.plan.images)
+        command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size, placed.ids)
         written = [
             (prefill, segment, admitted.plan.row_of(segment, program), is_scored)
             for prefill, segment, is_scored in admitted.chunks
         ]
         requests = frozenset(job.request_id for job in admitted.jobs)
         absorb = partial(self._absorb_prefill, written)
+        self._planned.extend(before(placed.commands, requests))
         self._planned.append(Dispatch(command, absorb, requests))
 
     def _moves(self) -> list[Dispatch]:
@@ -318,7 +325,7 @@ class SampleBatch:
                     each.extend(reply)
                     self._listener(sample)
             except BaseException as error:  # the text of a stop string, perhaps
-                self._finish(job, _failed(job, error))
+                self._finish(job, failed(job.request_id, error))
                 continue
             if sample.stop_reason is None:
                 if sample.is_spoilt and sample.is_resident:
@@ -342,7 +349,7 @@ class SampleBatch:
             except BaseException as error:
                 let_pass(error)
                 if not prefill.job.is_over:
-                    self._finish(prefill.job, _failed(prefill.job, error))
+                    self._finish(prefill.job, failed(prefill.job.request_id, error))
         return self._take_ended()
 
     def _take_ended(self) -> list[tuple[str, Outcome]]:
@@ -391,9 +398,3 @@ class SampleBatch:
             if sample.is_resident:
                 self._leave(sample)
             self._shards[sample.shard].drop_state(sample)
-
-
-def _failed(job: SampleJob, error: BaseException) -> Failed:
-    if isinstance(error, RequestError):  # a grammar that cannot be followed
-        return Failed(str(error), "user")
-    return failure(error, f"sample request {job.request_id}")

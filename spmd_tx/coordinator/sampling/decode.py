@@ -24,6 +24,7 @@ def decode_command(
 ) -> Decode:
     """Return the command for the ``chosen`` samples of each data shard; ``shape`` must be large enough."""
     program, rows = shape.program, shape.rows
+    has_images = any(sample.job.sight for samples in chosen for sample in samples)
     count = rows * len(chosen)
     pages: list[int] = []  # that come to rows, row after row
     command = Decode(
@@ -46,6 +47,7 @@ def decode_command(
         block=shape.block,
         forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
         states=np.zeros(count, np.int32) if has_states else None,
+        shifts=np.zeros(count, np.int32) if has_images else None,
         mask_places=np.full((count, shape.known_steps), NO_MASK, np.int32) if program.masked else None,
     )
     masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
@@ -92,6 +94,8 @@ def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[i
     command.slots[row] = sample.bank
     if command.states is not None:
         command.states[row] = sample.state
+    if command.shifts is not None and job.sight is not None:
+        command.shifts[row] = job.sight.shift
     command.seeds[row] = sample.seeds
     command.temperatures[row] = job.temperature
     command.top_k[row] = job.top_k

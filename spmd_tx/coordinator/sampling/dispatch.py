@@ -1,9 +1,11 @@
 """A command of a batch of samples, and what becomes of its reply."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.requests.records import Outcome
+from spmd_tx.coordinator.requests.failures import failure
+from spmd_tx.coordinator.requests.records import Failed, Outcome
+from spmd_tx.errors import RequestError
 from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.reports import Reply
 
@@ -17,3 +19,15 @@ class Dispatch:
     command: AnyCommand
     absorb: Absorb
     requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
+
+
+def before(commands: Iterable[AnyCommand], requests: frozenset[str]) -> list[Dispatch]:
+    """Return the dispatches of commands that prepare another one, and whose replies bring nothing."""
+    return [Dispatch(command, lambda _: [], requests) for command in commands]
+
+
+def failed(request_id: str, error: BaseException) -> Failed:
+    """Return the outcome of a sample request at whose work an error was raised."""
+    if isinstance(error, RequestError):  # a grammar that cannot be followed
+        return Failed(str(error), "user")
+    return failure(error, f"sample request {request_id}")

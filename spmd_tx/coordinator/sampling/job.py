@@ -10,6 +10,8 @@ import numpy as np
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.grammar.guide import Guide
+from spmd_tx.coordinator.images.pool import ImagePool
+from spmd_tx.coordinator.images.seen import SeenImages
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
@@ -17,6 +19,7 @@ from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PromptSegment
+from spmd_tx.coordinator.sampling.request.prompt_images import PromptImages
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
 from spmd_tx.coordinator.tenancy.spent import Usage
@@ -28,6 +31,7 @@ from spmd_tx.coordinator.wire.sampling_protobuf import (
     encode_sample_response,
 )
 from spmd_tx.coordinator.wire.training_protobuf import PROTOBUF
+from spmd_tx.errors import InvalidRequest
 from spmd_tx.images.placed import PlacedImage
 
 NEVER = -1
@@ -220,6 +224,7 @@ class SampleJob:
     records_stability: bool = False  # for stable_reinforce
     batch_invariant: bool = False  # whether the same programs must compute every token again
     images: tuple[PlacedImage, ...] = ()  # of the prompt, in which their tokens have negative ids
+    sight: PromptImages | None = None  # those images, decoded
     wants_tokens: bool = True  # else one is drawn, since samples end by that, and nobody is told
     samples: list[Sample] = field(default_factory=list)
 
@@ -248,6 +253,15 @@ class SampleJob:
         self.needs_scores = not self.scoring.is_empty and self.scores is None
         self.has_started = self.is_overdue = False
         self.passed_over = 0
+
+    def look_at(self, images: SeenImages, pool: ImagePool) -> None:
+        """Take in the images of the prompt. Raises InvalidRequest if the devices cannot hold them."""
+        if not pool.takes(images):
+            raise InvalidRequest(
+                f"the largest images of the prompt have too many tokens; this server holds {pool.rows} of "
+                "images at a time, so send smaller ones, or the operator raises --image-tokens"
+            )
+        self.sight = PromptImages(self.images, images)
 
     def constrain(self, grammar: CompiledGrammar, *, has_states: bool) -> None:
         """Let samples draw what the grammar allows. ``has_states``: of sequences, not to be rewound."""
@@ -331,7 +345,8 @@ class ChunkedPrefill:
         """Return the next chunk, which ends before position ``end``."""
         owner = self.owner
         return PrefillChunk(
-            owner.shard, owner.job.version, owner.bank, self.content, self.pages, self.first, end, owner.state
+            *(owner.shard, owner.job.version, owner.bank, self.content, self.pages),
+            *(self.first, end, owner.state, owner.job.sight),
         )
 
     def is_scored(self, chunk: PrefillChunk) -> bool:

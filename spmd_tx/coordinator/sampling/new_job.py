@@ -1,8 +1,9 @@
 """Makes the job of a sample request, with the seeds of its samples. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.job import Sample, SampleJob
 from spmd_tx.coordinator.sampling.request import prompt_scores
@@ -24,6 +25,7 @@ class SamplingModel:
     decoder: Decoder | None  # None: stop strings cannot be used
     eos_token_ids: tuple[int, ...] = ()  # what ends a sample when the request names no stop
     batch_invariant: bool = False
+    images: ImagePool = field(default_factory=ImagePool)  # on the devices
 
 
 def make_job(

@@ -1,15 +1,20 @@
 """Packs prompts, or chunks of them, into the rows of one Prefill, first fit. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
+from spmd_tx.coordinator.images.pool import ImagePool
+from spmd_tx.coordinator.images.prepared import ImageKey
+from spmd_tx.coordinator.images.seen import SeenImage
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.cache.pages import TRASH_PAGE, pages_for
 from spmd_tx.coordinator.sampling.cache.state_moves import Copy, StateMoves, copy_array
 from spmd_tx.coordinator.sampling.cache.state_slots import NOTHING
 from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.sampling.request.prompt_images import AXES, PromptImages
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring, Scores
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.protocol.commands import SEGMENTS_PER_ROW, PackedRows, Prefill
@@ -28,10 +33,16 @@ class PrefillChunk:
     first: int  # position; earlier ones are in the pages already, or will be by this Prefill
     end: int  # exclusive; at most the position of the prompt's last token
     state: int = 0  # slot in which the row leaves its state, and finds that of earlier tokens; 0: none
+    sight: PromptImages | None = None  # the prompt's images
 
     @property
     def length(self) -> int:
         return self.end - self.first
+
+    @property
+    def images(self) -> list[SeenImage]:
+        """The images that it reads."""
+        return [] if self.sight is None else self.sight.within(self.first, self.end)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,9 @@ class PrefillPlan:
     segment only. So it is for models that keep a state of each sequence, too.
     """
 
-    def __init__(self, shapes: SamplingShapes, *, copies: int, has_states: bool = False) -> None:
+    def __init__(
+        self, shapes: SamplingShapes, pool: ImagePool, *, copies: int, has_states: bool = False
+    ) -> None:
         self._shapes = shapes
         self._most_copies = copies  # per data shard; padded to this number, so that the shape is fixed
         self.states = StateMoves(shapes.shards, copies) if has_states else None
@@ -77,6 +90,8 @@ class PrefillPlan:
         self._row_length = shapes.row_lengths[0]
         self._table = 0  # pages of a row's table; 0: no tables
         self._scores = plain_scores(shapes)
+        self._pool = pool
+        self.images: list[SeenImage] = []  # that the chunks read
 
     @property
     def is_empty(self) -> bool:
@@ -95,7 +110,7 @@ class PrefillPlan:
         """Return whether a chunk can join without making the Prefill too large."""
         if not self._segments or not chunk.length:
             return True
-        if chunk.first and not self._table:
+        if (chunk.first and not self._table) or not self._pool.fits([*self.images, *chunk.images]):
             return False
         return self._shapes.may_prefill(*self._size_with(chunk)[:2])
 
@@ -134,6 +149,7 @@ class PrefillPlan:
     def add(self, chunk: PrefillChunk, scores: Scores) -> PromptSegment:
         """Place a chunk; it must fit."""
         self._scores = self._scores.and_of(scores)
+        self.images += chunk.images
         self._row_length = self._shapes.row_length(max(self._row_length, chunk.length))
         if self._has_table(chunk):
             self._table = self._shapes.table
@@ -163,11 +179,16 @@ class PrefillPlan:
         return program.rows // self._shapes.shards
 
     def command(
-        self, scored: Sequence[tuple[PromptScoring, PromptSegment]], program: ProgramShape, vocab_size: int
+        self,
+        scored: Sequence[tuple[PromptScoring, PromptSegment]],
+        program: ProgramShape,
+        vocab_size: int,
+        ids: Mapping[ImageKey, np.ndarray] = MappingProxyType({}),
     ) -> Prefill:
         """Build the command for a program that is large enough.
 
-        ``scored`` are the segments whose scores are wanted besides keys and values.
+        ``scored`` are the segments whose scores are wanted besides keys and values; ``ids`` stand for the
+        tokens of ``images``.
         """
         length = self._row_length if self._shapes.piece else program.row_length
         shape, width = (self._command_rows(program) * self._shapes.shards, length), program.table
@@ -183,19 +204,26 @@ class PrefillPlan:
             tokens[place] = chunk.content[chunk.first : chunk.end]
             targets[place] = chunk.content[chunk.first + 1 : chunk.end + 1]
             segments[place], positions[place] = numbers[row], counter
+            if chunk.sight is not None:
+                chunk.sight.fill(tokens[place], chunk.first, ids)
             state_sources[row], state_targets[row] = chunk.state if chunk.first else NOTHING, chunk.state
             pages[place] = np.asarray(chunk.pages, np.int32)[counter // self._shapes.page_size]
             if tables is not None:
                 read = chunk.pages[: pages_for(chunk.end, self._shapes.page_size)]
                 tables[row, : len(read)] = read
-        slots = self._slots(shape[0])
+        slots, places = self._slots(shape[0]), self._places(positions, program)
         placed = [
             (scoring, (self.row_of(segment, program), segment.place), segment.chunk.first)
             for scoring, segment in scored
         ]
         return Prefill(
             rows=PackedRows(
-                tokens=tokens, targets=targets, segments=segments, positions=positions, slots=slots
+                tokens=tokens,
+                targets=np.maximum(targets, 0),  # nobody wants the scores of image tokens
+                segments=segments,
+                positions=positions,
+                slots=slots,
+                places=places,
             ),
             pages=pages,
             copies=copy_array(self._copies, self._most_copies),
@@ -206,6 +234,18 @@ class PrefillPlan:
             piece=self._shapes.piece,
             states=None if self.states is None else self.states.of_rows(state_sources, state_targets),
         )
+
+    def _places(self, positions: np.ndarray, program: ProgramShape) -> np.ndarray | None:
+        """Return time, row and column of all tokens; None: they are the positions."""
+        if not any(segment.chunk.sight for segment in self._segments):
+            return None
+        places = np.repeat(positions[..., None], AXES, axis=2)
+        for segment in self._segments:
+            chunk = segment.chunk
+            if chunk.sight is not None:
+                where = self.row_of(segment, program), segment.place
+                places[where] = chunk.sight.places(chunk.first, chunk.end)
+        return places
 
     def _has_table(self, chunk: PrefillChunk) -> bool:
         """Return whether rows have tables once this chunk has joined."""

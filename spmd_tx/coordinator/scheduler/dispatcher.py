@@ -23,7 +23,7 @@ from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, ModelStep, TrainedModel
 from spmd_tx.coordinator.training.programs import StepPrograms
 from spmd_tx.errors import MeshError, WorkerLost
-from spmd_tx.protocol.commands import AnyCommand, Forward, ForwardBackward, Move
+from spmd_tx.protocol.commands import AnyCommand, EncodeImages, Forward, ForwardBackward, Move
 from spmd_tx.protocol.reports import Reply
 
 MOST_IN_FLIGHT = 3  # commands sent and not yet answered; enough to keep the device busy
@@ -82,7 +82,7 @@ class Dispatcher:
         self._table = table
         self._log = log
         self._clock = clock
-        self._workers, self._sampling = parts.workers, parts.sampling
+        self._workers, self._sampling, self._pool = parts.workers, parts.sampling, parts.training.pool
         self._slots, self._shapes = parts.training.slots, parts.training.shapes
         self._programs = StepPrograms(parts.compilation, self._slots, log.note)
         self._on_reply = on_reply
@@ -254,7 +254,8 @@ class Dispatcher:
             if not isinstance(head, ChunkStep) or not self._may_meet(order[0], model):
                 continue
             heads.append(model)
-            if not batch.fits(head.chunk) or self._programs.missing(model, swapping):
+            has_room = batch.fits(head.chunk) and self._pool.fits([*batch.images, *head.chunk.seen])
+            if not has_room or self._programs.missing(model, swapping):
                 heads.pop()
             elif model.has_slot or self._slots.has_place(beside=swapping):
                 swapping[model] = self._seat(model, beside=swapping)
@@ -264,6 +265,7 @@ class Dispatcher:
         trained = zip(swapping.items(), batch.chunks, strict=True)
         payer = self._payer({model: cost + chunk.tokens for (model, cost), chunk in trained})
         make = Forward if step.chunk.forward_only else ForwardBackward
+        self._send_images(payer, batch, [model.unsent[0].request_id for model in swapping])
         command = make(rows=batch.rows(), loss=batch.loss(), block=batch.rows_of_shard)
         count_micro_batch(batch, command)
         heads_of = [model.unsent[0] for model in swapping]
@@ -272,6 +274,13 @@ class Dispatcher:
         for model in swapping:
             model.take()
         return True
+
+    def _send_images(self, payer: Payer, batch: MicroBatch, requests: Iterable[str]) -> None:
+        """Send what encodes the images of a micro-batch that the devices do not have."""
+        placed = self._pool.place(batch.images)
+        batch.see(placed.ids)
+        for command in placed.commands:
+            self._send(payer, command, _nothing, requests=frozenset(requests))
 
     def _seat(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> int:
         """Give a model a slot, and return the tokens that this takes from its turn."""
@@ -303,7 +312,7 @@ class Dispatcher:
         while (dispatch := self._sampling.next_dispatch()) is not None:
             self._send(Payer(SAMPLING), dispatch.command, dispatch.absorb, requests=dispatch.requests)
             is_sent = True
-            if not isinstance(dispatch.command, Move):
+            if not isinstance(dispatch.command, Move | EncodeImages):
                 break
         return is_sent
 

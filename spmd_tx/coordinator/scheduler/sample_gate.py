@@ -3,9 +3,10 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
+from spmd_tx.coordinator.images.seen import SeenImages
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request, read_body
 from spmd_tx.coordinator.runtime.owner_turns import OWNER
@@ -17,7 +18,14 @@ from spmd_tx.coordinator.storage.tables import SamplerRow
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 
 Result = TypeVar("Result")
-NewSample = tuple[SampleRequest, CompiledGrammar | None]  # with its grammar, if it has one
+
+
+class NewSample(NamedTuple):
+    """Holds a sample that has not begun."""
+
+    body: SampleRequest
+    grammar: CompiledGrammar | None  # if it has one
+    images: SeenImages | None  # None: the model takes text alone
 
 
 class Attempt(Protocol):
@@ -77,12 +85,15 @@ class SampleGate:
         self.wake()
 
     async def _read(self, request: Request) -> NewSample:
-        """Read a sample that has not begun, and compile its grammar."""
+        """Read a sample that has not begun, decode its images, and compile its grammar."""
         sample = read_body(await self.log.payload(request), SampleRequest)
-        if sample.grammar is None:
-            return sample, None
-        assert self.parts.grammars is not None, "a request with a grammar came to parts that know none"
-        return sample, await self.parts.grammars.compile(sample.grammar)
+        images, seen, grammar = self.parts.training.images, None, None
+        if images is not None:
+            seen = await images.take(request.session_id, sample.prompt.images, for_training=False)
+        if sample.grammar is not None:
+            assert self.parts.grammars is not None, "a request with a grammar came to parts that know none"
+            grammar = await self.parts.grammars.compile(sample.grammar)
+        return NewSample(sample, grammar, seen)
 
     async def _join(self, state: RequestState, version: VersionKey, new: NewSample | None) -> None:
         request_id, sampling = state.request.id, self.parts.sampling
@@ -92,8 +103,7 @@ class SampleGate:
         try:
             if job is None:
                 assert new is not None
-                sample, grammar = new
-                sampling.admit(request_id, sample, version, grammar)
+                sampling.admit(request_id, new.body, version, new.grammar, new.images)
             else:
                 job.version = version  # newer, if its sampler is one of kind inflight
                 sampling.resume(job)

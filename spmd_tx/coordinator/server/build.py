@@ -18,6 +18,7 @@ from spmd_tx.coordinator.mesh.device_shares import DeviceShares
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.reception import Reception
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
+from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
@@ -69,7 +70,8 @@ async def open_parts(
     if telemetry is not None:
         stack.push_async_callback(asyncio.to_thread, telemetry.close)
     stores = await open_stores(config, stack, telemetry)
-    open_bases = OpenBases(config, stores.queue, stack)
+    images = LoggedImages(stores.database, config.data_dir / "payloads")
+    open_bases = OpenBases(config, stores.queue, images, stack)
     sorted_groups = await sort_groups(config, models, open_bases)
     bases = await bases_of(config, sorted_groups)
 

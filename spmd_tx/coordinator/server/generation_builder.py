@@ -14,6 +14,7 @@ from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.generations import GenerationPlan
 from spmd_tx.coordinator.mesh.hub import Hub
@@ -127,17 +128,19 @@ class GenerationBuilder:
             threads=workers.compile_threads,
             uses=self.uses,
         )
+        fsdp, ep, tp = config.mesh or (1, 1, 1)
+        pool = ImagePool(plan.image_tokens, fsdp * ep * tp, model.config.vocab_size)
         return GenerationParts(
             workers=workers,
-            training=self._training(versions, plan, workers.kernels),
+            training=self._training(versions, plan, pool, workers.kernels),
             versions=versions,
-            sampling=self._sampling(bank, orders, plan),
+            sampling=self._sampling(bank, orders, plan, pool),
             grammars=self.base.grammars,
             compilation=Compilation(workers, orders),
             trains=config.trains,
         )
 
-    def _training(self, versions: Versions, plan: MemoryPlan, kernels: str) -> Training:
+    def _training(self, versions: Versions, plan: MemoryPlan, pool: ImagePool, kernels: str) -> Training:
         config, model = self.config, self.base.model
         return Training(
             checkpoints=BaseCheckpoints(self.checkpoints, self.base.checkpoints),
@@ -155,9 +158,13 @@ class GenerationBuilder:
             custom_losses=self.custom_losses,
             loss_runs=self.loss_runs,
             routing=RoutingFiles(config.data_dir) if model.config.n_experts else None,
+            images=self.base.images,
+            pool=pool,
         )
 
-    def _sampling(self, bank: VersionBank, orders: ProgramOrders, plan: MemoryPlan) -> SampleBatch:
+    def _sampling(
+        self, bank: VersionBank, orders: ProgramOrders, plan: MemoryPlan, pool: ImagePool
+    ) -> SampleBatch:
         config, model = self.config, self.base.model
         limits = SamplingLimits(
             shapes=sampling_shapes(config, model.max_context, plan),
@@ -167,6 +174,7 @@ class GenerationBuilder:
         )
         text = model.text.loaded
         sampled = SamplingModel(
-            model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant
+            *(model.config, model.max_context, text.tokenizer, text.eos_token_ids, config.batch_invariant),
+            images=pool,
         )
         return SampleBatch(sampled, bank, limits, orders, self.progress.hear, self.at_work)

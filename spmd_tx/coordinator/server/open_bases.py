@@ -9,6 +9,9 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
 from spmd_tx.coordinator.groups.of_base import GroupsOfBase
 from spmd_tx.coordinator.groups.same_numbers import SameNumbers
+from spmd_tx.coordinator.images.prepared import PreparedImages
+from spmd_tx.coordinator.images.seen import RequestImages
+from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.sampling.version_store import VersionStore
 from spmd_tx.coordinator.server.group_builder import OpenedGroup
@@ -25,8 +28,11 @@ class OpenedBase(NamedTuple):
 class OpenBases:
     """Holds those that were opened."""
 
-    def __init__(self, config: ServerConfig, queue: RequestQueue, stack: AsyncExitStack) -> None:
+    def __init__(
+        self, config: ServerConfig, queue: RequestQueue, images: LoggedImages, stack: AsyncExitStack
+    ) -> None:
         """``config`` has all groups. The stack closes what is opened."""
+        self._images = images
         self._config = config
         self._queue = queue
         self._stack = stack
@@ -48,5 +54,9 @@ class OpenBases:
         self._stack.push_async_callback(store.close)
         numbers = SameNumbers(first.group if first.trains else None, all_bits=first.batch_invariant)
         roles = [(group.group, group.trains) for group in groups]
-        base = open_base(first, model, self._stack, history=model.history)
+        images = None
+        if model.images is not None:
+            images = RequestImages(self._images, PreparedImages(self._images, model.images, first.bounds))
+            self._stack.push_async_callback(images.close)
+        base = open_base(first, model, self._stack, history=model.history, images=images)
         return OpenedBase(base, GroupsOfBase(self._queue, roles, store, numbers))

@@ -91,6 +91,19 @@ def _check_packed(config: ServerConfig, model: Model) -> None:
             )
 
 
+def check_sight(config: ServerConfig, model: Model) -> None:
+    """Raise StartError if the model cannot take images, and the options ask for it."""
+    if not config.image_tokens:
+        return
+    asked = f"--image-tokens is {config.image_tokens}"
+    if model.tower is None:
+        raise StartError(f"{asked}, but {config.base_model} has no vision tower; leave the option out")
+    if config.full_parameters:
+        raise StartError(
+            f"{asked}, but with --full-parameters a model takes text alone; leave one of them out"
+        )
+
+
 def check_folders(config: ServerConfig) -> None:
     """Refuse folders where no training state can be saved: Orbax takes their paths for patterns."""
     for option, folder in (("data-dir", config.data_dir), ("checkpoints-base", config.checkpoints_dir)):

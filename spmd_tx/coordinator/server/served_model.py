@@ -8,9 +8,10 @@ from functools import partial
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.bases.served_base import BaseHistory
+from spmd_tx.coordinator.images.processor_file import find_processor
 from spmd_tx.coordinator.server.base_records import keep_records
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
-from spmd_tx.coordinator.server.preflight import check_mesh, context_length
+from spmd_tx.coordinator.server.preflight import check_mesh, check_sight, context_length
 from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_model
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
@@ -74,16 +75,19 @@ def open_model(config: ServerConfig) -> OpenedModel:
         )
     model = with_expert_lora(config, read)
     check_mesh(config, model)
+    check_sight(config, model)
     max_context = context_length(config, model)
     with _reading():
         directory = find_model(config.base_model, config.revision)
         files = fingerprint(directory)
+        images = find_processor(directory) if config.image_tokens else None
     numbers = check_same_model(config, model, files)
     return OpenedModel(
         directory=directory,
         config=model,
         max_context=max_context,
         text=LazyModelText(partial(load_model_text, directory)),
+        images=images,
         history=BaseHistory(numbers.record.key, tuple(numbers.record.names)),
         numbers=numbers,
         files=files,

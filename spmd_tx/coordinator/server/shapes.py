@@ -10,6 +10,9 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import ProgramShape
 
+COMMON_PATCHES = 1024, 4096  # of images of up to 512 and 1,024 pixels a side
+MERGED = 4  # patches of a token
+
 
 def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) -> SamplingShapes:
     """Decide the sizes of sampling commands."""
@@ -38,4 +41,6 @@ def training_shapes(config: ServerConfig, model: Model, max_context: int, plan: 
 def make_menu(config: ServerConfig, model: Model, max_context: int, plan: MemoryPlan) -> list[ProgramShape]:
     """List what is to be compiled ahead of need."""
     shapes = training_shapes(config, model, max_context, plan) if config.trains else None
-    return program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))
+    menu = program_menu(shapes, sampling_shapes(config, max_context, plan), adapters_at_once(config))
+    fitting = [each for each in COMMON_PATCHES if each <= MERGED * plan.image_tokens]
+    return [*menu, *(ProgramShape(step="encode_images", patches=patches) for patches in fitting)]

@@ -3,7 +3,7 @@
 The chunks depend on the request alone. Dimension key: N token, K target of a position.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -11,6 +11,8 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
+from spmd_tx.coordinator.images.prepared import ImageKey
+from spmd_tx.coordinator.images.seen import SeenImage, SeenImages
 from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
 from spmd_tx.coordinator.training.advantages import advantages_of_samples
@@ -18,12 +20,21 @@ from spmd_tx.coordinator.training.losses import LossSettings
 from spmd_tx.coordinator.training.packing import RowLayout, TrainingShapes, lay_out
 from spmd_tx.coordinator.training.validation import clips_of, joined
 from spmd_tx.coordinator.wire.training_protobuf import Datum
+from spmd_tx.images.places import places
 from spmd_tx.protocol.commands import LossInputs, PackedRows
 from spmd_tx.protocol.programs import ProgramShape
 
 RowArrays = TypeVar("RowArrays", PackedRows, LossInputs)
 Spread = Callable[[np.ndarray, type], np.ndarray]  # [tokens, ...] into rows [rows, T, ...]
 Experts = Sequence[np.ndarray | None]  # of each datum: int16 [N, L, k] to replay; None: unknown
+
+
+class RowImage(NamedTuple):
+    """Says where in a chunk an image's tokens are."""
+
+    row: int
+    start: int  # the place of its first token
+    image: SeenImage
 
 
 @dataclass(frozen=True)
@@ -34,6 +45,7 @@ class Chunk:
     loss: LossInputs
     size: int  # rows of a block
     forward_only: bool
+    images: tuple[RowImage, ...] = ()
 
     @property
     def slot(self) -> int:
@@ -43,6 +55,20 @@ class Chunk:
         """Return a copy for the slot that its model has when it is sent."""
         slots = np.full_like(self.rows.slots, slot)
         return replace(self, rows=msgspec.structs.replace(self.rows, slots=slots))
+
+    def seeing(self, ids: Mapping[ImageKey, np.ndarray]) -> "Chunk":
+        """Return a copy with the ids that image tokens have when it is sent."""
+        if not self.images:
+            return self
+        tokens = self.rows.tokens.copy()
+        for row, start, image in self.images:
+            tokens[row, start : start + image.tokens] = ids[image.key]
+        return replace(self, rows=msgspec.structs.replace(self.rows, tokens=tokens))
+
+    @property
+    def seen(self) -> list[SeenImage]:
+        """The images that it reads."""
+        return [each.image for each in self.images]
 
     @property
     def used(self) -> int:
@@ -68,6 +94,11 @@ class Chunk:
             targets=targets[0] if targets else 0,
             sequences=self.loss.ratio_mask is not None,
         )
+
+    @property
+    def programs(self) -> list[ProgramShape]:
+        """The programs that it needs: its own, and those that encode its images."""
+        return list(dict.fromkeys([self.program, *(image.program for image in self.seen)]))
 
     @property
     def tokens(self) -> int:
@@ -99,6 +130,7 @@ class PackedRequest:
     destination: np.ndarray  # [tokens of all datums, in datum order] index into the rows laid end to end
     shapes: list[tuple[int, ...]]  # of each datum's result
     learned: LearnedFacts | None = None  # None: its loss knows no advantages
+    seen: SeenImages | None = None  # the images of all datums, whose memory they take until this is gone
 
     @property
     def ends(self) -> np.ndarray:
@@ -124,8 +156,12 @@ def pack(
     forward_only: bool,
     shapes: TrainingShapes,
     experts: Experts = (),
+    seen: SeenImages | None = None,
 ) -> PackedRequest:
-    """Pack the datums of one validated request into chunks; their slot is chosen later."""
+    """Pack the datums of one validated request into chunks; their slot is chosen later.
+
+    ``seen`` are their images; None: the model takes text alone.
+    """
     lengths = np.array([len(datum.tokens) for datum in datums])
     layout = lay_out(lengths, shapes)
     within = _counters(lengths)  # place of each token in its datum
@@ -145,13 +181,18 @@ def pack(
         positions=spread(within, np.int32),
         slots=np.zeros(shape[0], np.int32),
         experts=_spread_experts(experts, lengths, destination, shape),
+        places=None
+        if seen is None
+        else spread(np.concatenate([_places(each, seen) for each in datums]), np.int32),
     )
+    images = () if seen is None else _row_images(datums, layout, seen)
     losses = _loss_inputs(datums, loss, spread)
     return PackedRequest(
-        chunks=_split(rows, losses, layout.chunks, forward_only),
+        chunks=_split(Chunk(rows, losses, 0, forward_only, images), layout.chunks),
         destination=destination,
         shapes=[datum.loss_inputs["target_tokens"].shape for datum in datums],
         learned=None if loss.name == "cross_entropy" else advantages_of_samples(datums),
+        seen=seen,
     )
 
 
@@ -228,15 +269,34 @@ def _merged_weights(datums: list[Datum]) -> np.ndarray:
     return merged
 
 
-def _split(
-    rows: PackedRows, loss: LossInputs, sizes: list[tuple[int, int]], forward_only: bool
-) -> list[Chunk]:
+def _split(whole: Chunk, sizes: list[tuple[int, int]]) -> list[Chunk]:
+    """Split rows into chunks of so many rows, each with the rows of its blocks."""
     chunks, start = [], 0
     for used, size in sizes:
-        part = slice(start, start + used)
-        chunks.append(Chunk(_take(rows, part), _take(loss, part), size, forward_only))
-        start += used
+        part, end = slice(start, start + used), start + used
+        images = tuple(
+            each._replace(row=each.row - start) for each in whole.images if start <= each.row < end
+        )
+        chunks.append(
+            Chunk(_take(whole.rows, part), _take(whole.loss, part), size, whole.forward_only, images)
+        )
+        start = end
     return chunks
+
+
+def _places(datum: Datum, seen: SeenImages) -> np.ndarray:
+    """Return time, row and column of a datum's tokens, int32 [N, 3]."""
+    spans = [seen[image.digest].span(image.first) for image in datum.images]
+    return places(len(datum.tokens), spans)[0]
+
+
+def _row_images(datums: list[Datum], layout: RowLayout, seen: SeenImages) -> tuple[RowImage, ...]:
+    """Return the images of all datums, and where they are in the rows."""
+    return tuple(
+        RowImage(int(row), int(start) + image.first, seen[image.digest])
+        for datum, row, start in zip(datums, layout.rows, layout.starts, strict=True)
+        for image in datum.images
+    )
 
 
 def _take(arrays: RowArrays, part: slice) -> RowArrays:

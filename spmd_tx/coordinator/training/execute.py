@@ -16,7 +16,8 @@ from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
-from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
+from spmd_tx.coordinator.images.pool import ImagePool
+from spmd_tx.coordinator.images.seen import RequestImages, SeenImages
 from spmd_tx.coordinator.requests.records import (
     CHUNKED_KINDS,
     Failed,
@@ -36,11 +37,14 @@ from spmd_tx.coordinator.training import custom_loss
 from spmd_tx.coordinator.training.batching import PackedRequest, pack
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
+from spmd_tx.coordinator.training.images import check_room, see
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import (
     Begun,
+    all_written,
     at_once,
     check_loaded,
+    closing,
     json_after,
     outcome_of_loss,
     outcome_of_step,
@@ -100,6 +104,8 @@ class Training:
     custom_losses: CustomLossCatalog
     loss_runs: LossRuns
     routing: RoutingFiles | None = None  # None: the model has no experts
+    images: RequestImages | None = None  # None: the model takes text alone
+    pool: ImagePool = field(default_factory=ImagePool)  # of images' tokens on the devices
     room: ByteBudget = field(default_factory=lambda: ByteBudget(PACKED_BYTES))  # for requests that are packed
     children: OwnerTurns = field(default_factory=lambda: OwnerTurns(CHILDREN, CHILDREN_OF_ONE))
     turns: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BEGUN_AT_ONCE))
@@ -143,7 +149,7 @@ class Training:
                         if size:  # it may wait for long, and is read again then
                             sent, body = None, b""
                         begun = await self._custom_in_turn(model, request, sent, size, held)
-                    return Begun(partial(_closing, held.pop_all(), begun.outcome), begun.next_waits)
+                    return Begun(partial(closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 step = read_body(body, training.OptimStepRequest)
                 # What ran once runs again, whatever has been refused since.
@@ -158,7 +164,10 @@ class Training:
 
     async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:
         shapes = self.shapes.as_recorded(layout)
-        packed = await compute(self._size(sent), self._pack, model, sent, shapes, layout is not None)
+        pack = partial(
+            self._pack, model, is_again=layout is not None, seen=await see(self.images, model, sent)
+        )
+        packed = await compute(self._size(sent), pack, sent, shapes)
         outputs = model.put_chunks(packed.chunks)
         return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout))
 
@@ -210,7 +219,7 @@ class Training:
             source, target = TrainSlot(model.slot), StateFolder(str(path))
             return Move(source=source, target=target, adapter=adapter, in_background=True)
 
-        return _all_written(*self._put_behind_versions(model, snapshot, SAVE_STATE), writing)
+        return all_written(*self._put_behind_versions(model, snapshot, SAVE_STATE), writing)
 
     async def write_out(self, model: TrainedModel) -> str | None:
         """Write a model's versions to disk that only devices have; return why one could not be written."""
@@ -310,7 +319,8 @@ class Training:
         stored = await self.custom_losses.open(loss_id, model.session_id)
         if stored.refusal is not None and not is_again:
             raise InvalidRequest(stored.refusal)
-        pack, run = partial(self._pack, model, shapes=shapes), partial(self.loss_runs.run, model)
+        pack = partial(self._pack, model, shapes=shapes, seen=await see(self.images, model, sent))
+        run = partial(self.loss_runs.run, model)
         try:
             packed, outputs, differentiated = await custom_loss.differentiate(
                 model, sent, stored, pack, limits, run
@@ -340,6 +350,7 @@ class Training:
         request: ForwardBackwardRequest,
         shapes: TrainingShapes,
         is_again: bool = False,
+        seen: SeenImages | None = None,
     ) -> PackedRequest:
         request = without_image_targets(with_ones(request))
         loss, data = check_forward_backward(request, self.limits), request.data
@@ -349,7 +360,9 @@ class Training:
         if self.routing is not None:
             for datum in data:
                 experts.append(self.routing.replayed(model.note_holders, datum.spans, len(datum.tokens)))
-        return pack(data, loss, request.forward_only, shapes, experts)
+        packed = pack(data, loss, request.forward_only, shapes, experts, seen)
+        check_room(self.pool, packed)
+        return packed
 
     def _optim_step(self, model: TrainedModel, adam: training.AdamParams) -> Begun:
         values = msgspec.structs.asdict(adam)
@@ -383,18 +396,3 @@ class Training:
 def _load_state(slot: int, path: Path, adapter: AdapterSpec, *, optimizer: bool) -> Move:
     source, target = StateFolder(str(path)), TrainSlot(slot)
     return Move(source=source, target=target, adapter=adapter, with_optimizer=optimizer)
-
-
-async def _all_written(
-    reply: asyncio.Future[Reply], written_out: list[WriteOut], writing: Writing
-) -> str | None:
-    """Wait for a snapshot and for the versions that go with it; return why one could not be written."""
-    problem = await written_after(reply, writing)
-    of_versions = await written_out[0].problem()
-    return problem or of_versions
-
-
-async def _closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
-    """Return the outcome, and release what the request held."""
-    with held:
-        return await outcome()

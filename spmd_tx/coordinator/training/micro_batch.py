@@ -3,10 +3,13 @@
 A micro-batch carries one chunk, and chunks of other models in further blocks and in free rows.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
+from spmd_tx.coordinator.images.prepared import ImageKey
+from spmd_tx.coordinator.images.seen import SeenImage
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput, RowArrays
 from spmd_tx.coordinator.training.packing import TrainingShapes
@@ -57,6 +60,15 @@ class MicroBatch:
     def used(self) -> int:
         """The rows in use."""
         return sum(chunk.used for chunk in self.chunks)
+
+    @property
+    def images(self) -> list[SeenImage]:
+        """The images that its chunks read."""
+        return [image for chunk in self.chunks for image in chunk.seen]
+
+    def see(self, ids: Mapping[ImageKey, np.ndarray]) -> None:
+        """Put the ids of image tokens into the chunks."""
+        self.chunks = [chunk.seeing(ids) for chunk in self.chunks]
 
     @property
     def is_full(self) -> bool:

@@ -140,7 +140,7 @@ class TrainedModel:
 
     def put_chunks(self, chunks: Sequence[Chunk]) -> list[asyncio.Future[ChunkOutput]]:
         """Add all chunks of a request; none is sent before the programs of all are ready."""
-        programs = tuple(dict.fromkeys(chunk.program for chunk in chunks))
+        programs = tuple(dict.fromkeys(program for chunk in chunks for program in chunk.programs))
         steps = [ChunkStep(self.request_id, chunk, programs) for chunk in chunks]
         for step in steps:
             self._put(step)

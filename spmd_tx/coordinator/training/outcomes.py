@@ -1,14 +1,18 @@
 """Outcomes of training requests, made from the replies to their steps."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from spmd_tx.coordinator.checkpoints.writes import Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, json_result
 from spmd_tx.coordinator.runtime.threads import compute
+from spmd_tx.coordinator.sampling.versions import WriteOut
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.training.batching import ChunkOutput, PackedRequest
 from spmd_tx.coordinator.training.loss_metrics import loss_metrics
@@ -104,3 +108,18 @@ async def at_once(outcome: Outcome) -> Outcome:
 async def json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome:
     await reply
     return json_result(result)
+
+
+async def all_written(
+    reply: asyncio.Future[Reply], written_out: list[WriteOut], writing: Writing
+) -> str | None:
+    """Wait for a snapshot and for the versions that go with it; return why one could not be written."""
+    problem = await written_after(reply, writing)
+    of_versions = await written_out[0].problem()
+    return problem or of_versions
+
+
+async def closing(held: ExitStack, outcome: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """Return the outcome, and release what the request held."""
+    with held:
+        return await outcome()

@@ -10,7 +10,8 @@ from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import BatchShape
 
-WantedKind = Literal["train", "forward", "prefill", "decode", "optim_step", "other"]
+COMMON_PATCHES = 1024, 4096  # of images of up to 512 and 1,024 pixels a side
+WantedKind = Literal["train", "forward", "prefill", "decode", "encode", "optim_step", "other"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def wanted(plan: Plan) -> Iterator[WantedProgram]:
         yield from _training(plan)
     yield from _prefills(plan)
     yield from _decodes(plan)
+    yield from _images(plan)
     if trains:
         yield WantedProgram("optim_step", "optim_step", ProgramShape(step="optim_step"), is_usual=True)
     for step in MOVE_STEPS if trains else MOVE_STEPS_OF_SAMPLING:
@@ -96,6 +98,14 @@ def _decodes(plan: Plan) -> Iterator[WantedProgram]:
             tokens=rows,
             is_usual=active == counts[0],
         )
+
+
+def _images(plan: Plan) -> Iterator[WantedProgram]:
+    sizes = plan.sizes
+    for patches in COMMON_PATCHES if sizes.sight is not None else ():
+        if patches <= sizes.most_patches:
+            shape = ProgramShape(step="encode_images", patches=patches)
+            yield WantedProgram(f"encode {patches}", "encode", shape, planned=plan.steps.encode(patches))
 
 
 def _of_rows(

@@ -151,7 +151,7 @@ class Samples(NoSampling):
     def __init__(self):
         self.versions = {}  # by request
 
-    def admit(self, request_id, body, version, grammar=None):
+    def admit(self, request_id, body, version, grammar=None, images=None):
         self.versions[request_id] = version
 
     def resume(self, job):

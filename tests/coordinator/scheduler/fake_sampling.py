@@ -20,7 +20,7 @@ class FakeSampling:
         self._left = {}
         self._is_out = False
 
-    def admit(self, request_id, body, version, grammar=None):
+    def admit(self, request_id, body, version, grammar=None, images=None):
         self.admitted[request_id] = version
         self._left[request_id] = self.decodes
 

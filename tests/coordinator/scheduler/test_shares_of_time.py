@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
@@ -63,7 +64,7 @@ class Server:
 
     def __init__(self, devices, *, sampling=None, ahead=4):
         self.devices, self.sampling = devices, sampling or FakeSampling()
-        training = SimpleNamespace(slots=TrainingSlots(4), shapes=SHAPES)
+        training = SimpleNamespace(slots=TrainingSlots(4), shapes=SHAPES, pool=ImagePool())
         self.dispatcher = Dispatcher(
             GenerationParts(devices, training, None, self.sampling),
             RequestTable(Quarantine()),

@@ -2,13 +2,16 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_mesh, listen
+from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_mesh, check_sight, listen
 from spmd_tx.demo import tiny_model
+from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.families.registry import declare
 from tests.support import encoded_models
 
 
@@ -70,6 +73,22 @@ def test_ranks_of_latent_attention_must_split_over_fsdp(tmp_path):
     )
     with pytest.raises(StartError, match="has matrices whose width 32 cannot be split 3 ways"):
         check_mesh(config, read_model_config(path))
+
+
+@pytest.mark.parametrize(
+    "family, options, message",
+    [
+        ("qwen3", {}, "--image-tokens is 4096, but tiny has no vision tower; leave the option out"),
+        ("qwen3_vl", {"full_parameters": True}, "with --full-parameters a model takes text alone"),
+    ],
+)
+def test_images_are_asked_only_of_models_that_can_take_them(family, options, message):
+    model, sees = (declare(model_config(Spec(family=each), {})) for each in (family, "qwen3_vl"))
+    asked = ServerConfig(base_model="tiny", image_tokens=4096)
+    check_sight(asked, sees)
+    check_sight(ServerConfig(base_model="tiny", **options), model)
+    with pytest.raises(StartError, match=message):
+        check_sight(msgspec.structs.replace(asked, **options), model)
 
 
 def test_heads_of_keys_in_linear_attention_must_split(tmp_path):

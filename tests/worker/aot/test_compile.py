@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from spmd_tx.hlo.cost import Cost, DeviceOperation
+from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.aot.compile import compile_programs, copies, per_step, programs_of, state_arrays
 from spmd_tx.worker.aot.programs import wanted
@@ -14,6 +15,7 @@ from spmd_tx.worker.aot.target import CompileTarget
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
+from tests.golden import vision_cases
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
@@ -52,6 +54,16 @@ def test_all_kinds_of_programs_are_compiled_once(model):
     }
     for beginning in ("copy_pages", "continued prefill", "to_bank", "swap_out", "swap_in", "create_adapter"):
         assert any(name.startswith(beginning) for name in names), beginning
+
+
+def test_images_are_encoded_by_programs_of_a_plan_that_has_room_for_them():
+    model = declare(vision_cases.CONFIGS["qwen3_vl"])
+    found = [
+        each for each in wanted(planned(model, image_tokens=512, max_context=512)) if each.kind == "encode"
+    ]
+    assert [each.name for each in found] == ["encode 1024"]
+    assert found[0].planned == planned(model, image_tokens=512, max_context=512).steps.encode(1024)
+    assert not [each for each in wanted(planned(model)) if each.kind == "encode"]
 
 
 def test_each_step_is_predicted_from_one_program():

@@ -1,0 +1,81 @@
+"""Takes the images of requests for commands: decoded, and as many at a time as memory has room for."""
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from spmd_tx.coordinator.images.prepared import ImageKey, PreparedImage, PreparedImages
+from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
+from spmd_tx.images.placed import PlacedImage
+from spmd_tx.images.places import ImageSpan
+from spmd_tx.protocol.commands import padded_patches
+from spmd_tx.protocol.programs import ProgramShape
+
+SEEN_BYTES = 1 << 30  # of the patches of training requests that are under way, and as much of samples
+MERGE = 2  # patches of a side of a token
+TOKEN_BYTES = MERGE**2 * 3 * 16**2  # of the patches of a token
+
+
+class SeenImage(NamedTuple):
+    """Holds an image that commands read."""
+
+    key: ImageKey
+    prepared: PreparedImage
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prepared.patches) // MERGE**2
+
+    @property
+    def program(self) -> ProgramShape:
+        """The program that encodes it."""
+        return ProgramShape(step="encode_images", patches=padded_patches(len(self.prepared.patches)))
+
+    def span(self, first: int) -> ImageSpan:
+        """Return where its tokens stand in a sequence, from this index on."""
+        return ImageSpan(first, self.prepared.rows // MERGE, self.prepared.columns // MERGE)
+
+
+class SeenImages:
+    """Holds the images of a request by their digests. Their memory is given back when nobody holds them."""
+
+    def __init__(self, images: Mapping[str, SeenImage]) -> None:
+        self._images = images
+
+    def __getitem__(self, digest: str) -> SeenImage:
+        return self._images[digest]
+
+    def __iter__(self) -> Iterator[SeenImage]:
+        return iter(self._images.values())
+
+
+class ImageOwners(Protocol):
+    """Knows whose the images of a session are."""
+
+    async def key(self, session_id: str, digest: str) -> ImageKey: ...
+
+
+class RequestImages:
+    """Takes the images of requests to one model."""
+
+    def __init__(self, owners: ImageOwners, prepared: PreparedImages) -> None:
+        self._owners, self._prepared = owners, prepared
+        # Samples hold theirs while they wait for models to be trained, which must not wait for them.
+        self._of_training, self._of_samples = ByteBudget(SEEN_BYTES), ByteBudget(SEEN_BYTES)
+
+    async def take(self, session_id: str, placed: Iterable[PlacedImage], *, for_training: bool) -> SeenImages:
+        """Return the images of a request. Raises InvalidRequest and DamagedBody."""
+        tokens = {image.digest: image.tokens for image in placed}
+        room = self._of_training if for_training else self._of_samples
+        taken = await room.take(TOKEN_BYTES * sum(tokens.values()))
+        images = dict[str, SeenImage]()
+        seen = SeenImages(images)
+        weakref.finalize(seen, room.give_back, taken)
+        for digest, count in tokens.items():
+            key = await self._owners.key(session_id, digest)
+            images[digest] = SeenImage(key, await self._prepared.get(key, count))
+        return seen
+
+    async def close(self) -> None:
+        """End the child processes. No call may be at work."""
+        await self._prepared.close()

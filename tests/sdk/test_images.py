@@ -1,0 +1,158 @@
+"""Images behind the real SDK: trained on and sampled from, with the log-probabilities that training has."""
+
+import math
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from spmd_tx.demo import tiny_model
+from tests.sdk.examples import ADAM_STEP, CONTEXT, SECONDS, VOCABULARY, drawn, random_tokens
+from tests.sdk.server import BASE_MODEL, QUICKLY, serving
+from tests.support.pictures import jpeg, png
+
+pytestmark = pytest.mark.timeout(600)
+
+SQUARE, WIDE = png(256, 256, seed=1), jpeg(200, 420, seed=2)
+TOKENS = {SQUARE: 64, WIDE: 78}  # 256 x 256 pixels, and 192 x 416
+CLOSE = 2e-4  # nats; linear attention is the least exact
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
+def server(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("seeing")
+    spec = tiny_model.Spec(family=request.param, sees=True, vocab_size=VOCABULARY, max_positions=CONTEXT)
+    model = tiny_model.write(path / "model", spec)
+    options = {"tensor_parallel_size": 2, "image_tokens": 1024, "environment": QUICKLY}
+    with serving(model, path / "data", **options) as server:
+        server.wait_until_ready()
+        yield server
+
+
+@pytest.fixture
+def service(server):
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        yield service
+
+
+def text(length: int, seed: int) -> types.EncodedTextChunk:
+    return types.EncodedTextChunk(tokens=random_tokens(length, seed))
+
+
+def image(data: bytes) -> types.ImageChunk:
+    kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
+    return types.ImageChunk(data=data, format=kind, expected_tokens=TOKENS[data])
+
+
+PROMPT = [text(7, 1), image(SQUARE), text(5, 2), image(WIDE), text(9, 3)]
+
+
+def datum(chunks: list[types.ModelInputChunk]) -> types.Datum:
+    """Make a datum in which every token of text is predicted; targets of images are 0."""
+    ids = [t for chunk in chunks for t in getattr(chunk, "tokens", None) or [0] * chunk.length]
+    is_text = [1.0 for chunk in chunks for _ in range(chunk.length)]
+    *before, last = chunks
+    inputs = [*before, types.EncodedTextChunk(tokens=last.tokens[:-1])]
+    targets = {"target_tokens": ids[1:], "weights": is_text[1:]}
+    return types.Datum(model_input=types.ModelInput(chunks=inputs), loss_fn_inputs=targets)
+
+
+def logprobs(trainer: tinker.TrainingClient, chunks: list[types.ModelInputChunk]) -> np.ndarray:
+    output = trainer.forward([datum(chunks)], "cross_entropy").result(SECONDS)
+    return output.loss_fn_outputs[0]["logprobs"].to_numpy()
+
+
+def test_samples_have_the_log_probabilities_of_training(service):
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+    losses = list[float]()
+    for _ in range(3):
+        text_alone = datum([text(30, 4)])
+        done = trainer.forward_backward([datum(PROMPT), text_alone, datum(PROMPT)], "cross_entropy")
+        trainer.optim_step(ADAM_STEP).result(SECONDS)
+        losses.append(done.result(SECONDS).metrics["loss:sum"])
+    assert losses[-1] < losses[0]
+
+    sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+    prompt = types.ModelInput(chunks=PROMPT)
+    asked = {"include_prompt_logprobs": True, "sampling_params": drawn(max_tokens=20)}
+    answer = sampler.sample(prompt, num_samples=3, **asked).result(SECONDS)
+    for each in answer.sequences:
+        *before, last = PROMPT
+        whole = [*before, types.EncodedTextChunk(tokens=[*last.tokens, *each.tokens])]
+        trained = logprobs(trainer, whole)
+        np.testing.assert_allclose(each.logprobs, trained[-20:], rtol=0, atol=CLOSE)
+    scores, trained = answer.prompt_logprobs, logprobs(trainer, PROMPT)
+    ends = np.cumsum([chunk.length for chunk in PROMPT])
+    for begin, end, chunk in zip([0, *ends], ends, PROMPT, strict=False):
+        for place in range(max(1, begin), end):
+            if isinstance(chunk, types.ImageChunk):
+                assert scores[place] is None or math.isnan(scores[place])
+            else:
+                assert scores[place] == pytest.approx(trained[place - 1], abs=CLOSE)
+
+    again = sampler.sample(prompt, num_samples=1, sampling_params=drawn(max_tokens=20)).result(SECONDS)
+    np.testing.assert_allclose(again.sequences[0].logprobs, answer.sequences[0].logprobs, rtol=0, atol=CLOSE)
+    assert again.sequences[0].tokens == answer.sequences[0].tokens
+
+
+def test_another_picture_gives_other_log_probabilities(service):
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+    other = png(256, 256, seed=9)
+    TOKENS[other] = 64
+    seen = logprobs(trainer, PROMPT)
+    different = logprobs(trainer, [PROMPT[0], image(other), *PROMPT[2:]])
+    assert np.array_equal(seen[:6], different[:6])
+    assert np.abs(seen[-5:] - different[-5:]).max() > CLOSE
+    assert np.array_equal(seen, logprobs(trainer, PROMPT))
+
+
+def test_a_damaged_picture_fails_its_own_request(service):
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+    cut = SQUARE[: len(SQUARE) // 2]
+    TOKENS[cut] = 64
+    with pytest.raises(tinker.TinkerError, match="image"):
+        logprobs(trainer, [PROMPT[0], image(cut), *PROMPT[2:]])
+    assert np.isfinite(logprobs(trainer, PROMPT)[-5:]).all()
+
+
+def run(url: str, interrupt: Callable[[], None]) -> tuple[list[float], list[list[int]]]:
+    """Train and sample with images, and interrupt both; (log-probabilities, tokens of samples)."""
+    with tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        for step in range(4):
+            gradient = trainer.forward_backward([datum(PROMPT), datum([text(20, step)])], "cross_entropy")
+            update = trainer.optim_step(ADAM_STEP)
+            if step == 2:
+                interrupt()
+            gradient.result(SECONDS)
+            update.result(SECONDS)
+        sampler = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+        params = drawn(max_tokens=24, seed=1)
+        asked = sampler.sample(types.ModelInput(chunks=PROMPT), num_samples=2, sampling_params=params)
+        interrupt()
+        tokens = [list(each.tokens) for each in asked.result(SECONDS).sequences]
+        return list(logprobs(trainer, PROMPT)), tokens
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path):
+    spec = tiny_model.Spec(family="qwen3_vl", vocab_size=VOCABULARY, max_positions=CONTEXT)
+    model, sees = tiny_model.write(tmp_path / "model", spec), {"image_tokens": 1024}
+    with ExitStack() as servers:
+        started = [servers.enter_context(serving(model, tmp_path / "data", **sees))]
+        started[0].wait_until_ready()
+        expected = run(started[0].url, lambda: None)
+
+        def kill() -> None:
+            os.kill(started[-1].process.pid, signal.SIGKILL)
+            started[-1].process.wait()
+            port = started[-1].url.rpartition(":")[2]
+            started.append(servers.enter_context(serving(model, tmp_path / "data", port=port, **sees)))
+
+        assert run(started[0].url, kill) == expected
+    assert len(started) == 3
