@@ -50,9 +50,9 @@ def age_encryption_recipients(world: World) -> None:
 
 
 @covers(
-    "TrainingClient.forward_backward (images and audio)",
-    does="the models here take text",
-    effect="the request fails: a chunk of kind 'image'; send encoded_text chunks only",
+    "TrainingClient.forward_backward (audio; images to a model of text)",
+    does="audio; images are for [models that see](models.md#images)",
+    effect="the request fails: a chunk of kind 'image'; send encoded_text chunks",
     standing=Standing.NOT_YET,
 )
 def train_on_images(world: World) -> None:
@@ -63,8 +63,8 @@ def train_on_images(world: World) -> None:
 
 
 @covers(
-    "SamplingClient.sample (images and audio)",
-    does="the models here take text",
+    "SamplingClient.sample (audio; images to a model of text)",
+    does="audio; images are for [models that see](models.md#images)",
     effect="the request is refused: a chunk of kind 'image'; send encoded_text chunks only",
     standing=Standing.NOT_YET,
 )

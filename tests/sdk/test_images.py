@@ -1,12 +1,15 @@
 """Images behind the real SDK: trained on and sampled from, with the log-probabilities that training has."""
 
+import base64
 import math
 import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import anthropic
 import numpy as np
+import openai
 import pytest
 import tinker
 from tinker import types
@@ -156,3 +159,22 @@ def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path):
 
         assert run(started[0].url, kill) == expected
     assert len(started) == 3
+
+
+def test_chats_of_both_dialects_see_the_same(server):
+    """Their prompts have the same tokens, so the second one finds the first one's image in the cache."""
+    asked, file = "What is this?", base64.b64encode(SQUARE).decode()
+    options = {"model": BASE_MODEL, "max_tokens": 8, "temperature": 0}
+    with openai.OpenAI(base_url=f"{server.url}/oai/api/v1", api_key="tml-test", timeout=SECONDS) as client:
+        url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{file}"}}
+        said = [{"role": "user", "content": [{"type": "text", "text": asked}, url]}]
+        answer = client.chat.completions.create(messages=said, **options)
+        blind = client.chat.completions.create(messages=[{"role": "user", "content": asked}], **options)
+    assert answer.usage.prompt_tokens == blind.usage.prompt_tokens + TOKENS[SQUARE] + 2  # and two markers
+    with anthropic.Anthropic(base_url=f"{server.url}/anthropic/api", api_key="tml-test") as client:
+        source = {"type": "base64", "media_type": "image/png", "data": file}
+        blocks = [{"type": "text", "text": asked}, {"type": "image", "source": source}]
+        said, greedy = [{"role": "user", "content": blocks}], {"temperature": 0}
+        message = client.messages.create(model=BASE_MODEL, max_tokens=8, messages=said, extra_body=greedy)
+    assert message.content[0].text.strip() == answer.choices[0].message.content.strip()
+    assert message.usage.cache_read_input_tokens > TOKENS[SQUARE]
