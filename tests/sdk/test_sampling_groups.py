@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import tinker
@@ -248,6 +251,69 @@ def test_a_sampler_that_has_to_leave_ends_its_samples_or_hands_them_over(model_d
                 assert draw(address, leave) == expected
                 assert worker.wait(SECONDS) == 0
         assert "has to leave within" in address.server.log
+
+
+def converse(address: Address, conversations: int, turns: int) -> float:
+    """Draw turns of several conversations at once; return which share of prompts was in a prefix cache."""
+    with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+        sampler = service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+        told = [random_tokens(80, seed=number) for number in range(conversations)]
+        before = prompts_of(address.server)
+        for turn in range(turns):
+            answers = [sampler.sample(prompt(tokens), 1, drawn(DRAWN, seed=turn)) for tokens in told]
+            for tokens, answer in zip(told, answers, strict=True):
+                tokens += answer.result(SECONDS).sequences[0].tokens + random_tokens(30, seed=turn)
+        read, cached = (
+            after - known for after, known in zip(prompts_of(address.server), before, strict=True)
+        )
+    return cached / read
+
+
+def prompts_of(server: Server) -> tuple[float, float]:
+    """Return the tokens of all prompts, and those of them that were found in a prefix cache."""
+    text = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
+    read, cached = (
+        sum(map(float, re.findall(rf"^spmd_tx_prompt_tokens{what}_total{{.*}} (.+)$", text, re.MULTILINE)))
+        for what in ("", "_cached")
+    )
+    return read, cached
+
+
+@pytest.mark.slow
+def test_two_groups_find_as_much_of_conversations_in_their_caches_as_one(model_dir, tmp_path):
+    shares = []
+    for names in (["a"], ["a", "b"]):
+        groups = [f"name={name},role=sample" for name in names]
+        with serving_both(model_dir, tmp_path / f"data-{len(names)}", group=groups) as address:
+            both_ready(address)
+            shares.append(converse(address, conversations=8, turns=6))
+            address.server.terminate()
+            assert all(has_sampled(address.server, name) for name in names)
+    alone, beside = shares
+    print(f"found in the prefix cache of one group: {alone:.1%}, of two: {beside:.1%}")
+    assert alone > 0.5
+    assert beside >= 0.9 * alone
+
+
+@pytest.mark.slow
+def test_weights_of_an_object_store_reach_a_group_that_samples(model_dir, tmp_path):
+    store = f"file://{tmp_path}/bucket"
+    with serving_both(model_dir, tmp_path / "data", checkpoints_base=store) as address:
+        both_ready(address)
+        with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+            trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+            trainer.forward_backward(batch(seed=1), "cross_entropy")
+            trainer.optim_step(ADAM).result(SECONDS)
+            path = trainer.save_weights_for_sampler("named").result(SECONDS).path
+            fresh = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+            expected = drawn_by(fresh)
+            shutil.rmtree(tmp_path / "data" / "checkpoints")  # what was fetched, or is to be sent
+            address.kill_coordinator()
+            both_ready(address)
+        with tinker.ServiceClient(base_url=address.server.url, api_key="tml-test") as service:
+            assert drawn_by(service.create_sampling_client(path).result(SECONDS)) == expected
+        address.server.terminate()
+        assert has_sampled(address.server, ROLLOUTS)
 
 
 # Runs a program as on a host that sees nothing of the data directory but its own folder, and the versions.

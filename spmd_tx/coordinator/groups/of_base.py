@@ -95,8 +95,8 @@ class GroupsOfBase:
         if self._count == 1:
             self._members[0].scheduler.arrive(request)
         elif request.kind == "sample":
-            member = self._bound(request)
-            member.scheduler.arrive(request, self._log.samples.tokens_of(request.id))
+            member, tokens = self._bound(request)
+            member.scheduler.arrive(request, tokens)
         else:
             for member in self._members:
                 if member.name == self._trainer:
@@ -139,11 +139,10 @@ class GroupsOfBase:
         if not any(each.is_ready for each in self._members if each is not member):
             return
         for request in requests:
-            target = self._bound(request)
+            target, tokens = self._bound(request)
             if target is member:
                 continue
             job = member.scheduler.hand_over(request)
-            tokens = self._log.samples.tokens_of(request.id)
             target.scheduler.take_over(request, job, tokens, is_suspect=suspects)
             moved += 1
         if moved:
@@ -165,12 +164,13 @@ class GroupsOfBase:
 
     # --- which group ----------------------------------------------------------------------------------
 
-    def _bound(self, request: Request) -> Member:
-        """Choose the group for a sample."""
+    def _bound(self, request: Request) -> tuple[Member, int]:
+        """Choose the group for a sample, and say for how many tokens others wait there because of it."""
+        tokens = self._log.samples.tokens_of(request.id)
         able = [each for each in self._members if each.is_ready]
         if len(able) < 2:
             choices = [GroupChoice(each.trains, each.is_ready, SampleOffer()) for each in self._members]
-            return self._members[chosen(choices)]
+            return self._members[chosen(choices)], tokens
         prompt, now = self._prompt(request), asyncio.get_running_loop().time()
         begins = np.asarray(prompt[:BEGINNING], "<i4").tobytes()
         beginning = blake2b(request.line.encode() + b"\0" + begins, digest_size=16).digest()
@@ -183,9 +183,10 @@ class GroupsOfBase:
             )
             for each in self._members
         ]
-        member = self._members[chosen(choices)]
+        index = chosen(choices)
+        member, drawn = self._members[index], max(0, tokens - len(prompt))
         self._beginnings.note(beginning, member.name, now)
-        return member
+        return member, drawn + choices[index].offer.reading
 
     def _prompt(self, request: Request) -> Sequence[int]:
         """Return the tokens of a sample's prompt, if its body is at hand.

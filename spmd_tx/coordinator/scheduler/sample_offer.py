@@ -10,11 +10,18 @@ LOAD_SECONDS = 0.1  # of weights that the group has to load first, about
 class SampleOffer:
     """Says how much is before a sample in a group, and how fast that goes."""
 
-    waiting: int = 0  # tokens that others take at most
+    waiting: int = (
+        0  # tokens that are drawn before it at most, and for reading prompts as many as take as long
+    )
     unread: int = 0  # of its prompt, which the prefix cache lacks
     draws: float = FIRST_SPEED  # tokens a second, of all rows
     reads: float = FIRST_SPEED  # tokens a second
     must_load: bool = False
+
+    @property
+    def reading(self) -> int:
+        """Return how many tokens could be drawn while what is unread is read."""
+        return round(self.unread * self.draws / self.reads)
 
     @property
     def seconds(self) -> float:

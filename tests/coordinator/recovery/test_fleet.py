@@ -6,8 +6,11 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
+from spmd_tx.coordinator.groups import routing
 from spmd_tx.coordinator.requests.records import Failed
+from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds
 from tests.coordinator.recovery.bench import SimulatedGroup, lost
+from tests.coordinator.recovery.oracle import Asked
 from tests.coordinator.recovery.test_state_machine import (
     ANY,
     CLIENTS,
@@ -146,3 +149,75 @@ def test_a_poisoned_sample_ends_two_generations_in_all(migrated):  # noqa: F811
 def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator(migrated):  # noqa: F811
     many = settings(FAST, max_examples=60, stateful_step_count=60, derandomize=False)
     run_state_machine_as_test(fleet(migrated), settings=many)
+
+
+SPEEDS = {"decode": 4e-3, "prefill": 1e-3}  # seconds of a token, of four rows at once, and of a prompt
+FIRST, SECOND, THIRD = ([*range(first, first + 40)] for first in (1, 50, 100))
+
+
+class Conversations(Fleet):
+    """Clients that send each answer back with the next turn."""
+
+    samplers = 2
+
+    def turn(self, prompt: list[int], count: int = 20) -> SimulatedGroup:
+        """Sample, and return where."""
+        client = self.clients[0]
+        asked = client.sample(next(iter(client.samplers)), prompt, count)
+        self.wait_for(self.send(asked, len(prompt) + count))
+        self.wait_for(self.settle())
+        (group,) = (each for each in self.coordinator.groups if each.scheduler.holds(asked.request_id))
+        return group
+
+    async def send(self, asked: Asked, tokens: int) -> None:
+        """Submit a sample as routes do, which say how many tokens it takes at most."""
+        asked.request_id = await self.coordinator.queue.submit(
+            asked.kind, asked.line, asked.seq_id, asked.session_id, asked.payload, tokens=tokens
+        )
+
+
+@pytest.fixture
+def conversations(migrated, monkeypatch):  # noqa: F811
+    """Two groups that have loaded the weights and know no prompt alike; no clock decides where samples go."""
+    monkeypatch.setattr(routing, "KEPT_TOGETHER_SECONDS", 0.0)
+    monkeypatch.setattr(CommandSeconds, "of_token", lambda self, step: SPEEDS.get(step))
+
+    class Machine(Conversations):
+        template = migrated
+
+    story = Machine()
+    try:
+        story.save_sampler(0)
+        story.finish_everything()
+        story.answers_are_right()
+        while story.turn(THIRD) is not story.sampler(1):
+            assert len(story.clients[0].samples) < 50
+        story.finish_everything()
+        yield story
+    finally:
+        story.teardown()
+
+
+def test_the_next_turn_of_a_conversation_goes_where_its_prefix_is(conversations):
+    story = conversations
+    assert [story.turn(prompt) for prompt in (SECOND, FIRST)] == [story.sampler(0), story.sampler(1)]
+    story.finish_everything()
+    for _ in range(3):
+        assert story.turn([*FIRST, 7, 8, 9]) is story.sampler(1)
+        story.finish_everything()
+
+
+def test_a_turn_goes_elsewhere_when_waiting_takes_longer_than_reading_its_prefix(conversations):
+    story = conversations
+    assert [story.turn(prompt) for prompt in (SECOND, FIRST)] == [story.sampler(0), story.sampler(1)]
+    story.finish_everything()
+    went = [story.turn([*FIRST, 7, 8, 9]) for _ in range(3)]
+    assert went == [story.sampler(1), story.sampler(1), story.sampler(0)]
+
+
+def test_prompts_that_wait_count_for_as_long_as_it_takes_to_read_them(conversations, monkeypatch):
+    story = conversations
+    monkeypatch.setitem(SPEEDS, "prefill", 1e-5)
+    assert [story.turn(SECOND, count=2), story.turn(FIRST)] == [story.sampler(0), story.sampler(1)]
+    went = [story.turn([number, *range(150, 190)], count=2) for number in range(3)]
+    assert went == [story.sampler(0)] * 3
