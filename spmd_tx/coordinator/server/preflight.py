@@ -2,6 +2,7 @@
 
 import errno
 import ipaddress
+import re
 import socket
 from fnmatch import fnmatchcase
 
@@ -13,6 +14,7 @@ from spmd_tx.options import AUTO
 from spmd_tx.protocol.addresses import is_loopback
 from spmd_tx.protocol.secret import REMEDY
 
+URL_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")  # as the first part of the path that a URL is taken for
 MAKE_KEY = "make the first one with: spmd-tx keys create (docs/keys.md)"
 GIVE_SECRET = f"give all of them the same --secret-file ({REMEDY})"
 
@@ -105,7 +107,12 @@ def check_sight(config: ServerConfig, model: Model) -> None:
 
 
 def check_folders(config: ServerConfig) -> None:
-    """Refuse folders where no training state can be saved: Orbax takes their paths for patterns."""
+    """Refuse URLs, and folders where no training state can be saved: Orbax takes their paths for patterns."""
+    if any(map(URL_SCHEME.fullmatch, config.data_dir.parts)) and not config.data_dir.exists():
+        raise StartError(
+            f"--data-dir is {str(config.data_dir)!r}, which looks like a URL; it must be a directory that "
+            "all hosts see, and --checkpoints-base may be the URL of an object store"
+        )
     for option, folder in (("data-dir", config.data_dir), ("checkpoints-base", config.checkpoints_dir)):
         if "**" in str(folder) or not all(fnmatchcase(part, part) for part in folder.parts):
             raise StartError(

@@ -128,11 +128,12 @@ def test_groups_with_a_scale_are_not_cut(packed, options, message):
     [
         ({"data_dir": Path("/runs [1]/data")}, "--data-dir is '/runs .1./data'"),
         ({"data_dir": Path("/runs/**/data")}, "--data-dir is "),
+        ({"data_dir": Path("s3://bucket/runs").absolute()}, "it must be a directory that all hosts see"),
         ({"data_dir": Path("/runs"), "checkpoints_base": "/shared/[a-c]"}, "--checkpoints-base is "),
         ({"data_dir": Path("/runs #1 %20 ?{a}/[data"), "checkpoints_base": "s3://bucket/[1]"}, None),
     ],
 )
-def test_folders_that_are_taken_for_patterns_are_refused(options, refused):
+def test_folders_that_are_urls_or_taken_for_patterns_are_refused(options, refused):
     expected = nullcontext() if refused is None else pytest.raises(StartError, match=refused)
     with expected:
         check_folders(ServerConfig(base_model="m", **options))
