@@ -21,7 +21,7 @@ from spmd_tx.coordinator.conversation.messages import (
     shown,
 )
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
-from spmd_tx.coordinator.wire.limits import Limits
+from spmd_tx.coordinator.wire.limits import WHO_SEES, Limits
 from spmd_tx.coordinator.wire.sampling import ImageRef, ModelInput, ModelInputChunk
 from spmd_tx.coordinator.wire.training_protobuf import MAX_IMAGE_TOKENS, TOO_MANY_IMAGE_TOKENS
 from spmd_tx.errors import InvalidRequest
@@ -107,7 +107,9 @@ def of_conversation(conversation: Conversation, limits: Limits) -> TakenConversa
 
 def _check_conversation(conversation: Conversation, count: int, limits: Limits) -> None:
     if limits.images is None:
-        raise InvalidRequest("the conversation has an image, and this model takes text alone; leave it out")
+        raise InvalidRequest(
+            f"the conversation has an image, and this model takes text alone; leave it out {WHO_SEES}"
+        )
     if count > limits.bounds.images:
         raise _too_many("conversation", count, limits.bounds.images)
     for message in conversation.messages:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from spmd_tx.coordinator.training.losses import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
-from spmd_tx.coordinator.wire.limits import Limits, vocabulary
+from spmd_tx.coordinator.wire.limits import WHO_SEES, Limits, vocabulary
 from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
@@ -150,7 +150,9 @@ def _structure_problem(datum: Datum, loss_fn: str, entry: LossEntry, limits: Lim
     if not length:
         return "model_input is empty; it needs at least one token"
     if datum.images and limits.images is None:
-        return "its model_input holds an image, and this model takes text alone; leave the image out"
+        return (
+            f"its model_input holds an image, and this model takes text alone; leave the image out {WHO_SEES}"
+        )
     if length > limits.max_context:
         return (
             f"model_input has {length} tokens and the context holds {limits.max_context}; "

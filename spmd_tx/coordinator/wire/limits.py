@@ -7,6 +7,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.images.processor import ImageProcessor
 
 DEFAULT_BOUNDS = Bounds()
+WHO_SEES = "(models with a vision tower take images if the operator has set --image-tokens)"
 
 
 @dataclass(frozen=True)

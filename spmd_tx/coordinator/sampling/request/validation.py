@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.sampling.request import prompt_scores
-from spmd_tx.coordinator.wire.limits import Limits, vocabulary
+from spmd_tx.coordinator.wire.limits import WHO_SEES, Limits, vocabulary
 from spmd_tx.coordinator.wire.sampling import ChunkKind, ModelInput, SampleRequest, SamplingParams
 from spmd_tx.errors import InvalidRequest, PromptTooLong
 
@@ -47,7 +47,10 @@ def _check_prompt(prompt: ModelInput, limits: Limits) -> int:
 def taken(kind: ChunkKind, limits: Limits) -> str:
     """Say what to send instead of a chunk of a kind that is not taken."""
     if limits.images is None:
-        return "this model takes text, so send encoded_text chunks only, with tokens and nothing else in them"
+        remedy = (
+            "this model takes text, so send encoded_text chunks only, with tokens and nothing else in them"
+        )
+        return f"{remedy} {WHO_SEES}" if kind == "image" else remedy
     if kind == "image_asset_pointer":
         return "images are never fetched, so send the file itself, as an image chunk with data"
     if kind == "dmel":
