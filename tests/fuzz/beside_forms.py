@@ -1,6 +1,6 @@
-"""How long a tenant waits while another one sends hostile grammars and schemas to the same server.
+"""How long a tenant waits while another one sends hostile grammars or conversations to the same server.
 
-python -m tests.fuzz.beside_forms [SECONDS of each part]. Peace and attack take turns.
+python -m tests.fuzz.beside_forms [SECONDS of each part] [forms | conversations]. Peace and attack take turns.
 """
 
 import itertools
@@ -28,21 +28,27 @@ PAUSE = 0.05  # seconds between two questions of the neighbour
 TIMEOUT = 120.0  # seconds, for one answer
 
 Ask = Callable[[], None]
+Calls = Iterator[tuple[str, dict[str, Any]]]  # paths and bodies
+Hostile = Callable[[], Calls]
+CHAT = OPENAI + "chat/completions"
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
+    hostile = ATTACKS[sys.argv[2]] if len(sys.argv) > 2 else forms
     with tempfile.TemporaryDirectory() as folder:
         model_dir = write_model(Path(folder) / "model")
         with serving(Path(folder) / "run", model_dir, None, real=True) as served:
             assert served.start(), served.log.read_text()[-5000:]
-            waits, answers = measure(served, seconds)
+            waits, answers = measure(served, seconds, hostile)
     print(f"hostile requests answered: {answers}")
     for what, found in waits.items():
-        print(f"{what}: in peace {shown(found[False])}; beside hostile forms {shown(found[True])}")
+        print(f"{what}: in peace {shown(found[False])}; beside the attack {shown(found[True])}")
 
 
-def measure(served: Served, seconds: float) -> tuple[dict[str, dict[bool, list[float]]], int]:
+def measure(
+    served: Served, seconds: float, hostile: Hostile
+) -> tuple[dict[str, dict[bool, list[float]]], int]:
     """Return the neighbour's waits in seconds, by what she asks and whether she is beside the attack."""
     schemas = (PERSON | {"title": f"person {number}"} for number in itertools.count())
     with client(served, "alice") as http:
@@ -58,7 +64,7 @@ def measure(served: Served, seconds: float) -> tuple[dict[str, dict[bool, list[f
         for is_attacked in [False, True] * TURNS:
             is_over = threading.Event()
             with ThreadPoolExecutor(ATTACKERS) as threads:
-                bodies = forms()
+                bodies = hostile()
                 attacks = [
                     threads.submit(attack, served, bodies, is_over) for _ in range(ATTACKERS * is_attacked)
                 ]
@@ -103,7 +109,7 @@ def sampler(http: httpx.Client) -> Ask:
 
 def chat(http: httpx.Client, schema: object) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
-    post(http, OPENAI + "chat/completions", turn() | {"response_format": form})
+    post(http, CHAT, turn() | {"response_format": form})
 
 
 def turn() -> dict[str, Any]:
@@ -120,7 +126,7 @@ def post(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     return answer.json()
 
 
-def forms() -> Iterator[dict[str, Any]]:
+def forms() -> Calls:
     """Yield all of the fuzzer's forms of answers, again and again."""
     formats = [
         {"type": "json_schema", "json_schema": {"name": "a", "schema": make(), "strict": True}}
@@ -131,19 +137,41 @@ def forms() -> Iterator[dict[str, Any]]:
         *({"regex": each} for each in REGEXES),
         *({"grammar": each} for each in GRAMMARS),
     ]
-    return itertools.cycle(every)
+    return itertools.cycle([(CHAT, each) for each in every])
 
 
-def attack(served: Served, bodies: Iterator[dict[str, Any]], is_over: threading.Event) -> int:
-    """Send forms until it is over. Returns how many were answered."""
+def conversations() -> Calls:
+    """Yield blanks, tools by the megabyte, forged ids and branches of one trajectory, again and again."""
+    asked = {"role": "user", "content": "b"}
+    function = {"type": "function", "function": {"name": "f", "arguments": "{" * 10_000}}
+    for number in itertools.count():
+        call = {"id": f"call_{number:024}", **function}
+        blank = {"role": "assistant", "content": " " * 100_000}
+        forged = {"role": "assistant", "content": None, "tool_calls": [call] * 50}
+        tool = {"type": "function", "function": {"name": "f", "description": "x" * (1 << 20)}}
+        many = [{"type": "function", "function": {"name": f"f{each}"}} for each in range(10_000)]
+        yield CHAT, {"messages": [asked, blank, asked]}
+        yield CHAT, {"messages": [asked, forged, asked]}
+        yield CHAT, {"tools": [tool]}
+        yield CHAT, {"tools": many}
+        yield CHAT, {"messages": [asked, asked] * 2000}
+        for _ in range(8):
+            yield f"/oai/api/in/branches-{number // 100}/v1/chat/completions", {}
+
+
+ATTACKS: dict[str, Hostile] = {"forms": forms, "conversations": conversations}
+
+
+def attack(served: Served, bodies: Calls, is_over: threading.Event) -> int:
+    """Send bodies until it is over. Returns how many were answered."""
     answered = 0
     with client(served, "mallory") as http:
         while not is_over.is_set():
             with LOCK:
-                body = next(bodies)
+                path, body = next(bodies)
             content = json.dumps(turn() | {"max_tokens": 32} | body).encode("utf-8", "surrogatepass")
             headers = {"content-type": "application/json"}
-            answer = http.post(OPENAI + "chat/completions", content=content, headers=headers)
+            answer = http.post(path, content=content, headers=headers)
             assert answer.status_code < 500 or answer.status_code == 503, answer.text
             answered += 1
     return answered
