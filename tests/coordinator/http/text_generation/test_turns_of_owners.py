@@ -19,6 +19,8 @@ def begun(monkeypatch):
     begun = []
 
     async def call(child, function, arguments):
+        if "source" not in arguments:  # it is made ready
+            return
         begun.append(arguments["source"])
         if HOSTILE in arguments["source"]:
             await asyncio.Event().wait()
