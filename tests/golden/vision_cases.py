@@ -3,7 +3,9 @@
 transformers_vision.npz holds for each model ``<name>/tokens/<rows>x<columns>`` float32 [P, n, D], the tokens
 TOKENS of an image, for the embedding and then those of deep mergers; ``<name>/logits`` float32 [n, V], what
 transformers answers at ROWS of the prompt; and of that ``<name>/places`` int32 [T, 3]. ``<name>/greedy``
-int32 [n] is how it goes on, and ``<name>/greedy_logprobs`` float32 [n].
+int32 [n] is how it goes on, and ``<name>/greedy_logprobs`` float32 [n]. ``<name>/slope/<map>`` float32
+[L, in, KEPT] are the first columns of the gradients of some maps: of the negated sum of the log-probabilities
+of the prompt's text behind ``FROM``.
 """
 
 import json
@@ -15,6 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from spmd_tx.demo.tiny_families import stored_shapes
+from spmd_tx.models.declared.model import Adapted, Model
 from spmd_tx.models.families.registry import declare
 
 NUMBERS = Path(__file__).parent / "transformers_vision.npz"
@@ -27,6 +30,7 @@ IMAGE_ID = 90
 Piece = int | tuple[int, int]  # text tokens, or the grid of an image
 PROMPT: tuple[Piece, ...] = (5, (22, 30), 7, (28, 10), 9)
 GREEDY = 10  # tokens
+KEPT, FROM = 8, 170  # columns; behind the first image
 ROWS = (0, 4, 5, 6, 100, 169, 170, 176, 177, 246, 247, 255)
 
 _TOWER = {
@@ -136,6 +140,13 @@ def count(piece: Piece) -> int:
 def is_image() -> np.ndarray:
     """Return which tokens of the prompt are of images."""
     return np.concatenate([np.full(count(piece), not isinstance(piece, int)) for piece in PROMPT])
+
+
+def sloped(model: Model) -> dict[str, Adapted]:
+    """Return the maps whose gradients are kept: of keys and of feed-forward blocks."""
+    kept = {name: each for name, each in model.adapted.items() if each.map.name in ("k", "down")}
+    are_fused = {name for name, each in kept.items() if each.map.experts or each.map.source.rows is not None}
+    return {name: each for name, each in kept.items() if name not in are_fused}
 
 
 def text() -> np.ndarray:

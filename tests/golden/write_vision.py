@@ -2,23 +2,28 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
+from spmd_tx.models.families.registry import declare
 from tests.golden.vision_cases import (
     CONFIGS,
+    FROM,
     GREEDY,
     GRIDS,
     IMAGE_ID,
+    KEPT,
     NUMBERS,
     PROMPT,
     ROWS,
     TOKENS,
     is_image,
     patches,
+    sloped,
     text,
     write,
 )
@@ -67,8 +72,26 @@ def numbers(name: str, directory: Path) -> dict[str, np.ndarray]:
         following = model(later, mm_token_type_ids=more, **sent).logits[0, -1]
     arrays[f"{name}/greedy"] = np.array(greedy, np.int32)
     arrays[f"{name}/greedy_logprobs"] = np.array(logprobs, np.float32)
+    arrays |= slopes(name, model, (ids, kinds, sent))
     arrays[f"{name}/places"] = places[:, 0].T.numpy().astype(np.int32)
     return arrays | {f"{name}/logits": answer[list(ROWS)].numpy()}
+
+
+def slopes(name: str, model: Any, prompt: tuple[Any, Any, Any]) -> dict[str, np.ndarray]:
+    """Return the gradients of maps, which stay [out, in] in memory."""
+    ids, kinds, sent = prompt
+    with torch.enable_grad():
+        logprobs = model(ids, mm_token_type_ids=kinds, **sent).logits[0, :-1].log_softmax(-1)
+        of_next = logprobs[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
+        is_counted = torch.from_numpy(~is_image()[1:])
+        is_counted[:FROM] = False
+        (-of_next[is_counted].sum()).backward()
+    gradients = {key: parameter.grad for key, parameter in model.named_parameters()}
+    found = {}
+    for key, each in sloped(declare(CONFIGS[name])).items():
+        named = [gradients[each.map.source.name.format(layer=layer)] for layer in each.numbers or ()]
+        found[f"{name}/slope/{key}"] = torch.stack(named).swapaxes(1, 2)[..., :KEPT].numpy()
+    return found
 
 
 if __name__ == "__main__":

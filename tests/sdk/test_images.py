@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 
 import anthropic
 import numpy as np
@@ -101,6 +102,22 @@ def test_samples_have_the_log_probabilities_of_training(service):
     again = sampler.sample(prompt, num_samples=1, sampling_params=drawn(max_tokens=20)).result(SECONDS)
     np.testing.assert_allclose(again.sequences[0].logprobs, answer.sequences[0].logprobs, rtol=0, atol=CLOSE)
     assert again.sequences[0].tokens == answer.sequences[0].tokens
+
+
+def test_a_chat_reads_the_pictures_that_its_template_places(server, service):
+    url = "data:image/png;base64," + base64.b64encode(SQUARE).decode()
+    parts = [
+        {"type": "text", "text": "What is this?"},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "And why?"},
+    ]
+    asked = {"model": BASE_MODEL, "max_tokens": 8, "temperature": 0, "seed": 1}
+    with openai.OpenAI(base_url=f"{server.url}/oai/api/v1", api_key="tml-test", timeout=SECONDS) as client:
+        chat = partial(client.chat.completions.create, **asked, extra_body={"return_token_ids": True})
+        seen = chat(messages=[{"role": "user", "content": parts}])
+        blind = chat(messages=[{"role": "user", "content": [parts[0], parts[2]]}])
+    assert seen.usage.prompt_tokens == blind.usage.prompt_tokens + TOKENS[SQUARE] + 2  # with begin and end
+    assert seen.usage.completion_tokens > 0
 
 
 def test_another_picture_gives_other_log_probabilities(service):

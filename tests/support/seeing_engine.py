@@ -94,10 +94,11 @@ def _rows(engine: Engine, tokens: np.ndarray, start: int, where: np.ndarray | No
     return commands.PackedRows(**named, slots=slots, places=all_places)
 
 
-def loss(rows: commands.PackedRows) -> commands.LossInputs:
-    """Return a cross-entropy of all targets that are text."""
+def loss(rows: commands.PackedRows, first: int = 0) -> commands.LossInputs:
+    """Return a cross-entropy of all targets that are text, from the one of the ``first`` token on."""
     by_row, by_token = np.zeros(len(rows.slots), np.float32), np.zeros(rows.tokens.shape, np.float32)
     weights = ((rows.segments > 0) & (rows.targets > 0)).astype(np.float32)
+    weights[:, :first] = 0
     return commands.LossInputs(
         kinds=np.zeros(len(rows.slots), np.int32),
         clip_low=by_token,
