@@ -243,8 +243,8 @@ class TinySampler:
         state = (self.engine.base, self.bank, self.cache, self.rows, self.next_rows)
         self.cache, after, drawn = self._decode(top)(*state, *placed, None, np.int32(0), np.int32(steps))
         self.rows, self.next_rows = after, self.rows
-        parts = [np.zeros(drawn.tokens.shape) if part is None else part for part in vars(drawn).values()]
-        parts = to_numpy(parts)
+        wanted = [getattr(drawn, name) for name in Drawn.__dataclass_fields__]
+        parts = to_numpy([np.zeros(drawn.tokens.shape) if part is None else part for part in wanted])
         return [Drawn(*(part[:steps, row] for part in parts)) for row in where], Drawn(*parts)
 
     def _place(self, arrays: Any, declared: Any) -> Any:
