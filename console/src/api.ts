@@ -2,6 +2,7 @@
 import { signal } from "@preact/signals";
 import type { LoggedPoint, MetricsPoint, paths, SignedIn } from "./api_types";
 import { filled, type Parameters } from "./logic/addresses";
+import type { View } from "./logic/series";
 
 type Route = keyof paths;
 type ParametersOf<R extends Route> = Pick<paths[R]["get"]["parameters"], "path" | "query">;
@@ -96,6 +97,13 @@ export const caller = signal<SignedIn | null>(null); // null: not known yet, or 
 export async function identify(): Promise<void> {
   caller.value = await get("/console/api/session").catch(() => null);
 }
+
+/** The curves of a run within a part of its axis. */
+export const getCurves = (run_id: string, { axis, zoom, names }: View) =>
+  get("/console/api/runs/{run_id}/curves", {
+    path: { run_id },
+    query: { axis, first: zoom?.[0] ?? null, last: zoom?.[1] ?? null, name: names },
+  });
 
 const SAMPLES = 20; // requests of a page
 const POINTS = 5000; // of a page

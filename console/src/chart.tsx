@@ -1,37 +1,58 @@
 // One metric of several runs as curves, with the values under the pointer.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
+import type { CurvesResponse, RunCurve } from "./api_types";
 import { decimals, duration, mark, number } from "./logic/format";
-import { curve, smooth, valueAt, type Axis, type ChartPoint } from "./logic/series";
+import { isRounding, NOISE, smooth, valueAt, weightOf, type Axis, type Value, type Zoom } from "./logic/series";
 import { theme } from "./theme";
 
 const HEIGHT = 150; // CSS pixels
+const LEAST_ZOOM = 6; // CSS pixels that are drawn over
 
 export interface ChartedRun {
   id: string;
   label: string;
   color: string;
-  points: ChartPoint[];
 }
 
 interface Props {
   name: string;
   runs: ChartedRun[];
+  answers: ReadonlyMap<string, CurvesResponse>;
   axis: Axis;
-  smoothing: number; // weight of the past, 0 to 1
+  smoothing: number | null; // weight of the past, 0 to 1; null: that of noisy curves
+  zoom: Zoom | null;
+  setZoom: (zoom: Zoom | null) => void;
 }
 
-export function Chart({ name, runs, axis, smoothing }: Props) {
+/** A curve with what is drawn of it. */
+interface Drawn extends ChartedRun {
+  curve: RunCurve;
+  line: Value[];
+  behind: Value[][]; // the raw values, or the least and the greatest ones
+}
+
+export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: Props) {
   const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const [index, setIndex] = useState<number | null>(null);
-  const measured = runs.filter((run) => run.points.some((point) => Object.hasOwn(point.metrics, name)));
-  const layout = JSON.stringify([measured.map((run) => [run.id, run.color]), axis, smoothing > 0, theme.value]);
-  const data = aligned(measured, name, axis, smoothing);
+  const curves = runs.flatMap((run) => {
+    const curve = answers.get(run.id)?.curves.find((each) => each.name === name);
+    return curve ? [{ ...run, curve }] : [];
+  });
+  const drawn = useMemo(
+    () => curves.map((each): Drawn => ({ ...each, ...lines(each.curve, smoothing) })),
+    [runs.map((run) => `${run.id} ${run.color} ${run.label}`).join(), answers, smoothing, name],
+  );
+  const data = useMemo(() => aligned(drawn), [drawn]);
+  const layout = JSON.stringify([
+    drawn.map((each) => [each.id, each.color, each.behind.length]),
+    [axis, theme.value, zoom],
+  ]);
 
   useEffect(() => {
     const parent = container.current!;
-    const created = new uPlot(options(measured, axis, smoothing > 0, parent.clientWidth, setIndex), data, parent);
+    const created = new uPlot(options(name, drawn, axis, parent.clientWidth, setIndex, zoom, setZoom), data, parent);
     plot.current = created;
     const size = new ResizeObserver(() => created.setSize({ width: parent.clientWidth, height: HEIGHT }));
     size.observe(parent);
@@ -40,10 +61,11 @@ export function Chart({ name, runs, axis, smoothing }: Props) {
       created.destroy();
     };
   }, [layout]);
-  useEffect(() => plot.current?.setData(data), [runs, axis, smoothing]);
+  useEffect(() => plot.current?.setData(data), [data]);
 
-  const smoothed = data.slice(1 + (smoothing > 0 ? measured.length : 0)) as (number | null | undefined)[][];
-  const values = measured.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
+  const smoothed = data.slice(data.length - drawn.length) as (number | null | undefined)[][];
+  const shown = (value: Value) => (isRounding(name, value) ? "0" : number(value));
+  const values = drawn.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
   const x = index === null ? null : data[0][index];
   return (
     <figure class="chart">
@@ -55,14 +77,14 @@ export function Chart({ name, runs, axis, smoothing }: Props) {
         {values.map(({ run, value }) => (
           <li key={run.id} title={run.label}>
             <Swatch color={run.color} />
-            {number(value)}
+            {shown(value)}
           </li>
         ))}
       </ul>
       <div
         ref={container}
         role="img"
-        aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${number(value)}`).join(", ")}`}
+        aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${shown(value)}`).join(", ")}`}
       />
     </figure>
   );
@@ -83,38 +105,62 @@ export function Swatch({ color }: { color: string | null }) {
   );
 }
 
-function aligned(runs: ChartedRun[], name: string, axis: Axis, smoothing: number): uPlot.AlignedData {
-  const curves = runs.map((run) => curve(run.points, name, axis));
-  if (!curves.length) return [[]];
-  const raw = curves.map(({ x, y }) => [x, y] as uPlot.AlignedData);
-  const smoothed = curves.map(({ x, y }) => [x, smooth(y, smoothing)] as uPlot.AlignedData);
-  return uPlot.join(smoothing > 0 ? [...raw, ...smoothed] : raw);
+function lines(curve: RunCurve, smoothing: number | null): Pick<Drawn, "line" | "behind"> {
+  const weight = weightOf(curve.y, smoothing);
+  const line = smooth(curve.y, weight);
+  if (curve.low && curve.high) return { line, behind: [curve.low, curve.high] };
+  return { line, behind: weight > 0 ? [curve.y] : [] };
 }
 
-/** As uPlot does by itself, but to 1 instead of 100 where all values are 0. */
-function heights(_: uPlot, least: number | null, most: number | null): uPlot.Range.MinMax {
-  if (least === null || most === null) return [null, null];
-  return least === 0 && most === 0 ? [0, 1] : uPlot.rangeNum(least, most, 0.1, true);
+/** The raw values of all runs, then their lines. */
+function aligned(drawn: Drawn[]): uPlot.AlignedData {
+  if (!drawn.length) return [[]];
+  return uPlot.join([
+    ...drawn.flatMap(({ curve, behind }) => behind.map((values) => [curve.x, values] as uPlot.AlignedData)),
+    ...drawn.map(({ curve, line }) => [curve.x, line] as uPlot.AlignedData),
+  ]);
+}
+
+/** As uPlot does by itself, but to 1 instead of 100 where all values are 0, and around 0 where they are rounding. */
+function heights(name: string): uPlot.Range.Function {
+  return (_, least, most) => {
+    if (least === null || most === null) return [null, null];
+    if (least === 0 && most === 0) return [0, 1];
+    if (isRounding(name, least) && isRounding(name, most)) return [-NOISE, NOISE];
+    return uPlot.rangeNum(least, most, 0.1, true);
+  };
 }
 
 function options(
-  runs: ChartedRun[],
+  name: string,
+  drawn: Drawn[],
   axis: Axis,
-  isSmoothed: boolean,
   width: number,
   onPoint: (index: number | null) => void,
+  zoom: Zoom | null,
+  setZoom: (zoom: Zoom) => void,
 ): uPlot.Options {
   const style = getComputedStyle(document.documentElement);
   const ink = style.getPropertyValue("--muted");
   const grid = { stroke: style.getPropertyValue("--line"), width: 1 };
   const font = "11px system-ui, sans-serif";
-  const line = (run: ChartedRun): uPlot.Series => ({
+  const line = (run: Drawn): uPlot.Series => ({
     stroke: run.color,
     width: 1.5,
     spanGaps: true,
     points: { show: false },
   });
-  const faint = (run: ChartedRun): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
+  const faint = (run: Drawn): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
+  const bands = drawn.flatMap(({ behind, color }, i): uPlot.Band[] => {
+    const at = 1 + drawn.slice(0, i).reduce((sum, each) => sum + each.behind.length, 0);
+    return behind.length === 2 ? [{ series: [at + 1, at], fill: `${color}33` }] : [];
+  });
+  const select = (plot: uPlot) => {
+    const { left, width: size } = plot.select;
+    if (size < LEAST_ZOOM) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    setZoom([plot.posToVal(left, "x"), plot.posToVal(left + size, "x")]);
+  };
   const ticks = (
     axis === "time"
       ? (_: uPlot, values: number[]) => values.map(duration)
@@ -125,8 +171,9 @@ function options(
     height: HEIGHT,
     padding: [6, 14, 0, 0],
     legend: { show: false },
-    cursor: { sync: { key: "charts" }, points: { size: 5 }, y: false },
-    scales: { x: { time: false }, y: { range: heights } },
+    cursor: { sync: { key: "charts" }, points: { size: 5 }, y: false, drag: { setScale: false } },
+    scales: { x: { time: false, ...(zoom ? { range: zoom } : {}) }, y: { range: heights(name) } },
+    bands,
     axes: [
       { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
       {
@@ -139,7 +186,7 @@ function options(
         values: (_, values) => values.map((value) => mark(value, decimals(values))),
       },
     ],
-    series: [{}, ...(isSmoothed ? runs.map(faint) : []), ...runs.map(line)],
-    hooks: { setCursor: [(plot) => onPoint(plot.cursor.idx ?? null)] },
+    series: [{}, ...drawn.flatMap((run) => run.behind.map(() => faint(run))), ...drawn.map(line)],
+    hooks: { setCursor: [(plot) => onPoint(plot.cursor.idx ?? null)], setSelect: [select] },
   };
 }

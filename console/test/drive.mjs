@@ -26,6 +26,13 @@ const STORIES = {
     await page.locator(".run").nth(1).getByText("KeyError: 'reward'").waitFor();
     await page.locator(".run").nth(1).getByText("the gradient's norm, 52, is 68 times as large as usual").waitFor();
     await look(page, "runs");
+    const chart = await page.locator(".chart .u-over").first().boundingBox();
+    await page.mouse.move(chart.x + 0.25 * chart.width, chart.y + 20);
+    await page.mouse.down();
+    await page.mouse.move(chart.x + 0.5 * chart.width, chart.y + 20, { steps: 4 });
+    await page.mouse.up();
+    await page.getByRole("button", { name: "Whole run" }).click();
+    await page.getByRole("button", { name: "Whole run" }).waitFor({ state: "detached" });
     await page.getByLabel("Smoothing").fill("0.9");
     await page.getByText("time", { exact: true }).click();
     await page.waitForURL(/x=time/);
@@ -38,7 +45,7 @@ const STORIES = {
       .trim()
       .split("\n");
     assert.equal(rows.length, 1 + 2 * 400);
-    assert.match(rows[0], /^run,step,at,reward,loss per token,/);
+    assert.match(rows[0], /^run,step,at,.*,loss:sum,num_tokens:sum,reward,/);
     assert.ok(rows[0].includes(`,"'=HYPERLINK(""http://other.site"")",`)); // no formula in a spreadsheet
     await page.keyboard.press("Escape");
     await page.locator("body").press("/");

@@ -15,7 +15,16 @@ from tests.coordinator.conftest import run_services, shared_app
 from tests.support.databases import migrate
 
 METRICS = {"loss:sum": 1234.5, "num_tokens:sum": 4096, "entropy:mean": 1.0, "learning_rate:mean": 1e-4}
-PAGES = "runs?limit=50", "runs/s0:train:0/metrics?limit=5000", "runs/s0:train:0/timing", "server"
+METRICS |= {f"metric {number}": number + 0.123456789 for number in range(14)}
+CURVES = "runs/s0:train:0/curves"
+PAGES = (
+    "runs?limit=50",
+    "runs/s0:train:0/metrics?limit=5000",
+    CURVES,
+    f"{CURVES}?first=100&last=900",
+    "runs/s0:train:0/timing",
+    "server",
+)
 
 
 def fill(directory: Path, runs: int, steps: int) -> None:
@@ -51,7 +60,8 @@ async def measure_pages(directory: Path) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://server/console/api/") as client:
             for page in PAGES:
                 start = time.perf_counter()
-                size = len((await client.get(page)).raise_for_status().content)
+                answer = (await client.get(page)).raise_for_status()
+                size = int(answer.headers.get("content-length", len(answer.content)))
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
                 print(f"{page}: {time.perf_counter() - start:.3f} s, {size} bytes; peak {memory} MiB")
 

@@ -3,6 +3,10 @@
 import json
 import math
 
+import msgspec
+
+from spmd_tx.coordinator.requests.runs.curve_columns import CurveWindow, RunColumns, chosen
+from spmd_tx.coordinator.wire.console.runs import CurvesResponse, MetricsPoint
 from tests.support.pictures import png
 
 STEPS = 400
@@ -65,6 +69,15 @@ def point(run: int, step: int) -> dict:
             '=HYPERLINK("http://other.site")': 1.0,
         },
     }
+
+
+def curves(run: int, steps: int, query: dict[str, str]) -> dict:
+    columns = RunColumns()
+    columns.add(msgspec.convert([point(run, step) for step in range(1, steps + 1)], list[MetricsPoint]))
+    first, last = float(query.get("first", "-inf")), float(query.get("last", "inf"))
+    window = CurveWindow("time" if query.get("axis") == "time" else "step", first, last)
+    drawn = [columns.curve(name, window) for name in chosen(columns, [], 12)]
+    return msgspec.to_builtins(CurvesResponse(columns.names, [each for each in drawn if each is not None]))
 
 
 def timing(window: float) -> dict:

@@ -38,12 +38,14 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
                 return invented.samples(query)
             if rest[:1] == ["samples"]:
                 return invented.sample_group()
-            if not numbers or rest not in ([], ["metrics"], ["timing"]):
+            if not numbers or rest not in ([], ["metrics"], ["timing"], ["curves"]):
                 return None
             if rest == ["timing"]:
                 return invented.timing(float(query["seconds"]))
             if not rest:
                 return listed[numbers[0]]
+            if rest == ["curves"]:
+                return invented.curves(numbers[0], listed[numbers[0]]["steps"], query)
             after, limit = int(query.get("after", 0)), min(int(query["limit"]), 150)
             steps = listed[numbers[0]]["steps"]
             points = [invented.point(numbers[0], step) for step in range(1, steps + 1) if 7 * step > after]

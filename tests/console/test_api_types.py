@@ -9,7 +9,13 @@ from spmd_tx.coordinator.http.console.sign_in import SignedIn
 from spmd_tx.coordinator.wire.console.people import KeysResponse, UseResponse
 from spmd_tx.coordinator.wire.console.run_samples import SampleGroup, SamplesPage
 from spmd_tx.coordinator.wire.console.run_timing import RunTiming
-from spmd_tx.coordinator.wire.console.runs import MetricsResponse, OpenRunsResponse, Run, RunsResponse
+from spmd_tx.coordinator.wire.console.runs import (
+    CurvesResponse,
+    MetricsResponse,
+    OpenRunsResponse,
+    Run,
+    RunsResponse,
+)
 from spmd_tx.coordinator.wire.console.server_page import ServerPage
 from spmd_tx.coordinator.wire.trajectories import TrajectoryList, TrajectoryTree
 from tests.console import api_schema, invented, invented_trajectory, stand_in
@@ -29,6 +35,7 @@ def test_the_types_are_generated_from_the_routes_of_today():
         (RUN, Run),
         ("open_runs", OpenRunsResponse),
         (f"{RUN}/metrics", MetricsResponse),
+        (f"{RUN}/curves", CurvesResponse),
         (f"{RUN}/timing", RunTiming),
         (f"{RUN}/samples", SamplesPage),
         (f"{RUN}/samples/request-1", SampleGroup),

@@ -1,9 +1,8 @@
 // One training run: what it is, and its curves.
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { getRun } from "../api";
 import type { Run as RunFacts } from "../api_types";
 import { Curves } from "../curves";
-import { Histories } from "../history";
 import { poll, watch } from "../live";
 import { ago, dateTime, number } from "../logic/format";
 import { healthClass, healthText, runName } from "../logic/runs";
@@ -15,44 +14,34 @@ const POLL_SECONDS = 3;
 export function Run({ id }: { id: string }) {
   const [run, setRun] = useState<RunFacts | null>(null);
   const [error, setError] = useState<string | null>(null);
-  const histories = useMemo(() => new Histories(), [id]);
   useEffect(() => {
     const show = (facts: RunFacts) => {
       setRun(facts);
       setError(null);
     };
     const load = () => getRun(id).then(show, (refused: Error) => setError(refused.message));
-    void histories.refresh([id]);
     const endPoll = poll(load, POLL_SECONDS); // a client that is gone brings no news
     const endWatch = watch((changed) => {
       if (changed !== "all" && !changed.has(id)) return;
       void load();
-      void histories.refresh([id], changed);
     });
     return () => {
       endPoll();
       endWatch();
     };
   }, [id]);
-  const problem = error ?? histories.error.value;
-  const points = histories.points.value.get(id) ?? [];
   return (
     <>
       <RunHeader id={id} run={run} />
-      <Problem text={problem} />
-      {!run && !problem && <Loading />}
+      <Problem text={error} />
+      {!run && !error && <Loading />}
       {run?.alarms.map((alarm) => (
         <p key={alarm} class="alarm">
           {alarm}
         </p>
       ))}
       {run && <Facts run={run} />}
-      {(run || !problem) && (
-        <Curves
-          runs={[{ id, label: run ? runName(run) : id, color: "#3b7dd8", points }]}
-          empty="This run has no steps yet."
-        />
-      )}
+      {run && <Curves runs={[{ id, label: runName(run), color: "#3b7dd8" }]} empty="This run has no steps yet." />}
     </>
   );
 }

@@ -1,10 +1,9 @@
 // All training runs, and the curves of those that are chosen.
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { caller, getOpenRuns, getRun, listRuns } from "../api";
 import type { Run } from "../api_types";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
-import { Histories } from "../history";
 import { poll, watch } from "../live";
 import { url } from "../logic/addresses";
 import { fits } from "../logic/filters";
@@ -26,7 +25,6 @@ export function Runs() {
   const [error, setError] = useState<string | null>(null);
   const [filter, setFilter] = useState("");
   const [chosen, setChosen] = useState<string[] | null>(place.value.query.get("runs")?.split(",") ?? null);
-  const histories = useMemo(() => new Histories(), []);
   const field = useRef<HTMLInputElement>(null);
 
   const load = async (cursor: number | null) => {
@@ -65,14 +63,14 @@ export function Runs() {
   const ids = chosen ?? [];
   useEffect(() => void load(null), []);
   useEffect(() => poll(look, HEALTH_SECONDS), []);
-  useEffect(() => {
-    void histories.refresh(ids);
-    return watch((changed) => {
-      if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
-      else changed.forEach(loadOne);
-      void histories.refresh(ids, changed);
-    });
-  }, [ids.join()]);
+  useEffect(
+    () =>
+      watch((changed) => {
+        if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
+        else changed.forEach(loadOne);
+      }),
+    [],
+  );
   useEffect(() => {
     const focus = (event: KeyboardEvent) => {
       if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
@@ -94,10 +92,8 @@ export function Runs() {
     id,
     label: known.has(id) ? runName(known.get(id)!) : id,
     color: color(id)!,
-    points: histories.points.value.get(id) ?? [],
   }));
   const listed = runs?.filter((run) => fits(filter, runText(run))) ?? [];
-  const problem = error ?? histories.error.value;
   return (
     <div class="split">
       <section class="list" aria-label="Runs">
@@ -112,7 +108,7 @@ export function Runs() {
             onInput={(event) => setFilter(event.currentTarget.value)}
           />
         </div>
-        <Problem text={problem} />
+        <Problem text={error} />
         {runs && runs.length > 0 && listed.length === 0 && (
           <p class="empty">
             {next === null ? "No run" : `None of the newest ${runs.length} runs`} has “{filter}” in its name, metadata,
@@ -122,7 +118,7 @@ export function Runs() {
         {runs?.length === 0 && (
           <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>
         )}
-        {!runs && !problem && <Loading />}
+        {!runs && !error && <Loading />}
         <ul class="runs">
           {listed.map((run) => (
             <Row key={run.id} run={run} color={color(run.id)} choose={choose} />

@@ -77,25 +77,21 @@ test("metrics are read page by page, behind what is known", async () => {
   ]);
 });
 
-test("a history asks for what is new, and keeps what it has when the server fails", async () => {
+test("a history asks for what has changed, and keeps what it has when the server fails", async () => {
   const histories = new Histories();
-  const logged = [{ number: 1, step: 9, at: 1, metrics: { reward: 1 } }];
-  answerWith([200, { points: [point(1)], next_after: null, logged }]);
-  await histories.refresh(["a"]);
-  answerWith([200, { points: [point(2)], next_after: null }]);
-  await histories.refresh(["a", "b"], new Set(["a"]));
-  assert.deepEqual(asked, ["/console/api/runs/a/metrics?limit=5000&after=1&logged_after=1"]);
+  const known = { names: ["reward"], curves: [] };
+  answerWith([200, known], [200, known]);
+  await histories.show(["a", "b"], { axis: "time", zoom: [1, 2.5], names: ["x&y", "z"] });
+  const query = "axis=time&first=1&last=2.5&name=x%26y&name=z";
+  assert.deepEqual(asked, [`/console/api/runs/a/curves?${query}`, `/console/api/runs/b/curves?${query}`]);
   answerWith([500, {}]);
-  await histories.refresh(["a"]);
+  await histories.refresh(new Set(["b", "c"]));
+  assert.deepEqual(asked, [`/console/api/runs/b/curves?${query}`]);
   assert.equal(histories.error.value, "the server answered 500");
-  assert.deepEqual(
-    histories.points.value.get("a")?.map(({ step, countedBy }) => [step, countedBy]),
-    [
-      [0, "server"],
-      [1, "server"],
-      [9, "client"],
-    ],
-  );
+  assert.deepEqual(histories.curves.value.get("b"), known);
+  answerWith([200, { names: [], curves: [] }]);
+  await histories.refresh(new Set(["b"]));
+  assert.equal(histories.error.value, null);
 });
 
 const SETTINGS = { model: "m", temperature: 1, top_p: 1, max_tokens: 8, n: 1, seed: null };

@@ -34,6 +34,7 @@ from spmd_tx.coordinator.requests import records
 from spmd_tx.coordinator.requests.line_numbers import LineNumbers
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.queue import RequestQueue
+from spmd_tx.coordinator.requests.runs.curve_store import CurveStore
 from spmd_tx.coordinator.requests.runs.metric_names import MetricNames
 from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
 from spmd_tx.coordinator.requests.runs.sample_reader import SampleReaders
@@ -184,6 +185,7 @@ class Services(Stores, Backend):
     polls: Polls
     turns: Turns
     metric_names: MetricNames
+    curves: CurveStore
     streams: NewsStreams
     shared_answers: SharedAnswers
     body_rooms: BodyRooms
@@ -230,6 +232,7 @@ async def open_services(
         polls=Polls(bounds.polls),
         line_numbers=LineNumbers(database, bounds.seq_ids_ahead),
         metric_names=MetricNames(database, bounds.metric_names, bounds.metric_name_characters),
+        curves=CurveStore(database),
         streams=NewsStreams(queue.news, stores.catalog, keyring, bounds),
         shared_answers=SharedAnswers(),
         turn_memory=TurnMemory(bounds.turn_memory_bytes),

@@ -166,6 +166,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: {"metrics": {"reward": 1.0}}],
     ("GET", "/console/api/runs/{run_id}"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/metrics"): [lambda *_: None],
+    ("GET", "/console/api/runs/{run_id}/curves"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/timing"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/samples"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/samples/{request_id}"): [lambda *_: None],

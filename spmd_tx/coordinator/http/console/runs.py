@@ -1,11 +1,15 @@
 """Routes that show training runs with their metrics, and that take metrics of clients."""
 
+import gzip
+import math
 import re
 from contextlib import aclosing
+from functools import partial
 from typing import NamedTuple, cast
 
 import msgspec
 from litestar import Controller, MediaType, Request, Response, get, post
+from litestar.di import NamedDependency, Provide
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
@@ -20,10 +24,13 @@ from spmd_tx.coordinator.http.console.run_states import RunStates
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
+from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis, CurveWindow
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
+    CurvesResponse,
     LoggedPoint,
     LogMetricsRequest,
     MetricsPoint,
@@ -39,10 +46,33 @@ from spmd_tx.errors import InvalidRequest
 METRICS = "/api/v1/training_runs/{run_id:str}/metrics"
 MOST_POINTS = 5000
 MOST_OPEN = 200  # runs
+MOST_CURVES = 64  # of an answer
 BEGINNING = re.compile(r"[0-9A-Za-z:-]{0,200}")  # of a run's ID
 ROW_BYTES = 100  # that a row takes beside its metrics
 POINTS = {HTTP_200_OK: ResponseSpec(MetricsResponse, generate_examples=False)}
+CURVES = {HTTP_200_OK: ResponseSpec(CurvesResponse, generate_examples=False)}
+VARY = {"Vary": "Accept-Encoding"}
 STREAM_HEADERS = {"Cache-Control": "no-cache", "Connection": "keep-alive", "X-Accel-Buffering": "no"}
+
+
+class _CurveChoice(NamedTuple):
+    """Says which curves are wanted, and of which part of the axis."""
+
+    names: tuple[str, ...]
+    window: CurveWindow
+
+
+def _choice(
+    axis: FromQuery[CurveAxis] = "step",
+    first: FromQuery[float | None] = None,
+    last: FromQuery[float | None] = None,
+    name: FromQuery[list[str] | None] = None,
+) -> _CurveChoice:
+    names = tuple(name or ())
+    if len(names) > MOST_CURVES:
+        raise InvalidRequest(f"{len(names)} names; ask for {MOST_CURVES} curves at a time")
+    ends = -math.inf if first is None else first, math.inf if last is None else last
+    return _CurveChoice(names, CurveWindow(axis, *ends))
 
 
 class RunsController(Controller):
@@ -121,6 +151,31 @@ class RunsController(Controller):
         selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
         key = "metrics", *selection, services.queue.news.told
         return _json(await services.shared_answers.get(key, lambda: _points(services, selection)))
+
+    @get(
+        "/{run_id:str}/curves",
+        opt=UNMETERED,
+        guards=[in_turn],
+        responses=CURVES,
+        dependencies={"choice": Provide(_choice, sync_to_thread=False)},
+    )
+    async def curves(
+        self,
+        run_id: FromPath[str],
+        request: Request,
+        services: Service,
+        access: Accessible,
+        choice: NamedDependency[_CurveChoice],
+    ) -> Response[bytes]:
+        """Return curves, of at most 1,000 points each, of part of the axis; without names, the first."""
+        model = await access.model(run_id)
+
+        async def answer() -> bytes:
+            content = await services.curves.read(model.id, *choice)
+            return await compute(len(content), partial(gzip.compress, content, compresslevel=1))
+
+        key = "curves", model.id, choice, services.queue.news.told
+        return await _unpacked(await services.shared_answers.get(key, answer), request)
 
 
 class RunMetricsController(Controller):
@@ -221,6 +276,14 @@ async def _points(services: Services, selection: _MetricsSelection) -> bytes:
         logged.following,
     )
     return msgspec.json.encode(answer)
+
+
+async def _unpacked(packed: bytes, request: Request) -> Response[bytes]:
+    """Answer as the client can read it: packed, if it says that it can."""
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(packed, media_type=MediaType.JSON, headers={"Content-Encoding": "gzip", **VARY})
+    content = await compute(4 * len(packed), gzip.decompress, packed)
+    return Response(content, media_type=MediaType.JSON, headers=VARY)
 
 
 def _json(content: bytes) -> Response[bytes]:

@@ -76,6 +76,21 @@ class MetricsResponse(msgspec.Struct, frozen=True, omit_defaults=True):
     next_logged_after: int | None = None  # as next_after
 
 
+class RunCurve(msgspec.Struct, frozen=True):
+    """Holds a metric over an axis, in its order. Points of long curves stand for a stretch of the axis."""
+
+    name: str
+    x: list[float]  # steps, or seconds since the first point of the run
+    y: list[float | None]  # the mean of a stretch; null: not finite
+    low: list[float | None] | None  # the least value of each stretch; null: each point is one value
+    high: list[float | None] | None  # the greatest
+
+
+class CurvesResponse(msgspec.Struct, frozen=True):
+    names: list[str]  # of all metrics of the run, those that most readers want first
+    curves: list[RunCurve]  # of those that were asked for
+
+
 class LogMetricsRequest(msgspec.Struct, frozen=True):
     """Carries what a client knows of a step, such as its reward."""
 

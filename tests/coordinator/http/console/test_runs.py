@@ -1,3 +1,5 @@
+import itertools
+
 import msgspec
 import pytest
 
@@ -62,6 +64,36 @@ async def test_what_a_client_logs_is_read_beside_the_servers_metrics(api, servic
     assert (point["step"], point["metrics"]["reward"], point["metrics"]["loss:sum"]) == (0, 0.5, 2.5)
     assert answer["next_after"] is None
     assert (await api.get(f"http://server/console/api/runs/{run_id}/metrics")).json() == answer
+
+
+async def test_curves_grow_with_what_is_new(api, services, run_id):
+    address, looks = f"http://server/console/api/runs/{run_id}/curves", itertools.count()
+
+    async def curves(**query):
+        query = {"last": 1000 + next(looks)} | query  # the answer of a moment ago would be the same
+        answer = (await api.get(address, params=query)).raise_for_status()
+        assert answer.headers["content-encoding"] == "gzip"
+        found = answer.json()
+        return found["names"], {each["name"]: (each["x"], each["y"]) for each in found["curves"]}
+
+    assert await curves() == ([], {})
+    await step(services.database, 1, loss=2.5, line=run_id)
+    said = {"metrics": {"reward": 0.5}, "step": 40}
+    (await api.post(f"training_runs/{run_id}/metrics", json=said)).raise_for_status()
+    names, found = await curves()
+    assert names == ["reward", "learning_rate:mean", "loss:sum", "num_datums:sum"]
+    assert (found["reward"], found["loss:sum"]) == (([40.0], [0.5]), ([0.0], [2.5]))
+    await step(services.database, 3, loss=2.0, line=run_id)
+    assert (await curves(name=["loss:sum"]))[1] == {"loss:sum": ([0.0, 1.0], [2.5, 2.0])}
+    assert (await curves(name=["loss:sum", "reward"], first=1, last=30))[1] == {
+        "loss:sum": ([0.0, 1.0], [2.5, 2.0])
+    }
+    plain = await api.get(address, headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert plain.json()["names"] == names
+    refused = await api.get(address, params={"name": [str(number) for number in range(65)]})
+    assert refused.status_code == 400
+    assert "65 names; ask for 64 curves at a time" in refused.json()["detail"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""Holds the metrics of one run as columns, and gives curves of at most so many points. Pure.
+
+A column that grows long is halved: each pair of points becomes one, with the least and the greatest value. So
+the memory of a run is bounded, and no peak is lost.
+"""
+
+import re
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from spmd_tx.coordinator.requests.runs.rollout_metrics import GROUPS, SAMPLED, TRAINED
+from spmd_tx.coordinator.wire.console.runs import LoggedPoint, MetricsPoint, RunCurve
+
+CurveAxis = Literal["step", "time"]
+
+MOST_KEPT = 8192  # points of a column
+MOST_POINTS = 1000  # of a curve; beyond it, BUCKETS
+BUCKETS = 500
+DIGITS = 7
+FIELDS, BYTES_PER_POINT = 5, 40
+
+LOSS, TOKENS = "loss:sum", "num_tokens:sum"
+PER_TOKEN, SPEED, SAMPLING_SPEED = "loss per token", "tokens per second", "sampled tokens per second"
+NO_VARIANCE = "groups without variance"
+
+# Metrics in the order in which most readers want them; the others follow by their names.
+ORDER = [
+    re.compile(pattern)
+    for pattern in (
+        r"(^|/)reward",
+        r"abs_advantage",
+        r"^loss per token$",
+        r"^groups without variance$",
+        r"^answer",
+        r"entropy",
+        r"kl",
+        r"grad",
+        r"tokens per second$",
+        r"lag",
+        r"learning_rate",
+    )
+]
+
+
+class CurveWindow(NamedTuple):
+    """Selects a part of the horizontal axis."""
+
+    axis: CurveAxis  # steps, or seconds since the first point of the run
+    first: float
+    last: float
+
+
+class _Column:
+    """Holds the values of one metric in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._values = array("d")  # of each point: step, time, mean, least, greatest
+
+    def __len__(self) -> int:
+        return len(self._values) // FIELDS
+
+    def add(self, step: float, at: float, value: float) -> None:
+        if len(self._values) == FIELDS * MOST_KEPT:
+            self._halve()
+        self._values.extend((step, at, value, value, value))
+
+    def replace_last(self, value: float) -> None:
+        self._values[-3:] = array("d", (value, value, value))
+
+    def points(self) -> np.ndarray:
+        """Return [5, points] by step, the newest of each."""
+        found = np.array(self._values).reshape(-1, FIELDS).T
+        found = found[:, np.argsort(found[0], kind="stable")]
+        return found[:, np.append(found[0, 1:] != found[0, :-1], True)]
+
+    def _halve(self) -> None:
+        points = self.points()
+        halves = _merged(points, np.arange(0, points.shape[1], 2))
+        self._values = array("d", np.ascontiguousarray(halves.T).tobytes())
+
+
+class RunColumns:
+    """Holds the metrics of a run, and where its next ones begin."""
+
+    def __init__(self) -> None:
+        self.after = self.logged_after = -1
+        self._of_server: dict[str, _Column] = {}
+        self._of_client: dict[str, _Column] = {}
+        self._began = float("inf")
+        self._last_at: float | None = None
+        self._groups = self._trained = 0.0  # of the newest samples
+
+    @property
+    def size(self) -> int:
+        """The bytes of all columns."""
+        columns = [*self._of_server.values(), *self._of_client.values()]
+        return BYTES_PER_POINT * sum(map(len, columns))
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics, those that most readers want first."""
+        return sorted({*self._of_server, *self._of_client}, key=_rank)
+
+    def add(self, points: Iterable[MetricsPoint]) -> None:
+        """Add steps of the server, in their order, with what can be computed from them."""
+        for point in points:
+            self._began = min(self._began, point.at)
+            for name, value in (point.metrics | self._derived(point)).items():
+                self._add(self._of_server, name, point.step, point.at, value)
+            self._add_groups(point)
+            self.after, self._last_at = point.seq, point.at
+
+    def add_logged(self, points: Iterable[LoggedPoint]) -> None:
+        """Add what a client has sent of its own steps, in the order of arrival."""
+        for point in points:
+            self._began = min(self._began, point.at)
+            for name, value in point.metrics.items():
+                self._add(self._of_client, name, point.step, point.at, value)
+            self.logged_after = point.number
+
+    def curve(self, name: str, window: CurveWindow) -> RunCurve | None:
+        """Return a metric within a window, and one point on both sides of it; None: it has none there."""
+        columns = [each[name] for each in (self._of_server, self._of_client) if name in each]
+        if not columns:
+            return None
+        step, at, mean, least, greatest = np.concatenate([each.points() for each in columns], axis=1)
+        x = step if window.axis == "step" else at - self._began
+        points = np.stack([x, mean, least, greatest])[:, np.argsort(x, kind="stable")]
+        inside = np.flatnonzero((points[0] >= window.first) & (points[0] <= window.last))
+        if not len(inside):
+            return None
+        points = points[:, max(0, inside[0] - 1) : inside[-1] + 2]
+        if points.shape[1] > MOST_POINTS:
+            points = _merged(points, _starts(points[0]), x_rows=1)
+        x, mean, least, greatest = points
+        is_exact = np.array_equal(least, greatest, equal_nan=True)
+        band = None if is_exact else _numbers(least), None if is_exact else _numbers(greatest)
+        return RunCurve(name, [float(f"{value:.{DIGITS}g}") for value in x], _numbers(mean), *band)
+
+    def _derived(self, point: MetricsPoint) -> dict[str, float | None]:
+        metrics, found = point.metrics, dict[str, float | None]()
+        tokens, loss = metrics.get(TOKENS), metrics.get(LOSS)
+        if tokens and loss is not None:
+            found[PER_TOKEN] = loss / tokens
+        seconds = 0.0 if self._last_at is None else point.at - self._last_at
+        for name, total in ((SPEED, tokens), (SAMPLING_SPEED, metrics.get(SAMPLED))):
+            if total is not None and seconds > 0:
+                found[name] = total / seconds
+        return found
+
+    def _add_groups(self, point: MetricsPoint) -> None:
+        """Say which share of the newest groups has not trained. They may train in several steps."""
+        groups, trained = point.metrics.get(GROUPS), point.metrics.get(TRAINED)
+        if groups:
+            self._groups, self._trained = groups, trained or 0.0
+            share = max(0.0, 1 - self._trained / groups)
+            self._add(self._of_server, NO_VARIANCE, point.step, point.at, share)
+        elif trained and self._groups:
+            self._trained += trained
+            self._of_server[NO_VARIANCE].replace_last(max(0.0, 1 - self._trained / self._groups))
+
+    def _add(
+        self, columns: dict[str, _Column], name: str, step: float, at: float, value: float | None
+    ) -> None:
+        columns.setdefault(name, _Column()).add(step, at, float("nan") if value is None else value)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return next((place for place, each in enumerate(ORDER) if each.search(name)), len(ORDER)), name
+
+
+def _starts(x: np.ndarray) -> np.ndarray:
+    """Return where each of the buckets begins that lie evenly on the axis and have points."""
+    places = np.minimum((x - x[0]) / ((x[-1] - x[0]) or 1.0) * BUCKETS, BUCKETS - 1).astype(np.int64)
+    return np.flatnonzero(np.append(True, places[1:] != places[:-1]))
+
+
+def _merged(points: np.ndarray, starts: np.ndarray, x_rows: int = 2) -> np.ndarray:
+    """Merge runs of points [x_rows of places, mean, least, greatest], without what is not finite."""
+    lengths = np.diff(np.append(starts, points.shape[1]))
+    mean = points[x_rows]
+    known = np.isfinite(mean)
+    counts = np.add.reduceat(known.astype(float), starts)
+    sums = np.add.reduceat(np.where(known, mean, 0.0), starts)
+    with np.errstate(invalid="ignore"):
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return np.stack(
+        [
+            *(np.add.reduceat(row, starts) / lengths for row in points[:x_rows]),
+            means,
+            np.fmin.reduceat(points[x_rows + 1], starts),
+            np.fmax.reduceat(points[x_rows + 2], starts),
+        ]
+    )
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None for value in values.tolist()]
+
+
+def chosen(columns: RunColumns, names: Sequence[str], most: int) -> list[str]:
+    """Return the names to draw: those that were asked for, or the first ones."""
+    known: Mapping[str, None] = dict.fromkeys(columns.names)
+    return [name for name in names if name in known] if names else list(known)[:most]
