@@ -7,7 +7,7 @@ SDK_VERSIONS = $(shell cat tests/sdk_matrix/versions.txt)
 PEER_PYTHONS = $(PEER_PYTHON) python3.12 $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.12*/bin/python3.12
 PIP_INSTALL = pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo docs docs-version test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-check console-test sdk-matrix fuzz clean
+.PHONY: help demo docs docs-version test slow bench chaos hosts check prose format aot aot-cuda aot-tpu s3 cookbook console console-check console-test sdk-matrix container-test fuzz clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS=
 	.venv/bin/spmd-tx demo $(ARGS)
 
 test: .venv/installed ## run the tests, without those marked slow, in three processes; options: make test ARGS="-k losses"
-	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not console and not sdk_matrix and not fuzz" $(ARGS)
+	.venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not console and not sdk_matrix and not container and not fuzz" $(ARGS)
 
 slow: .venv/installed ## run the tests marked slow: meshes over many processes, thousands of stories of crashes
 	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
@@ -82,6 +82,9 @@ console-test: .venv/installed console ## drive every page of the console in Chro
 
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
+
+container-test: .venv/installed ## build the image of containers, and train in it (needs buildah and mmdebstrap, of Debian; 10 GB)
+	.venv/bin/pytest -s -rs -m container tests/container $(ARGS)
 
 fuzz: .venv/installed .venv-fuzz/installed ## odd requests by the thousand at the door and behind it, kills, restarts (installs schemathesis)
 	FUZZ_EXAMPLES=3000 .venv/bin/pytest -s tests/fuzz tests/coordinator/http/tinker/test_fuzz.py $(ARGS)

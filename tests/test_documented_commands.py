@@ -162,6 +162,24 @@ def check_launcher(command: ShellCommand) -> None:
         check_spmd_tx(serve)
 
 
+def check_container(command: ShellCommand) -> None:
+    """Of what is built, the Dockerfile has the arguments; what is run in it is a command of ours."""
+    kind, *words = command.arguments
+    if kind == "build":
+        dockerfile = (ROOT / "Dockerfile").read_text()
+        for name, _, value in (word.partition("=") for word in words if "=" in word):
+            assert re.search(rf"^ARG {name}=", dockerfile, re.MULTILINE), (
+                f"the Dockerfile has no argument {name}"
+            )
+            assert (
+                name != "EXTRAS"
+                or set(value.split(",")) <= PYPROJECT["project"]["optional-dependencies"].keys()
+            )
+        return
+    image = words.index("spmd-tx")
+    check_spmd_tx(ShellCommand("spmd-tx", tuple(words[image + 1 :]), command.is_whole))
+
+
 CHECKS = {
     "spmd-tx": check_spmd_tx,
     ".venv/bin/spmd-tx": check_spmd_tx,
@@ -174,6 +192,7 @@ CHECKS = {
     "curl": check_curl,
     "kubectl": check_files,
     "sbatch": check_launcher,
+    "podman": check_container,
     "launch/multinode.sh": check_launcher,
 }
 
