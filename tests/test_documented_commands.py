@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import shlex
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -156,6 +157,9 @@ def check_launcher(command: ShellCommand) -> None:
     """What follows the launcher's own arguments are options of ``spmd-tx serve``."""
     check_files(command)
     words = list(command.arguments)
+    if "--wrap" in words:  # a command of its own
+        program, *wrapped = shlex.split(words[words.index("--wrap") + 1].removeprefix("exec "))
+        return CHECKS[program](ShellCommand(program, tuple(wrapped), command.is_whole))
     start = next((at for at, word in enumerate(words) if word == "--" or word.startswith("launch/")), -1)
     serve = ShellCommand("spmd-tx", ("serve", *words[start + 1 :]), command.is_whole)
     if len(words) > start + 1:

@@ -135,3 +135,13 @@ def test_arguments_of_the_sdk_that_are_named_belong_to_a_call_in_the_same_messag
             name for word in words for call in known[word] for name in inspect.signature(call).parameters
         }
         assert argument in taken, f"{place} names {argument}, but no call that takes it"
+
+
+def test_messages_that_the_page_of_troubles_quotes_are_said():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = [quote for quote in re.findall(r"^\| [^|]*?`([^`|]+)`", page, re.MULTILINE) if " " in quote]
+    assert len(quoted) > 10
+    texts = [text.replace("?", "") for _, text in messages()]
+    for quote in quoted:
+        pieces = [piece.strip() for piece in quote.split("...") if piece.strip()]
+        assert any(all(piece in text for piece in pieces) for text in texts), quote
