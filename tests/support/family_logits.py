@@ -54,8 +54,9 @@ def logits(
     declared = weights(model, mesh, jnp.float32)
     base = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     if images is not None:
-        declared = declared.replace(images=Weight(images.pool.shape, jax.P(None, TP), jnp.float32))
-        base = base.replace(images=to_devices(images.pool, NamedSharding(mesh, declared.images.spec)))
+        pool = Weight(images.pool.shape, jax.P(None, TP), jnp.float32)
+        declared = declared.replace(images=pool)
+        base = base.replace(images=to_devices(images.pool, NamedSharding(mesh, pool.spec)))
     declared_adapters = adapter_weights(model, mesh, 1, adapter.rank, jnp.float32, zero=True)
     places = abstract(mesh, declared_adapters)
     if folder is None:

@@ -271,8 +271,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _reference(value: Any, where: str, _: Schema, root: Schema) -> bool:
-    *_, name = where.split("/")
-    return is_valid(value, root["$defs"][name], root)
+    return is_valid(value, root["$defs"][where.rpartition("/")[2]], root)
 
 
 def _properties(value: Any, wanted: Schema, schema: Schema, root: Schema) -> bool:
