@@ -55,6 +55,7 @@ OPTION_SETS = {
             "max_lora_rank": 8,
         }
     ),
+    "a model that sees": OptionSet({"image_tokens": 512}, "qwen3_vl"),
     "programs ahead of need": OptionSet({"warm_up": "background"}),
 }
 
