@@ -241,6 +241,8 @@ def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
     with launched(programs, tmp_path, *options, serve=["--group", group]) as script:
         script.wait_until_ready("main")
         script.wait_until_ready("teacher")
+        waiting = 'spmd_tx_group_waiting_tokens{group="teacher"} 0.0\n'
+        assert waiting in httpx.get(f"{script.url}/metrics").text
         everything = psutil.Process(script.process.pid).children(recursive=True)
         secret = next(
             environment["SPMD_TX_SECRET"]

@@ -15,6 +15,7 @@ from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.agent.agent import AgentOptions
 from spmd_tx.coordinator.retention import reaper
 from spmd_tx.errors import StartError
+from spmd_tx.protocol.agents import ANY_PROCESS
 
 
 class FakeServer:
@@ -360,11 +361,14 @@ def test_a_worker_is_told_where_the_server_is_and_which_one_it_is(run, agents, t
     ]
 
 
-def test_a_worker_may_name_its_group(run, agents, tmp_path):
+@pytest.mark.parametrize(("options", "process"), [(["--process-id", "0"], 0), ([], ANY_PROCESS)])
+def test_a_worker_may_name_its_group_and_leave_its_number_to_the_server(
+    run, agents, tmp_path, options, process
+):
     (tmp_path / "secret").write_text("0123456789abcdef\n")
-    arguments = "worker --coordinator node-a:8470 --process-id 0 --group teacher"
-    assert run(*arguments.split(), "--secret-file", str(tmp_path / "secret")).code == 0
-    assert [each.group for each in agents] == ["teacher"]
+    arguments = ["worker", "--coordinator", "node-a:8470", "--group", "teacher", *options]
+    assert run(*arguments, "--secret-file", str(tmp_path / "secret")).code == 0
+    assert [(each.group, each.process) for each in agents] == [("teacher", process)]
 
 
 def test_a_worker_without_the_secret_is_told_how_to_get_it(run, agents):

@@ -110,7 +110,7 @@ def test_several_groups_are_planned_each_for_its_devices(model_dir, tmp_path):
     file = tmp_path / "server.toml"
     file.write_text(
         f"base_model = '{model_dir}'\n[[groups]]\nname = 'teacher'\nbase_model = '{model_dir}'\n"
-        "served_model_name = 'other'\nrole = 'sample'\n"
+        "served_model_name = 'other'\nrole = 'sample'\nreplicas = 3\n"  # one of which is planned
     )
 
     def planned(*devices):

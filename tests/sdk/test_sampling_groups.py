@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -330,60 +331,116 @@ exec "$@"
 """
 
 
+class LateWorkers:
+    """Agents without numbers, which may join the replicas of a group, leave and be killed."""
+
+    def __init__(self, data_dir: Path, processes: int = 1, *, is_spot: bool = False) -> None:
+        """``processes`` are those of a replica. ``is_spot``: they see of ``data_dir`` what they need only."""
+        port, self._secret = free_port(), {"SPMD_TX_SECRET": "a secret of this test"}
+        joins = f"name={ROLLOUTS},role=sample,replicas=3,num_processes={processes}"
+        self.options = {
+            "worker_port": port,
+            "environment": QUICKLY | self._secret,
+            "group": f"{joins},fully_sharded_data_parallel_size={processes}",
+        }
+        self._command = [COMMAND, "worker", "--coordinator", f"127.0.0.1:{port}", "--group", ROLLOUTS]
+        if is_spot:
+            self._command = ["unshare", "-m", "sh", "-c", SPOT_HOST, "sh", data_dir, ROLLOUTS, *self._command]
+        self._processes = processes
+        self.all = list[subprocess.Popen[bytes]]()
+
+    @property
+    def here(self) -> list[subprocess.Popen[bytes]]:
+        return [each for each in self.all if each.poll() is None]
+
+    def join(self) -> None:
+        """Start the workers of one more replica."""
+        for _ in range(self._processes):
+            self.all.append(subprocess.Popen(self._command, env=os.environ | QUICKLY | self._secret))
+
+    def end(self) -> None:
+        for each in self.here:
+            each.terminate()
+        for each in self.all:
+            each.wait(SECONDS)
+
+
+@contextmanager
+def serving_replicas(model_dir: Path, data_dir: Path, late: LateWorkers) -> Iterator[Address]:
+    with serving_both(model_dir, data_dir, **late.options) as address:
+        try:
+            yield address
+        finally:
+            late.end()
+
+
+def replicas_ready(address: Address, count: int) -> None:
+    states_are(
+        address,
+        lambda states: [states[f"{ROLLOUTS}/{number}"] for number in range(3)].count("ready") == count,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "is_spot"), [(1, True), (2, False)])
 def test_workers_join_late_as_replicas_and_leave_while_another_group_trains(
     model_dir, tmp_path, processes, is_spot
 ):
-    """Agents have no number. One leaves as on a spot host, the other is killed, and more join meanwhile."""
+    """One leaves as on a spot host, another one is killed, and more join meanwhile."""
     if is_spot and subprocess.run(["unshare", "-m", "true"]).returncode:
         pytest.skip("a host that sees some folders only needs mount namespaces")
-    secret, port = {"SPMD_TX_SECRET": "a secret of this test"}, free_port()
-    joins = f"name={ROLLOUTS},role=sample,replicas=3,num_processes={processes}"
-    joins += f",fully_sharded_data_parallel_size={processes}"
-    command = [COMMAND, "worker", "--coordinator", f"127.0.0.1:{port}", "--group", ROLLOUTS]
-    if is_spot:
-        command = ["unshare", "-m", "sh", "-c", SPOT_HOST, "sh", tmp_path / "data", ROLLOUTS, *command]
-    workers = list[subprocess.Popen[bytes]]()
+    late = LateWorkers(tmp_path / "data", processes, is_spot=is_spot)
+    with serving_replicas(model_dir, tmp_path / "data", late) as address:
+        expected = learn(address, 4)
+        generation = generation_of(address.server, "main")
+        states_are(address, lambda states: list(states.values())[1:] == ["waiting for agents"] * 3)
+        for _ in range(2):
+            late.join()
+        replicas_ready(address, 2)
 
-    def join() -> None:
-        for _ in range(processes):
-            workers.append(subprocess.Popen(command, env=os.environ | QUICKLY | secret))
+        def disturb(step: int) -> None:
+            if step == 1:
+                late.all[0].terminate()
+                late.join()
+            elif step == 2:
+                late.all[processes].kill()
+                late.join()
 
-    def ready(count: int, address: Address) -> None:
-        states_are(
-            address,
-            lambda states: sum(state == "ready" for name, state in states.items() if name != "main") == count,
-        )
+        assert_equal(learn(address, 4, disturb), expected)
+        assert late.all[0].wait(SECONDS) == 0
+        replicas_ready(address, 2 if processes == 1 else 3)
+        assert learn(address, 1)[0] == expected[0][: len(PROMPTS)]
+        assert generation_of(address.server, "main") == generation
+        address.server.terminate()
+        assert sum(has_sampled(address.server, f"{ROLLOUTS}/{number}") for number in range(3)) > 1
+        assert list((tmp_path / "data" / "versions").iterdir()) == []
 
-    options = {"worker_port": port, "environment": QUICKLY | secret, "group": joins}
-    with serving_both(model_dir, tmp_path / "data", **options) as address:
-        try:
-            expected = learn(address, 4)
-            generation = generation_of(address.server, "main")
-            states_are(address, lambda states: list(states.values())[1:] == ["waiting for agents"] * 3)
-            for _ in range(2):
-                join()
-            ready(2, address)
 
-            def disturb(step: int) -> None:
-                if step == 1:
-                    workers[0].terminate()
-                    join()
-                elif step == 2:
-                    workers[processes].kill()
-                    join()
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_bit_changes_while_workers_join_leave_and_are_killed_thirty_times(model_dir, tmp_path):
+    late, chance, events = LateWorkers(tmp_path / "data"), random.Random(5), list[str]()
+    with serving_replicas(model_dir, tmp_path / "data", late) as address:
+        expected = learn(address, 10)
+        generation = generation_of(address.server, "main")
 
-            assert_equal(learn(address, 4, disturb), expected)
-            assert workers[0].wait(SECONDS) == 0
-            ready(2 if processes == 1 else 3, address)
-            assert learn(address, 1)[0] == expected[0][: len(PROMPTS)]
-            assert generation_of(address.server, "main") == generation
-            address.server.terminate()
-            assert sum(has_sampled(address.server, f"{ROLLOUTS}/{number}") for number in range(3)) > 1
-            assert list((tmp_path / "data" / "versions").iterdir()) == []
-        finally:
-            for worker in workers:
-                worker.terminate()
-            for worker in workers:
-                worker.wait(SECONDS)
+        staying = list[subprocess.Popen[bytes]]()
+
+        def disturb(_: int) -> None:
+            for _ in range(3):
+                event = chance.choice(["join", "leave", "kill"]) if len(staying) > 1 else "join"
+                if event == "join":
+                    late.join()
+                    staying.append(late.all[-1])
+                else:
+                    worker = staying.pop(chance.randrange(len(staying)))
+                    worker.terminate() if event == "leave" else worker.kill()
+                events.append(event)
+            states_are(address, lambda states: list(states.values())[1:].count("ready") > 0)
+
+        assert_equal(learn(address, 10, disturb), expected)
+        assert len(events) == 30
+        assert {*events} == {"join", "leave", "kill"}
+        assert generation_of(address.server, "main") == generation
+        address.server.terminate()
+        assert list((tmp_path / "data" / "versions").iterdir()) == []

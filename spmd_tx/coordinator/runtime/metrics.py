@@ -140,6 +140,11 @@ PROGRAMS_PLANNED = gauge(
 )
 PROGRAMS_READY = gauge("spmd_tx_programs_ready", "Those of them that are ready.", ["group"])
 GROUP_READY = gauge("spmd_tx_group_ready", "1 while the workers of a group run commands.", ["group"])
+GROUP_WAITING_TOKENS = gauge(
+    "spmd_tx_group_waiting_tokens",
+    "Tokens of unfinished samples of a group, at most; to read a prompt counts as many as take as long.",
+    ["group"],
+)
 MOVED_SAMPLES = counter(
     "spmd_tx_moved_samples",
     "Samples that went on with another group of their base model, by why: their group was lost, or is "

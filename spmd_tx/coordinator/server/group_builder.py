@@ -122,6 +122,7 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
     scheduler = Scheduler(
         stores.queue, stores.catalog, snapshots, builder.make, clock, shared.quarantine, scheduled
     )
+    metrics.GROUP_WAITING_TOKENS.labels(config.group).set_function(lambda: scheduler.waiting_tokens)
     if model.numbers is not None and config.trains == base.is_trainable:
         steps, ranks = await scheduler.steps_to_run_again(), await stores.catalog.ranks()
         await asyncio.to_thread(model.numbers.settle, steps, ranks)
