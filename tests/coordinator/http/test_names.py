@@ -254,9 +254,13 @@ PLACES: dict[Place, str | None] = {
     in_the_advice_on_an_open_folder: "processes/private.py",
 }
 # They write tinker:// paths, which are no URLs; addresses of hosts with ports; sentences; or IDs that the
-# server makes, into paths that others quote.
+# server makes, into paths that others quote; or numbers of processes into paths of Linux.
 OTHERS = {
+    "cli/main.py",
+    "cli/script_logs.py",
     "cli/server.py",
+    "cli/train.py",
+    "cli/watch.py",
     "coordinator/agent/agent.py",
     "coordinator/agent/link.py",
     "coordinator/http/console/pages.py",
@@ -265,7 +269,6 @@ OTHERS = {
     "coordinator/http/tinker/sessions.py",
     "coordinator/mesh/port.py",
     "coordinator/requests/runs/sample_log.py",
-    "coordinator/server/serve.py",
     "coordinator/storage/tables.py",
     "demo/run.py",
 }

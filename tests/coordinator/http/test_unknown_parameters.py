@@ -97,6 +97,7 @@ FILLED = {
     "{run_id}": IDS.model,
     "{sampler_id}": IDS.sampler,
     "{kind}": "weights",
+    "{number}": "0",
 }
 
 
