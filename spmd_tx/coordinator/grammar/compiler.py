@@ -12,7 +12,8 @@ import resource
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -161,15 +162,26 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 def try_outside(source: str, directory: str, vocab_size: int) -> None:
     """Compile a grammar in a child process, which ends if that takes too much. Raises InvalidRequest."""
     tokenizer = _lasting_tokenizer(directory, vocab_size)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MOST_SECONDS), hard))
     refusals = list[InvalidRequest]()
-    threading.stack_size(TRIAL_STACK)
     trial = threading.Thread(target=_note_refusal, args=(tokenizer, source, refusals))
-    trial.start()
-    trial.join()
+    with _limited():
+        trial.start()
+        trial.join()
     if refusals:
         raise refusals[0]
+
+
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Limit the processor time of this process, and the stack of new threads; the next call has its own."""
+    before = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MOST_SECONDS), before[1]))
+    stack = threading.stack_size(TRIAL_STACK)
+    try:
+        yield
+    finally:
+        threading.stack_size(stack)
+        resource.setrlimit(resource.RLIMIT_CPU, before)
 
 
 def be_ready(directory: str, vocab_size: int) -> None:

@@ -1,5 +1,8 @@
 """What a client's grammar may cost: some are refused, and none ends the process or stops the others."""
 
+import resource
+import threading
+
 import pytest
 
 from spmd_tx.bounds import Bounds
@@ -61,3 +64,14 @@ async def test_what_was_compiled_is_not_tried_again(grammars, monkeypatch):
 async def test_what_cannot_be_used_is_refused_with_the_reason(grammars):
     with pytest.raises(InvalidRequest, match='names "nothing", which has no rule'):
         await grammars.compile("start: nothing\n")
+
+
+def test_a_trial_leaves_no_limit_to_the_next_call_in_its_process(tmp_path):
+    model, before = (
+        tiny_model.write(tmp_path),
+        (resource.getrlimit(resource.RLIMIT_CPU), threading.stack_size()),
+    )
+    compiler.try_outside("start: /a/", str(model), VOCABULARY)
+    with pytest.raises(InvalidRequest):
+        compiler.try_outside("start: missing", str(model), VOCABULARY)
+    assert (resource.getrlimit(resource.RLIMIT_CPU), threading.stack_size()) == before
