@@ -138,8 +138,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "127.0.0.1,::1"
     tls_cert: Annotated[
         Path | None,
-        "PEM file with the certificate of this server, and those behind it, to encrypt the connections of "
-        "clients. Default: they are not encrypted.",
+        "PEM file with this server's certificate, and those behind it, to encrypt clients' connections.",
     ] = None
     tls_key: Annotated[
         Path | None,
@@ -271,8 +270,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     image_tokens: Annotated[
         int,
         FROM_ZERO,
-        "Tokens of images that devices hold, of models with a vision tower (Qwen3-VL, Qwen3.5); 0 takes text "
-        "alone.",
+        "Tokens of images that devices hold, of models that see (Qwen3-VL, Qwen3.5); 0 takes text alone.",
         PLAN,
     ] = 0
 
@@ -300,11 +298,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def parallel_sizes(self) -> tuple[ParallelSize, ParallelSize, ParallelSize]:
         """The sizes of the mesh: fsdp, ep and tp."""
-        return (
-            self.fully_sharded_data_parallel_size,
-            self.expert_parallel_size,
-            self.tensor_parallel_size,
-        )
+        return (self.fully_sharded_data_parallel_size, self.expert_parallel_size, self.tensor_parallel_size)
 
     @property
     def mesh(self) -> tuple[int, int, int] | None:
