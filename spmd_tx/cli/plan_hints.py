@@ -3,12 +3,12 @@
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
 import msgspec
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.config import PARALLEL_SIZES, ServerConfig
+from spmd_tx.cli.options import DEFAULTS
+from spmd_tx.config import ServerConfig, options_of
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.model import Model
 from spmd_tx.options import flag
@@ -35,14 +35,15 @@ def hints(planned: Planned, replan: Callable[[ServerConfig], MemoryPlan]) -> Ite
     """Yield the lines below the table. ``replan`` plans for another configuration of the same model."""
     yield from _speeds(planned)
     yield from _context(planned, replan)
-    config = planned.config
-    options = [("--base-model", config.base_model)]
-    options += [
-        (flag(name), str(size)) for name, size in zip(PARALLEL_SIZES, config.parallel_sizes, strict=True)
-    ]
-    if config.max_context_length is not None:
-        options.append(("--max-context-length", str(config.max_context_length)))
-    yield f"to serve it: spmd-tx serve {shlex.join(chain.from_iterable(options))}"
+    yield f"to serve it: spmd-tx serve {shlex.join(_options(planned.config))}"
+
+
+def _options(config: ServerConfig) -> Iterator[str]:
+    """The words of the command line that says what was planned."""
+    for name in options_of("plan"):
+        value = getattr(config, name)
+        if value != getattr(DEFAULTS, name):
+            yield from [flag(name)] if value is True else [flag(name), str(value)]
 
 
 def _speeds(planned: Planned) -> Iterator[str]:
@@ -51,9 +52,7 @@ def _speeds(planned: Planned) -> Iterator[str]:
     if known is None or not known.flops or config.mesh is None:
         return
     fsdp, ep, _ = config.mesh
-    products = (
-        6 if config.full_parameters else 4
-    )  # forward and back; the gradient of frozen weights is not needed
+    products = 6 if config.full_parameters else 4  # forward and back; frozen weights need no gradient
     training = planned.devices.count * known.flops / (products * planned.model.numbers_met())
     gathered = plan.base_bytes * (fsdp - 1) / known.links if plan.splits_base else 0.0
     weights = plan.base_bytes / known.bandwidth + gathered  # seconds to read them once

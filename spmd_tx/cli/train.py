@@ -1,8 +1,9 @@
 """``spmd-tx train`` trains on a file of data, or on a reward, with a server that runs."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -205,7 +206,9 @@ def run(
     console.print(f"the console shows it: {job.url}/console/runs/{quote(name, safe='')}")
 
     def tell(step: int, metrics: Mapping[str, float]) -> None:
-        server.ask(f"training_runs/{quote(name, safe='')}/metrics", {"step": step, "metrics": dict(metrics)})
+        finite = {each: value for each, value in metrics.items() if math.isfinite(value)}
+        with suppress(Unreachable):  # the SDK waits for the server; its console can do without this step
+            server.ask(f"training_runs/{quote(name, safe='')}/metrics", {"step": step, "metrics": finite})
 
     with _told_to(client), _showing(console, plan.steps, folder.place.step) as show:
 

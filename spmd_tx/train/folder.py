@@ -1,6 +1,7 @@
 """Keeps a run's settings, place and metrics in a folder, so that the same command goes on after any end."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ class RunFolder:
         durable_files.write_file(self.path / "place.json", _line(self.place))
 
     def curve(self, name: str) -> list[float]:
-        """Return the values of a metric, in the order of their steps."""
-        return [entry[name] for entry in self.metrics if name in entry]
+        """Return the values of a metric, in the order of their steps, without those that are not finite."""
+        values = [entry[name] for entry in self.metrics if entry.get(name) is not None]
+        return [value for value in values if math.isfinite(value)]
 
     def _read(self, settings: dict[str, Any]) -> RunPlace:
         path = self.path / "place.json"

@@ -68,6 +68,11 @@ def test_below_the_table_stand_speeds_the_price_of_the_context_and_the_command(m
     (context,) = [line for line in scarce if line.startswith("a context of 40960 tokens takes")]
     assert "--max-context-length 20480" in context
 
+    chosen = run(model_dir, "--devices", "8xh100", "--base-dtype", "int8", "--max-lora-rank", "16").stdout
+    (command,) = [line for line in chosen.splitlines() if line.startswith("to serve it: ")]
+    assert "--base-dtype int8" in command
+    assert "--max-lora-rank 16" in command
+
     unknown = run(
         model_dir, "--devices", "1", "--memory-per-device", "80GiB", "--max-context-length", "4096"
     ).stdout

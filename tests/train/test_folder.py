@@ -20,6 +20,10 @@ def test_a_run_goes_on_from_its_last_checkpoint(tmp_path):
     assert (again.place.step, again.place.state) == (2, "tinker://run/weights/step-2")
     again.add_metrics(2, {"loss": 9.0, "eval/loss": 1.0})
     assert again.curve("loss") == [3.0, 2.0, 9.0]
+    again.add_metrics(2, {"loss": float("nan")})
+    again.save(3, "tinker://run/weights/step-3")
+    assert RunFolder(folder.path, SETTINGS).curve("loss") == again.curve("loss") == [3.0, 2.0, 9.0]
+    again.save(2, "tinker://run/weights/step-2")
     assert RunFolder(folder.path, SETTINGS).curve("eval/loss") == []  # steps behind the checkpoint
 
 
