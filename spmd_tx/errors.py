@@ -20,11 +20,13 @@ SpmdTxError
 │   ├── UnreadableModel   the files of a base model cannot be found or read now
 │   ├── DatabaseDamaged   also ends a server that runs
 │   └── DatabaseTaken     by another server; also ends one that runs
-├── ForeignWeights        a folder has weights of another base model; refused by all workers alike
+├── UnusableWeights       a folder's weights are not loaded; refused by all workers alike
+│   ├── ForeignWeights    they are of another base model
+│   └── DamagedWeights    they are not what was written
 ├── DamagedBody           a payload or result is not what was written
 ├── NotSent               a command of a request had no effect, and the request does not count
 │   ├── CompileFailed     its program cannot be compiled
-│   ├── NotLoaded         the workers refused the folder that it names
+│   ├── NotLoaded         the workers refused the folder that it names, or whose weights it needs
 │   └── NotPlanned        the server failed when it made the command
 ├── Abandoned             500: a request could not be stored, or not carried out after it was accepted
 │   └── ForeignCodeFailed a library that ran in a child process for it crashed, or exceeded its limits
@@ -38,7 +40,7 @@ SpmdTxError
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -179,11 +181,19 @@ class DatabaseTaken(StartError):
     """Another server uses the database."""
 
 
-class ForeignWeights(SpmdTxError):
-    """A folder does not have the weights of this base model. Nothing of it was loaded.
+class UnusableWeights(SpmdTxError):
+    """A folder does not have weights that can be used. Nothing of it was loaded.
 
     It depends on files alone that all workers see, so that all of them say so or none.
     """
+
+
+class ForeignWeights(UnusableWeights):
+    """A folder does not have the weights of this base model."""
+
+
+class DamagedWeights(UnusableWeights):
+    """A folder does not have what was written there."""
 
 
 class DamagedBody(SpmdTxError):
@@ -199,7 +209,16 @@ class CompileFailed(NotSent):
 
 
 class NotLoaded(NotSent):
-    """The workers refused to load the folder that the request names, and changed nothing."""
+    """The workers refused to load the folder of the request's weights, and changed nothing."""
+
+    def __init__(self, message: str, *, is_damage: bool) -> None:
+        super().__init__(message)
+        self.is_damage = is_damage
+
+    @property
+    def fault(self) -> Literal["user", "server"]:
+        """Whose it is."""
+        return "server" if self.is_damage else "user"
 
 
 class NotPlanned(NotSent):

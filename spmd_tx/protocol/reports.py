@@ -6,7 +6,7 @@ import numpy as np
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import CompileReport
 
-PROTOCOL_VERSION = 21  # of commands and reports
+PROTOCOL_VERSION = 22  # of commands and reports
 
 FRAME_BYTES = 256 << 10  # of a report; longer ones come in several frames
 BEAT_SECONDS = 2.0  # between the heartbeats of workers and of agents
@@ -57,8 +57,9 @@ class Reply(Report, frozen=True, tag="reply"):
     arrays: dict[str, np.ndarray] = {}
     metrics: dict[str, float] = {}
     # Why a Move was not carried out, for which nothing was changed: its folder has other weights than this
-    # base model's. The same from all processes.
+    # base model's, or is damaged. The same from all processes.
     refusal: str | None = None
+    is_damage: bool = False  # of that folder
 
 
 class Written(Report, frozen=True, tag="written"):

@@ -4,13 +4,14 @@ The device works while a reply travels: if the next command has arrived, it is d
 previous result is fetched. Replies keep the order of the commands.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from spmd_tx.errors import ForeignWeights
+from spmd_tx.errors import DamagedWeights, UnusableWeights
 from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
@@ -28,6 +29,8 @@ from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.command_spans import CommandSpans
 from spmd_tx.worker.engine import NOTHING, Result
 from spmd_tx.worker.inbox import Inbox
+
+logger = logging.getLogger(__name__)
 
 DISPATCHED = ForwardBackward, Forward, OptimStep, EncodeImages, Prefill, Decode, Compile
 
@@ -49,7 +52,7 @@ class Loop:
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
-        unsent: tuple[int, Result, str | None] | None = None
+        unsent: tuple[int, Result, UnusableWeights | None] | None = None
         while True:
             envelope = self.inbox.next_if_there() if unsent else self._wait()
             if unsent and not (envelope and is_dispatched(envelope.command)):
@@ -69,12 +72,14 @@ class Loop:
                 self._reply(*unsent)
                 return
 
-    def _execute(self, command: AnyCommand) -> tuple[Result, str | None]:
+    def _execute(self, command: AnyCommand) -> tuple[Result, UnusableWeights | None]:
         """Return the result, and why the command was refused."""
         try:
             return self.execute(command), None
-        except ForeignWeights as problem:
-            return NOTHING, str(problem)
+        except UnusableWeights as problem:
+            if isinstance(problem, DamagedWeights):
+                logger.error("%s", problem)
+            return NOTHING, problem
 
     def _wait(self) -> Envelope:
         self.at_work(False)
@@ -88,16 +93,24 @@ class Loop:
                 if isinstance(array, jax.Array):
                     array.copy_to_host_async()
 
-    def _reply(self, sequence: int, result: Result, refusal: str | None) -> None:
+    def _reply(self, sequence: int, result: Result, problem: UnusableWeights | None) -> None:
         arrays, metrics = result
+        refusal, is_damage = problem and str(problem), isinstance(problem, DamagedWeights)
         self.inbox.executing = sequence  # a failure on the device surfaces here
         if self.is_leader:
             fetched = {name: np.asarray(array) for name, array in arrays.items()}
             numbers = {name: float(value) for name, value in metrics.items()}
-            self.inbox.report(Reply, sequence=sequence, arrays=fetched, metrics=numbers, refusal=refusal)
+            self.inbox.report(
+                Reply,
+                sequence=sequence,
+                arrays=fetched,
+                metrics=numbers,
+                refusal=refusal,
+                is_damage=is_damage,
+            )
         else:
             jax.block_until_ready(result)  # "done" must mean done
-            self.inbox.report(Reply, sequence=sequence, refusal=refusal)
+            self.inbox.report(Reply, sequence=sequence, refusal=refusal, is_damage=is_damage)
         self.inbox.executing = None
         if self.spans is not None:
             self.spans.ended(sequence)

@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from spmd_tx.errors import ForeignWeights
+from spmd_tx.errors import DamagedWeights, ForeignWeights
 from spmd_tx.protocol import agents, commands, encoding
 from spmd_tx.protocol.commands import (
     Compile,
@@ -195,15 +195,17 @@ def test_only_the_leader_sends_arrays():
 
 
 @pytest.mark.parametrize("is_leader", [True, False])
-def test_a_load_that_is_refused_is_answered_by_all_and_the_next_command_runs(is_leader):
+@pytest.mark.parametrize("problem", [ForeignWeights, DamagedWeights])
+def test_a_load_that_is_refused_is_answered_by_all_and_the_next_command_runs(is_leader, problem):
     engine = RecordingEngine([])
 
     def execute(command):
         if command.name == "load_sampler":
-            raise ForeignWeights("/x is of another base model")
+            raise problem("/x cannot be used")
         return engine.execute(command)
 
     inbox = ScriptedInbox([[DECODE, EXAMPLES["load_sampler"], DECODE], [Shutdown()]], [])
     Loop(execute, inbox, is_leader, lambda is_at_work: None).run()
-    assert [reply.refusal for reply in inbox.replies] == [None, "/x is of another base model", None, None]
+    assert [reply.refusal for reply in inbox.replies] == [None, "/x cannot be used", None, None]
+    assert inbox.replies[1].is_damage == (problem is DamagedWeights)
     assert engine.log == ["run decode", "run decode"]

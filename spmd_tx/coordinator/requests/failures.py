@@ -19,7 +19,7 @@ def failed_by(
         case RequestError():
             return Failed(str(error), "user", executed, layout)
         case NotLoaded():
-            return Failed(str(error), "user")
+            return Failed(str(error), error.fault)
         case NotSent():  # no command was sent
             return Failed(str(error), "server")
         case OSError() | DamagedBody():

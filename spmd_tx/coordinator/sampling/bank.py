@@ -14,10 +14,11 @@ from pathlib import Path
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.slot_pool import SlotPool
-from spmd_tx.errors import InvalidRequest
+from spmd_tx.errors import InvalidRequest, NotLoaded
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move
 from spmd_tx.protocol.places import BankSlot, Idle, WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape, program_of_move
+from spmd_tx.protocol.reports import Reply
 
 # Names one frozen set of weights to sample from: a sampler id for an ephemeral version, the checkpoint's
 # tinker:// path for a named one, BASE_MODEL for the base model.
@@ -48,7 +49,7 @@ class _Version:
     is_paged: bool = False  # whether the workers keep it in host memory
     requests: int = 0  # how many sample from it
     is_superseded: bool = False
-    refusal: str | None = None  # why workers did not load its folder
+    refusal: Reply | None = None  # of workers who did not load its folder
 
 
 class VersionBank:
@@ -170,25 +171,25 @@ class VersionBank:
         """Discount all samples."""
         self._pool.unpin_all()
 
-    def refuse(self, folder: str, why: str) -> VersionKey | None:
+    def refuse(self, folder: str, refusal: Reply) -> VersionKey | None:
         """Note that workers did not load a folder. Return its version, which has no slot any more."""
         for version, known in self._versions.items():
             if known.path == folder:
-                known.refusal, known.is_paged = not_loaded(why), False
+                known.refusal, known.is_paged = refusal, False
                 if self._pool.slot_of(version) is not None:
                     self._pool.remove(version)
                 return version
         return None
 
     def check(self, version: VersionKey) -> None:
-        """Raise InvalidRequest if a version cannot be sampled from."""
+        """Raise InvalidRequest or NotLoaded if a version cannot be sampled from."""
         if not self.knows(version):
             raise InvalidRequest(
                 "the weights of this sampler are gone, because newer ones were saved; save them again, "
                 "with a name to keep them"
             )
         if version in self._versions and (refusal := self._versions[version].refusal) is not None:
-            raise InvalidRequest(refusal)
+            raise not_loaded(refusal)
 
     def hold(self, version: VersionKey) -> None:
         """Keep a version for a request until ``let_go``."""
@@ -279,5 +280,7 @@ class VersionBank:
         return self._pool.next_slot(lambda version: None if version == BASE_MODEL else ())
 
 
-def not_loaded(refusal: str) -> str:
-    return f"the weights of this sampler were not loaded: {refusal}"
+def not_loaded(reply: Reply) -> NotLoaded:
+    """Return the error of all samples whose weights were refused."""
+    message = f"the weights of this sampler were not loaded: {reply.refusal}"
+    return NotLoaded(message, is_damage=reply.is_damage)

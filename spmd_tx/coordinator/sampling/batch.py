@@ -249,9 +249,9 @@ class SampleBatch:
         if reply.refusal is None or not isinstance(command, Move):
             return []
         assert isinstance(command.source, WeightsFolder), f"{command.name} was refused: {reply.refusal}"
-        version = self._bank.refuse(command.source.path, reply.refusal)
+        version, error = self._bank.refuse(command.source.path, reply), not_loaded(reply)
         for job in [job for job in self._jobs.values() if job.version == version]:
-            self._finish(job, Failed(not_loaded(reply.refusal), "user"))
+            self._finish(job, Failed(str(error), error.fault))
         return self._take_ended()
 
     def _plan_decode(self) -> None:

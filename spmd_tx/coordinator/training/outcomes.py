@@ -97,7 +97,7 @@ async def outcome_of_step(learning_rate: float, reply: Awaitable[Reply]) -> Outc
 def check_loaded(reply: Reply) -> None:
     """Raise NotLoaded if the workers refused a folder."""
     if reply.refusal is not None:
-        raise NotLoaded(f"the weights were not loaded: {reply.refusal}")
+        raise NotLoaded(f"the weights were not loaded: {reply.refusal}", is_damage=reply.is_damage)
 
 
 async def at_once(outcome: Outcome) -> Outcome:

@@ -12,9 +12,13 @@ gives it.
 
 import json
 import math
+import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes  # noqa: F401 - with it NumPy knows the names of types in files, as bfloat16
@@ -29,6 +33,8 @@ CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 TEXT_MODEL = "language_model."  # in the names of a model with vision; hosted Tinker leaves it out
 ALIGNMENT = 8  # bytes, of the tensors in a safetensors file
+CHECKSUM = "crc32"  # in a file's metadata: of all its tensors, in hexadecimal digits
+PIECE_BYTES = 1 << 20  # of a file, read at once
 SHARED_NAMES = {"gate": "w1", "up": "w3", "down": "w2"}  # of maps whose outer factors experts share
 
 TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<factor>[AB])(\.default)?\.weight")
@@ -181,9 +187,11 @@ def _last_part(model: Model, name: str) -> str:
     return model.adapted[name].map.adapter_module.rpartition(".")[2]
 
 
-def safetensors_header(tensors: Iterable[tuple[str, str, ArrayShape, int]]) -> bytes:
+def safetensors_header(
+    tensors: Iterable[tuple[str, str, ArrayShape, int]], metadata: Mapping[str, str] = MappingProxyType({})
+) -> bytes:
     """Return what precedes tensors in a file, from the name, type, shape and bytes of each, in order."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
     end = 0
     for name, dtype, shape, size in tensors:
         start, end = end, end + size
@@ -196,11 +204,34 @@ def safetensors_header(tensors: Iterable[tuple[str, str, ArrayShape, int]]) -> b
 def write_tensors(
     file: BinaryIO, shapes: Mapping[str, ArrayShape], tensor: Callable[[str], np.ndarray]
 ) -> None:
-    """Write a safetensors file of float32, the same bytes as the library, but one tensor after the other.
+    """Write a safetensors file of float32 as the library does, but one tensor after the other.
 
-    The library builds the whole file in memory, and no other thread runs while it does.
+    The library builds the whole file in memory, and no other thread runs while it does. The metadata also has
+    a checksum.
     """
-    described = ((name, "F32", shapes[name], 4 * math.prod(shapes[name])) for name in sorted(shapes))
-    file.write(safetensors_header(described))
+    described = [(name, "F32", shapes[name], 4 * math.prod(shapes[name])) for name in sorted(shapes)]
+    file.write(safetensors_header(described, {CHECKSUM: _digits(0)}))
+    checksum = 0
     for name in sorted(shapes):
-        file.write(np.ascontiguousarray(tensor(name), "<f4").data)
+        content = np.ascontiguousarray(tensor(name), "<f4").reshape(-1).view(np.uint8).data
+        file.write(content)
+        checksum = zlib.crc32(content, checksum)
+    file.seek(0)
+    file.write(safetensors_header(described, {CHECKSUM: _digits(checksum)}))
+
+
+def is_as_written(file: Path, metadata: Mapping[str, str] | None) -> bool:
+    """Whether the tensors of a file have the checksum of its metadata; also if there is none. Blocks."""
+    expected = (metadata or {}).get(CHECKSUM)
+    if expected is None:
+        return True
+    checksum = 0
+    with file.open("rb") as content:
+        content.seek(int.from_bytes(content.read(8), "little"), os.SEEK_CUR)
+        while piece := content.read(PIECE_BYTES):
+            checksum = zlib.crc32(piece, checksum)
+    return expected == _digits(checksum)
+
+
+def _digits(checksum: int) -> str:
+    return f"{checksum:08x}"

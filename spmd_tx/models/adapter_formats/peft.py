@@ -9,12 +9,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from spmd_tx.durable_files import new_folder, sync
-from spmd_tx.errors import ForeignWeights, MeshError
+from spmd_tx.errors import DamagedWeights, ForeignWeights, MeshError
 from spmd_tx.models.adapter_formats.files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     AdapterModule,
     config_of,
+    is_as_written,
     modules,
     spelling,
     stored_names,
@@ -58,13 +59,15 @@ def is_folder(path: Path) -> bool:
 def read(path: Path, adapter: AdapterSpec, model: Model, rank: int) -> Adapters[np.ndarray]:
     """Return the adapter in fp32, padded with zeros to ``rank``; untrained groups are zero.
 
-    Raises ForeignWeights when the file has other factors than such an adapter, and MeshError when they cannot
-    be read, or are not finite.
+    Raises ForeignWeights when the file has other factors than such an adapter, DamagedWeights when they are
+    not those that were written, or not finite, and MeshError when this host cannot read the file.
     """
     adapters = _zeros(model, rank)
     file = path / WEIGHTS_FILE
     try:
         with safe_open(file, framework="np") as tensors:
+            if not is_as_written(file, tensors.metadata()):
+                raise DamagedWeights(f"{file} is damaged: its weights do not have their checksum")
             stored = stored_names(tensors.keys())
             _check_names(file, set(stored), adapter, model)
             for module in modules(adapter, model):
@@ -76,7 +79,9 @@ def read(path: Path, adapter: AdapterSpec, model: Model, rank: int) -> Adapters[
                     tensor = tensors.get_tensor(stored[spelling(name)])
                     _check(file, name, tensor, shape)
                     factor[...] = tensor
-    except (SafetensorError, OSError) as problem:
+    except SafetensorError as problem:
+        raise DamagedWeights(f"{file} is damaged: {problem}") from problem
+    except OSError as problem:
         raise MeshError(f"cannot read {file}: {problem}") from problem
     return adapters
 
@@ -104,7 +109,7 @@ def _check(file: Path, name: str, factor: np.ndarray, expected: tuple[int, ...])
             f"{file}: {name} has the shape {list(factor.shape)}; in this base model it is {list(expected)}"
         )
     if not np.isfinite(factor).all():
-        raise MeshError(f"{file}: {name} is not finite")
+        raise DamagedWeights(f"{file} is damaged: {name} is not finite")
 
 
 def _check_names(file: Path, stored: set[str], adapter: AdapterSpec, model: Model) -> None:

@@ -95,6 +95,7 @@ class Bench:
         self.shards = shards
         self.rows = rows
         self.refused = set()  # folders that are not loaded
+        self.refuses_damage = False  # because they are damaged
         self.in_flight = deque()
         self.commands = []
         self.results = {}
@@ -135,6 +136,7 @@ class Bench:
             arrays=arrays,
             metrics=metrics,
             refusal=refusal,
+            is_damage=self.refuses_damage,
         )
         self.commands.append(dispatch.command)
         self.in_flight.append((dispatch, reply))

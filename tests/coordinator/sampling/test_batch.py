@@ -9,7 +9,7 @@ from spmd_tx.coordinator.sampling.bank import BASE_MODEL
 from spmd_tx.coordinator.sampling.new_job import OF_THE_PROMPT, draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire.fields import TensorData
-from spmd_tx.errors import InvalidRequest, MeshError
+from spmd_tx.errors import MeshError, NotLoaded
 from spmd_tx.protocol.commands import Decode, Prefill
 from tests.coordinator.sampling.bench import MAX_CONTEXT, PAGE_SIZE, Bench, expected, free_pages, prompt_of
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, draw, score
@@ -173,18 +173,20 @@ def test_rows_of_different_versions_run_side_by_side():
     assert len(bench.sent("load_sampler")) == 2
 
 
-def test_samples_of_a_version_that_workers_do_not_load_fail_and_no_others():
+@pytest.mark.parametrize("fault", ["user", "server"])
+def test_samples_of_a_version_that_workers_do_not_load_fail_and_no_others(fault):
     bench = Bench()
-    bench.refused = {"foreign"}
+    bench.refused, bench.refuses_damage = {"foreign"}, fault == "server"
     for version in ("v1", "foreign"):
         bench.register(version)
         for each in range(3):
             bench.admit(f"{version} {each}", prompt_of(6), version, max_tokens=8, seed=1)
     bench.run()
     assert bench.failures.keys() == {f"foreign {each}" for each in range(3)}
-    assert {each.category for each in bench.failures.values()} == {"user"}
-    with pytest.raises(InvalidRequest, match="not loaded: foreign is of another base model"):
+    assert {each.category for each in bench.failures.values()} == {fault}
+    with pytest.raises(NotLoaded, match="not loaded: foreign is of another base model") as later:
         bench.admit("later", prompt_of(6), "foreign", max_tokens=8)
+    assert later.value.fault == fault
     bench.admit("v1 again", prompt_of(7), "v1", max_tokens=8, seed=2)
     bench.run()
     for each in range(3):

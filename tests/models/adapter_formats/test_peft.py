@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import re
+import zlib
 
 import jax
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.errors import ForeignWeights, MeshError
+from spmd_tx.errors import DamagedWeights, ForeignWeights, MeshError
 from spmd_tx.models.adapter_formats import files as adapter_files
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
@@ -89,13 +90,45 @@ def test_an_adapter_comes_back_without_what_was_not_trained(tmp_path, model, ada
         )
 
 
-def test_the_file_has_the_same_bytes_as_one_of_the_library(tmp_path, mixture):
+def test_the_file_is_that_of_the_library_but_for_a_checksum(tmp_path, mixture):
     for name, model in (("dense", None), ("mixture", mixture)):
         model = model or read_model_config(tiny_model.write(tmp_path / "model", SPEC))
         peft.write(tmp_path / name, random_adapters(model), WHOLE, model, "some/model")
         file = tmp_path / name / peft.WEIGHTS_FILE
         save_file(load_file(file), tmp_path / "library", metadata={"format": "pt"})
-        assert file.read_bytes() == (tmp_path / "library").read_bytes()
+        (header, content), (expected, same) = header_of(file), header_of(tmp_path / "library")
+        assert header.pop("__metadata__") == {"format": "pt", "crc32": f"{zlib.crc32(same):08x}"}
+        assert header == {key: value for key, value in expected.items() if key != "__metadata__"}
+        assert content == same
+
+
+def header_of(file):
+    """The header of a safetensors file, and what is behind it."""
+    stored = file.read_bytes()
+    end = 8 + int.from_bytes(stored[:8], "little")
+    return json.loads(stored[8:end]), stored[end:]
+
+
+def test_no_bit_of_the_weights_may_flip(tmp_path, model):
+    peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, model, "some/model")
+    file = tmp_path / "adapter" / peft.WEIGHTS_FILE
+    stored = file.read_bytes()
+    random, first = np.random.default_rng(0), 8 + int.from_bytes(stored[:8], "little")
+    for place in (first, len(stored) - 1, *random.integers(first, len(stored), 30)):
+        damaged = bytearray(stored)
+        damaged[place] ^= 1 << int(random.integers(8))
+        file.write_bytes(damaged)
+        with pytest.raises(DamagedWeights, match=r"adapter_model.safetensors is damaged: "):
+            peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, -1])
+def test_half_a_file_is_damaged(tmp_path, model, size):
+    peft.write(tmp_path / "adapter", random_adapters(model), WHOLE, model, "some/model")
+    file = tmp_path / "adapter" / peft.WEIGHTS_FILE
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(DamagedWeights, match=r"adapter_model.safetensors is damaged: "):
+        peft.read(tmp_path / "adapter", WHOLE, model, MAX_RANK)
 
 
 def test_the_folder_is_what_peft_expects(tmp_path, model):
@@ -206,7 +239,7 @@ KEY = "base_model.model.lm_head.lora_A.weight"
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        (lambda tensors: tensors[KEY].fill(np.nan), MeshError, "lm_head.lora_A.weight is not finite"),
+        (lambda tensors: tensors[KEY].fill(np.nan), DamagedWeights, "lm_head.lora_A.weight is not finite"),
         (
             lambda tensors: tensors.update({KEY: np.zeros((5, 32), np.float32)}),
             ForeignWeights,
