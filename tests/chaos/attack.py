@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tests.chaos import points
 from tests.chaos.answers import Program
-from tests.chaos.cluster import ROLES, Cluster
+from tests.chaos.cluster import ROLES, SAMPLERS, Cluster
 
 COORDINATOR_POINTS = (
     "row.before",  # a request is about to be written down
@@ -39,6 +39,19 @@ WORKER_POINTS = (
     "writing.after",
 )
 POINTS = (*COORDINATOR_POINTS, *(f"{worker}.{point}" for worker in ("w0", "w1") for point in WORKER_POINTS))
+# A version that is torn: on its way from those who train to those who sample.
+PUBLISHING_POINTS = (
+    "w0.save_sampler.during",
+    "w0.config.before",  # the folder is half written
+    "w0.place.before",  # it is complete, but not yet in its place
+    "w0.place.after",  # it is there, and the coordinator does not know
+    "written.before",
+    "written.after",
+    "sampler.load_sampler.before",
+    "sampler.load_sampler.during",
+    "sampler.load_sampler.after",
+    "sampler.decode.during",
+)
 POINT_SECONDS = 6.0  # until a point that nobody passes is given up
 STUCK_SECONDS = 120.0  # without any answer to a client
 DATABASE = "database"
@@ -56,6 +69,7 @@ class Attack:
         self._random.shuffle(self._points)
         self.kills: Counter[str] = Counter()
         self.cuts: Counter[str] = Counter()
+        self.leavings = 0  # of replicas that were told to end
 
     def run(self, kills: int, kill_database: Callable[[], None] | None) -> None:
         """Kill until enough processes were killed, or the clients are done."""
@@ -83,6 +97,15 @@ class Attack:
             while self.kills[target] == before and not self._is_over():
                 self._kill(target, target)
                 self._pause(0.05)
+
+    def kill_at_each(self, points: Sequence[str]) -> None:
+        """Kill a process at every named point, in random order, and let a replica leave between them."""
+        for point in self._random.sample(points, len(points)):
+            while not self.kills[point] and not self._is_over():
+                self._wait_for_progress(self._random.randint(2, 5))
+                self._kill_at(point)
+            self._wait_for_progress(1)
+            self.leavings += self._cluster.let_leave(self._random.choice(SAMPLERS))
 
     def _is_over(self) -> bool:
         return self._program.is_over() or time.monotonic() > self._deadline

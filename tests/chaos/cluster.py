@@ -1,4 +1,4 @@
-"""Runs a coordinator, an agent and two workers, and restarts what was killed, like a service manager."""
+"""Runs a coordinator, agents and their workers, and restarts what was killed, like a service manager."""
 
 import os
 import signal
@@ -23,12 +23,23 @@ SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=512, max_positions=64
 SECRET = "of the crash tests"
 RESTART_SECONDS = 0.1  # that the service manager takes
 STOP_SECONDS = 60
+LEAVING = 0, -signal.SIGKILL, -signal.SIGTERM  # exit codes; the last one before it knew the signal
 
 COORDINATOR, AGENT, WORKER_0, WORKER_1 = "coordinator", "agent", "worker 0", "worker 1"
 ROLES = COORDINATOR, AGENT, WORKER_0, WORKER_1
 TEACHERS_WORKER = "worker of the teacher"  # where there is one
-PARENTS = {WORKER_0: COORDINATOR, WORKER_1: AGENT, TEACHERS_WORKER: COORDINATOR}
 TEACHER = "teacher"  # its group, and the name of its model
+SAMPLERS = "sampler 0", "sampler 1"  # agents of replicas, where there are some
+SAMPLERS_WORKERS = tuple(f"worker of {agent}" for agent in SAMPLERS)
+PARENTS = {
+    WORKER_0: COORDINATOR,
+    WORKER_1: AGENT,
+    TEACHERS_WORKER: COORDINATOR,
+    **dict(zip(SAMPLERS_WORKERS, SAMPLERS, strict=True)),
+}
+ROLLOUTS = "rollouts"  # the group whose replicas sample
+REPLICAS = f"name={ROLLOUTS},role=sample,replicas={len(SAMPLERS)},kv_cache_tokens=2048"
+POINTS_OF_SAMPLERS = "sampler"  # what the points of their workers begin with
 
 # One compiled shape of every step, so that a worker that starts again is soon at work.
 OPTIONS = {
@@ -48,8 +59,13 @@ OPTIONS = {
 class Cluster:
     """Holds what an operator runs; clients see ``url`` only."""
 
-    def __init__(self, folder: Path, *, has_teacher: bool = False, **options: object) -> None:
-        """``has_teacher`` adds a group of one worker with another model, from which clients sample."""
+    def __init__(
+        self, folder: Path, *, has_teacher: bool = False, has_samplers: bool = False, **options: object
+    ) -> None:
+        """``has_teacher`` adds a group of one worker with another model, from which clients sample.
+
+        ``has_samplers`` adds replicas that sample what the first group trains.
+        """
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
         self.points.mkdir()
         self.data_dir.mkdir()
@@ -62,6 +78,9 @@ class Cluster:
             teacher = tiny_model.write(folder / TEACHER, replace(SPEC, n_layers=1), seed=5)
             pairs = f"name={TEACHER},base_model={teacher},served_model_name={TEACHER},role=sample"
             options |= {"group": f"{pairs},num_processes=1"}
+        if has_samplers:
+            share_compiled_programs(self.data_dir / "groups" / ROLLOUTS)
+            options |= {"group": REPLICAS}
         (folder / "secret").write_text(SECRET)
         options = {
             "base_model": model,
@@ -73,23 +92,19 @@ class Cluster:
             **OPTIONS,
             **options,
         }
+        joins = {"coordinator": f"127.0.0.1:{self.link.port}", "secret_file": folder / "secret"}
         self._commands = {
             COORDINATOR: ["serve", *as_arguments(options)],
-            AGENT: [
-                "worker",
-                *as_arguments(
-                    {
-                        "coordinator": f"127.0.0.1:{self.link.port}",
-                        "process_id": 1,
-                        "secret_file": folder / "secret",
-                    }
-                ),
-            ],
+            AGENT: ["worker", *as_arguments(joins | {"process_id": 1})],
         }
+        if has_samplers:
+            arguments = as_arguments(joins | {"group": ROLLOUTS, "leave_seconds": 4})
+            self._commands |= {agent: ["worker", *arguments] for agent in SAMPLERS}
         self.log = (folder / "log").open("w")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._lock = threading.Lock()  # of the processes
         self._is_over = threading.Event()
+        self._leaving: set[str] = set()  # roles that were asked to end
         self.exits: list[str] = []  # of processes that nobody killed
         self._keeper = threading.Thread(target=self._keep, daemon=True)
 
@@ -116,6 +131,14 @@ class Cluster:
         pids = [pid for role in roles if (pid := self.pid(role)) is not None]
         return sum(_kill(pid) for pid in pids)
 
+    def let_leave(self, role: str) -> bool:
+        """Send SIGTERM to an agent, as a spot host does; return whether it lived. It will start again."""
+        pid = self.pid(role)
+        if pid is not None:
+            self._leaving.add(role)
+            os.kill(pid, signal.SIGTERM)
+        return pid is not None
+
     def check(self) -> None:
         """Assert that nothing has ended but what was killed."""
         assert not self.exits, self.exits
@@ -124,8 +147,8 @@ class Cluster:
         """End everything in order; return the exit codes."""
         self._is_over.set()
         self._keeper.join()
-        for role in (COORDINATOR, AGENT):
-            self._processes[role].send_signal(signal.SIGTERM)
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
         return {role: process.wait(STOP_SECONDS) for role, process in self._processes.items()}
 
     def close(self) -> None:
@@ -148,27 +171,31 @@ class Cluster:
             process = self._processes.get(role)
             if process is not None and process.poll() is None:
                 continue
-            if process is not None and process.returncode != -signal.SIGKILL:
+            expected = LEAVING if role in self._leaving else (-signal.SIGKILL,)
+            if process is not None and process.returncode not in expected:
                 self.exits.append(f"{role} exited with code {process.returncode}")
             print(f"{time.time():.3f} starting {role}", file=self.log, flush=True)
             self._processes[role] = subprocess.Popen(
                 [sys.executable, str(HERE / "faulty_server.py"), *command],
                 stdout=self.log,
                 stderr=self.log,
-                env=environment(self.points),
+                env=environment(self.points, POINTS_OF_SAMPLERS if role in SAMPLERS else ""),
             )
+            self._leaving.discard(role)
 
 
 def share_compiled_programs(data_dir: Path) -> None:
     """Let every worker, in each of its lives, use the same compiled programs."""
     COMPILED.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(parents=True, exist_ok=True)
     (data_dir / "compilation_cache").symlink_to(COMPILED)
 
 
-def environment(points: Path) -> dict[str, str]:
-    """Return the environment of a cluster's processes."""
+def environment(points: Path, name: str = "") -> dict[str, str]:
+    """Return the environment of a cluster's processes; ``name``: what points of workers begin with."""
     ours = {
         "CHAOS_POINTS": str(points),
+        "CHAOS_WORKER": name,
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
     }

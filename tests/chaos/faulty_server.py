@@ -10,6 +10,7 @@ from spmd_tx.cli import main as cli
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
+from spmd_tx.coordinator.checkpoints.writes import Writes
 from spmd_tx.coordinator.mesh.hub import Hub
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -27,6 +28,7 @@ def put_in_points() -> None:
     wrap(Hub, "send", "command")
     wrap(CheckpointCatalog, "complete", "checkpoint")
     wrap(Snapshots, "record", "snapshot")
+    wrap(Writes, "take", "written")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Plays three tenants, determined by the seed and the server's answers."""
+"""Plays tenants, determined by the seed and the server's answers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,8 +108,25 @@ def distilled(service: tinker.ServiceClient, note: Note, seed: int, rounds: int)
     _note_checkpoints(note, trainer, steps=rounds)
 
 
+def in_flight(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Trains, and samples the newest weights with samplers of kind inflight, old ones and new ones."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed + 5).result()
+    random = np.random.default_rng([seed, 5])
+    samplers = list[tinker.SamplingClient]()
+    for number in range(rounds):
+        gradient = trainer.forward_backward(_sequences(random, lengths=(18, 11)), "cross_entropy")
+        step = trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+        samplers.append(trainer.save_weights_and_get_sampling_client(kind="inflight").result())
+        for sampler in {0: samplers[0], -1: samplers[-1]}.values():
+            _note_sample(note, sampler, seed + number)
+    _note_checkpoints(note, trainer, steps=rounds)
+
+
 ALL = (supervised, reinforced, checkpointing)
 WITH_TEACHER = (distilled, reinforced)
+WITH_SAMPLERS = (reinforced, checkpointing, in_flight)
 
 
 def _note_training(note: Note, output: types.ForwardBackwardOutput) -> None:
@@ -121,6 +138,7 @@ def _note_sample(note: Note, sampler: tinker.SamplingClient, seed: int) -> None:
     params = types.SamplingParams(max_tokens=8, seed=seed, stop=[])
     answer = sampler.sample(types.ModelInput.from_ints([1, 2, 3]), 2, params).result()
     note("samples", [list(sequence.tokens) for sequence in answer.sequences])
+    note("sampled logprobs", [list(sequence.logprobs or ()) for sequence in answer.sequences])
 
 
 def _note_checkpoints(note: Note, trainer: tinker.TrainingClient, steps: int) -> None:
