@@ -8,7 +8,7 @@ import msgspec
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.group_names import MAIN, folder_of, template_of
-from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, ParallelSize, Port, TakenBy, declared, flag
+from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, NumberOrAuto, Port, TakenBy, declared, flag
 from spmd_tx.protocol.setup import WorkerRole
 
 PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
@@ -69,7 +69,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "train"
 
     fully_sharded_data_parallel_size: Annotated[
-        ParallelSize,
+        NumberOrAuto,
         Heading("Mesh"),
         "Number of ways to split rows, adapters and optimizer state. The product of this and the next two "
         "sizes is the number of devices; sizes that are auto are chosen so that all devices are used, as "
@@ -77,10 +77,10 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PLAN,
     ] = AUTO
     expert_parallel_size: Annotated[
-        ParallelSize, "Further ways to split rows; the experts of a mixture are split over them.", PLAN
+        NumberOrAuto, "Further ways to split rows; the experts of a mixture are split over them.", PLAN
     ] = AUTO
     tensor_parallel_size: Annotated[
-        ParallelSize, "Number of ways to split the base weights and every matrix product.", PLAN
+        NumberOrAuto, "Number of ways to split the base weights and every matrix product.", PLAN
     ] = AUTO
     shard_base_weights: Annotated[
         Literal["auto", "yes", "no"],
@@ -101,11 +101,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PLAN,
     ] = False
     max_lora_adapters: Annotated[
-        int,
+        NumberOrAuto,
         "LoRA adapters that are on the device at once, for training. Any number of others wait in host "
-        "memory or on disk.",
+        "memory or on disk. auto: 8, or as many of 4, 2 and 1 as there is room for.",
         PLAN,
-    ] = 8
+    ] = AUTO
     max_lora_rank: Annotated[int, "Largest LoRA rank that a client may ask for.", PLAN] = 32
     expert_lora: Annotated[
         Literal["auto", "shared-outer", "per-expert"],
@@ -296,7 +296,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.model_names[0]
 
     @property
-    def parallel_sizes(self) -> tuple[ParallelSize, ParallelSize, ParallelSize]:
+    def parallel_sizes(self) -> tuple[NumberOrAuto, NumberOrAuto, NumberOrAuto]:
         """The sizes of the mesh: fsdp, ep and tp."""
         return (self.fully_sharded_data_parallel_size, self.expert_parallel_size, self.tensor_parallel_size)
 

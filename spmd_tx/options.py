@@ -48,7 +48,7 @@ class Accepts(NamedTuple):
 FROM_ZERO = Accepts(least=0)
 Port = Annotated[int, Accepts(least=0, most=HIGHEST_PORT)]
 ByteSize = Annotated[str, Accepts(is_size=True)]
-ParallelSize = Annotated[int | Literal["auto"], Accepts(may_be_auto=True)]  # auto: by the devices
+NumberOrAuto = Annotated[int | Literal["auto"], Accepts(may_be_auto=True)]  # auto: by the devices
 
 
 class Option(NamedTuple):

@@ -156,8 +156,7 @@ GroupOption = Annotated[
         metavar="name=NAME,base_model=MODEL,...",
         show_default=False,
         help="Serve one more base model beside the first one, with workers of its own; can be repeated. "
-        "docs/groups.md has the options that a group may have. In the file of --config, write each group "
-        "below a line [[groups]].",
+        "docs/groups.md has the options that a group may have, and how the file of --config lists groups.",
         callback=gather_groups,
     ),
 ]
@@ -167,8 +166,8 @@ GroupNameOption = Annotated[
     str,
     typer.Option(
         show_default=False,
-        help="Plan for this group of the [[groups]] in the file of --config. Default: for the first one, "
-        "which the other options describe.",
+        help="Plan for this group of the file of --config. Default: for the first one, which the other "
+        "options describe.",
         callback=find_group,
     ),
 ]

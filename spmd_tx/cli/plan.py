@@ -151,8 +151,10 @@ def read_model(config: ServerConfig) -> Model:
 def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequence[Mesh]) -> Planned:
     """Choose the least tensor parallelism with which training need not compute everything twice.
 
-    Where nothing is trained, it is the least with which the model fits.
+    Where nothing is trained, it is the least with which the model fits. Most training slots come first.
     """
+    from spmd_tx.coordinator.server.worker_setup import training_slots
+
     fitting: list[Planned] = []
     refusals = Refusals(config, devices)
     for mesh in meshes:
@@ -162,13 +164,22 @@ def _choose(config: ServerConfig, model: Model, devices: Devices, meshes: Sequen
             refusals.add(mesh, error)
             continue
         fitting.append(planned)
-        if not config.trains or set(planned.plan.remat.values()) != {"full"}:
-            end = "training need not compute everything twice" if config.trains else "the model fits"
-            why = f"the least tensor parallelism with which {end}"
-            return replace(planned, why=why if len(meshes) > 1 else "the only one for these devices")
-    if fitting:
-        return replace(fitting[0], why="the least tensor parallelism with which the model fits")
-    raise refusals.error()
+        if _worth(planned) == (training_slots(config), True):
+            break
+    if not fitting:
+        raise refusals.error()
+    best = max(fitting, key=_worth)  # the first of equals
+    if len(meshes) == 1:
+        return replace(best, why="the only one for these devices")
+    slots, is_quick = _worth(best)
+    end = "training need not compute everything twice" if config.trains and is_quick else "the model fits"
+    fewer = f" with {slots} adapters in training" if slots < training_slots(config) else ""
+    return replace(best, why=f"the least tensor parallelism with which {end}{fewer}")
+
+
+def _worth(planned: Planned) -> tuple[int, bool]:
+    """How many slots for training there are, and whether it need not compute everything twice."""
+    return planned.plan.adapter_slots, set(planned.plan.remat.values()) != {"full"}
 
 
 def _planned(config: ServerConfig, model: Model, devices: Devices) -> Planned:

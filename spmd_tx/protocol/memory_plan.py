@@ -25,7 +25,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int = 0  # tokens
     device_bytes: int = 0  # usable bytes
     base_bytes: int = 0
-    adapter_bytes: int = 0  # training slots: weights, gradient, two moments
+    adapter_slots: int = 0  # training slots; 0: nothing is trained
+    adapter_bytes: int = 0  # of these: weights, gradient, two moments
     bank_bytes: int = 0  # sampler slots
     cache_bytes: int = 0  # pages of keys and values
     state_slots: int = 0  # for the states of sequences, slot 0 included; 0: the model keeps none
@@ -50,7 +51,8 @@ def uses(plan: MemoryPlan) -> list[tuple[str, int, str]]:
     split = "split over fsdp" if plan.splits_base else ""
     largest = max(plan.step_needs, key=lambda step: plan.step_needs[step], default="")
     states = ("states", plan.state_bytes, f"of {plan.state_slots - 1} sequences and prefixes")
-    training = ("training slots", plan.adapter_bytes, "weights, gradient and two moments in float32")
+    trained = f"{plan.adapter_slots}: weights, gradient and two moments in float32"
+    training = ("training slots", plan.adapter_bytes, trained)
     vision = (
         ("vision tower", plan.tower_bytes, ""),
         ("images", plan.image_bytes, f"of {plan.image_tokens} tokens"),

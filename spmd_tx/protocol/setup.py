@@ -28,6 +28,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     tp: int
     role: WorkerRole = "train"
     adapter_slots: int  # training slots, numbered from 0; 0 where nothing is trained
+    may_have_fewer_slots: bool = False  # for training, if so many do not fit: by halves, and at least one
     bank_slots: int  # sampler bank slots; slot 0 is the base model and never written
     max_rank: int
     # How many copies of the whole model samplers draw from, with the base model itself; 0: adapters are

@@ -153,7 +153,7 @@ def test_every_mesh_is_refused_with_its_own_reason_and_what_would_help(model_dir
     for tp in (3, 6):
         assert f"{6 // tp}, 1, {tp}: --tensor-parallel-size is {tp}, but 32 attention heads cannot" in told
     assert "3, 1, 2 needs the least memory, but this does not fit" in told
-    assert "--max-context-length 10240" in told
+    assert "--max-context-length 20480" in told
     assert told.count("would make it fit") == 1
 
 
@@ -216,8 +216,16 @@ def test_the_table_names_what_a_device_holds(model_dir):
         assert words in ended.stdout
 
 
+def test_where_training_slots_are_left_open_there_are_as_many_as_fit(model_dir):
+    told = json.loads(run(model_dir, "--devices", "1", "--memory-per-device", "40GiB", "--json").stdout)
+    assert told["adapter_slots"] < 8
+    ended = run(model_dir, "--devices", "1", "--memory-per-device", "40GiB", "--max-lora-adapters", "8")
+    assert ended.returncode == 2
+    assert f"--max-lora-adapters {told['adapter_slots']}" in ended.stderr
+
+
 def test_what_does_not_fit_is_refused_with_what_would_help(model_dir):
-    ended = run(model_dir, "--devices", "1", "--memory-per-device", "40GiB")
+    ended = run(model_dir, "--devices", "1", "--memory-per-device", "32GiB")
     assert ended.returncode == 2
     assert "7.5 GiB for base weights" in ended.stderr
     assert "--max-context-length" in ended.stderr

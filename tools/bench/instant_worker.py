@@ -51,7 +51,10 @@ def main() -> int:
     setup = encoding.decode_to_worker(socket.recv())
     assert isinstance(setup, Setup)
     plan = MemoryPlan(
-        pages=PAGES, train_tokens=setup.train_tokens or TRAIN_TOKENS, decode_rows=setup.decode_rows or ROWS
+        pages=PAGES,
+        train_tokens=setup.train_tokens or TRAIN_TOKENS,
+        decode_rows=setup.decode_rows or ROWS,
+        adapter_slots=setup.adapter_slots,
     )
     socket.send(encoding.encode(reports.Ready(**origin, plan=plan, device="1 x nothing")))
     while True:

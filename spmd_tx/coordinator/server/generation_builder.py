@@ -149,7 +149,7 @@ class GenerationBuilder:
             slots=(
                 TrainingSlots(1, until_session_ends=True)
                 if config.full_parameters
-                else TrainingSlots(config.max_lora_adapters)
+                else TrainingSlots(plan.adapter_slots)
             ),
             limits=self.base.limits,
             shapes=replace(training_shapes(config, model.config, model.max_context, plan), kernels=kernels),

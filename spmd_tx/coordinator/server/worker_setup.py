@@ -10,6 +10,8 @@ from spmd_tx.options import AUTO
 from spmd_tx.protocol.commands import SPARE_BANK_SLOTS
 from spmd_tx.protocol.setup import Setup
 
+USUAL_SLOTS = 8  # for training, where there is room for them
+
 
 def make_setup(config: ServerConfig, directory: Path | None, max_context: int, expert_lora: str) -> Setup:
     """Pass on the options that Setup has by the same name, and calculate the rest.
@@ -29,6 +31,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "ep": ep,
         "tp": tp,
         "adapter_slots": training_slots(config),
+        "may_have_fewer_slots": config.max_lora_adapters == AUTO,
         "expert_lora": expert_lora,
         "bank_slots": adapters_at_once(config),
         "max_rank": config.max_rank or 1,
@@ -51,10 +54,12 @@ def compilation_cache(config: ServerConfig) -> Path:
 
 
 def training_slots(config: ServerConfig) -> int:
-    """How many models the device holds for training."""
+    """How many models the device holds for training; workers may choose fewer where it is auto."""
     if not config.trains:
         return 0
-    return 1 if config.full_parameters else config.max_lora_adapters
+    if config.full_parameters:
+        return 1
+    return USUAL_SLOTS if config.max_lora_adapters == AUTO else config.max_lora_adapters
 
 
 def bank_slots(config: ServerConfig) -> int:

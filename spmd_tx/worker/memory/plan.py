@@ -185,6 +185,7 @@ def report(plan: Plan) -> MemoryPlan:
         decode_rows=plan.decode_rows,
         device_bytes=plan.memory.bytes,
         base_bytes=plan.base,
+        adapter_slots=plan.sizes.setup.adapter_slots,
         adapter_bytes=plan.sizes.adapters,
         bank_bytes=plan.sizes.bank,
         cache_bytes=plan.cache,

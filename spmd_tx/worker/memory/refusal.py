@@ -28,11 +28,11 @@ MOST_FSDP = 64
 def make_plan(
     sizes: Sizes, memory: UsableMemory, corrections: Mapping[StepName, float] | None = None
 ) -> Plan:
-    """Return the best plan. Raises DoesNotFit if nothing fits."""
-    plan = best_plan(sizes, memory, corrections)
-    if plan is None:
-        raise refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections))
-    return plan
+    """Return the best plan, with the most slots for training that fit. Raises DoesNotFit if nothing fits."""
+    for sizes in sizes.slot_choices():  # noqa: B020
+        if plan := best_plan(sizes, memory, corrections):
+            return plan
+    raise refusal(sizes, memory, partial(best_plan, memory=memory, corrections=corrections))
 
 
 def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
@@ -47,11 +47,11 @@ def refusal(sizes: Sizes, memory: UsableMemory, fit: Fit) -> DoesNotFit:
         steps = f"steps of {memory.block_tokens(tokens)[-1]} tokens or one row of {sizes.longest_row}"
     wanted = sizes.setup.kv_cache_tokens
     pages = max(sizes.least_pages, -(-wanted // sizes.setup.page_size)) + 1
-    copies, compiling = sizes.setup.full_copies, planner.steps.compiling
+    copies, slots, compiling = sizes.setup.full_copies, sizes.setup.adapter_slots, planner.steps.compiling
     trained = (
         "weights, gradients and moments in fp32"
         if copies
-        else f"{sizes.setup.adapter_slots} training slots of rank {sizes.setup.max_rank}"
+        else f"{slots} training slot{'s' if slots > 1 else ''} of rank {sizes.setup.max_rank}"
     )
     parts = {
         f"{copies} copies of the weights" if copies else "base weights": planner.base,

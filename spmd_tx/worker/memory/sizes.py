@@ -4,12 +4,14 @@ No array is made and no device is needed: an AbstractMesh is enough.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import msgspec
 from jax.sharding import NamedSharding
 from jax.typing import DTypeLike
 
@@ -85,6 +87,13 @@ class Sizes:
         if any(count % fsdp for count in (*self.model.outer_widths, *groups)):
             return [False]
         return [True] if self.whole_base > REPLICATED_SHARE * memory else [False, True]
+
+    def slot_choices(self) -> "Iterator[Sizes]":
+        """Yield these sizes for each number of training slots to try, the most first."""
+        slots = self.setup.adapter_slots
+        yield self
+        while self.setup.may_have_fewer_slots and (slots := slots // 2):
+            yield replace(self, setup=msgspec.structs.replace(self.setup, adapter_slots=slots))
 
     def row_counts(self) -> list[int]:
         """Return how many rows to decode at once: the choices to try, the most first."""

@@ -76,7 +76,12 @@ def work(socket, options, origin, new_device, fails):
     report(reports.Progress, message="loading weights 50 %")
     device = new_device(setup, report)
     report(reports.Progress, message="")
-    plan = MemoryPlan(pages=PAGES, train_tokens=setup.train_tokens or 2048, decode_rows=setup.decode_rows)
+    plan = MemoryPlan(
+        pages=PAGES,
+        train_tokens=setup.train_tokens or 2048,
+        decode_rows=setup.decode_rows,
+        adapter_slots=setup.adapter_slots,
+    )
     report(reports.Ready, plan=plan, device="1 x fake")
     print(f"worker {options.process_id} is ready", flush=True)
     while True:

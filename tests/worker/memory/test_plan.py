@@ -267,6 +267,25 @@ def test_every_remedy_of_a_refusal_helps():
     assert best_plan(replace(server, mesh=abstract_mesh(1, 1, tp)), memory) is not None
 
 
+@pytest.mark.parametrize(("may_be_fewer", "slots"), [(False, None), (True, 16)])
+def test_there_are_fewer_training_slots_by_themselves_where_nobody_asked_for_more(may_be_fewer, slots):
+    server = sizes(adapter_slots=64, may_have_fewer_slots=may_be_fewer)
+    memory = gib(least_memory(server) - 1)
+    if slots is None:
+        with pytest.raises(StartError, match="64 training slots of rank"):
+            make_plan(server, memory)
+    else:
+        plan = make_plan(server, memory)
+        assert plan.sizes.setup.adapter_slots == report(plan).adapter_slots == slots
+        assert best_plan(changed(server, adapter_slots=2 * slots), memory) is None
+        assert plan == make_plan(plan.sizes, memory), "what is compiled aside has the same plan"
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_fewest_training_slots():
+    with pytest.raises(StartError, match="for 1 training slot of rank"):
+        make_plan(sizes(adapter_slots=8, may_have_fewer_slots=True), gib(12))
+
+
 def test_a_context_that_is_too_long_is_refused_with_one_that_fits():
     server = sizes(max_context=40960)
     memory = gib(least_memory(server) - 1)
