@@ -268,11 +268,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = AUTO
 
     image_tokens: Annotated[
-        int,
+        NumberOrAuto,
         FROM_ZERO,
-        "Tokens of images that devices hold, of models that see (Qwen3-VL, Qwen3.5); 0 takes text alone.",
+        "Tokens of images that devices hold, of models that see; auto: of a micro-batch; 0 takes text alone.",
         PLAN,
-    ] = 0
+    ] = AUTO
 
     bounds: Bounds = Bounds()  # on what clients may ask for
     group: str = MAIN  # which group of workers these are the options of

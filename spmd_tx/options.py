@@ -67,7 +67,8 @@ def declared(options: type) -> Iterator[tuple[str, Option]]:
     for name, hint in typing.get_type_hints(options, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         heading = next((mark.text for mark in marks if isinstance(mark, Heading)), heading)
-        accepts = next((mark for mark in marks if isinstance(mark, Accepts)), Accepts())
+        given = [mark for mark in marks if isinstance(mark, Accepts)] or [Accepts()]
+        accepts = given[-1]._replace(may_be_auto=any(mark.may_be_auto for mark in given))
         commands = ("serve", *(mark.name for mark in marks if isinstance(mark, TakenBy)))
         for text in marks:
             if isinstance(text, str):

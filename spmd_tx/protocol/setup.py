@@ -53,7 +53,9 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     loss_processes: int = 2  # that run custom losses, at most
     loss_memory_bytes: int = 8 << 30  # of each of them
     batch_invariant: bool = False  # whether the shapes of programs keep rows' bits apart from their company
-    image_tokens: int = 0  # rows of the pool for tokens of images; 0: text only, and no tower is loaded
+    # Rows of the pool for tokens of images; 0: text only, and no tower is loaded; None: a micro-batch's
+    image_tokens: int | None = 0
+    image_tokens_each: int = 16_384  # maximum of one image
     remat: str = "auto"  # what training computes twice, of remat.REMAT_LEVELS; "auto": by memory
 
     @property

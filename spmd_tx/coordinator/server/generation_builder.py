@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+import msgspec
 from sqlalchemy import update
 
 from spmd_tx.config import ServerConfig
@@ -61,6 +62,8 @@ async def make_plan(mesh: MeshChoice, model: OpenedModel, database: Database) ->
     def completed(config: ServerConfig) -> GenerationPlan:
         check_mesh(config, model.config)
         setup = make_setup(config, model.directory, model.max_context, model.config.expert_lora)
+        if model.images is None:
+            setup = msgspec.structs.replace(setup, image_tokens=0)
         return replace(plan, setup=setup, devices=config.devices_per_process)
 
     async def settle(devices: Sequence[HostDevices]) -> GenerationPlan:

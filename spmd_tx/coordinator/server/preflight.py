@@ -95,7 +95,7 @@ def _check_packed(config: ServerConfig, model: Model) -> None:
 
 def check_sight(config: ServerConfig, model: Model) -> None:
     """Raise StartError if the model cannot take images, and the options ask for it."""
-    if not config.image_tokens:
+    if config.image_tokens in (0, AUTO):
         return
     asked = f"--image-tokens is {config.image_tokens}"
     if model.tower is None:

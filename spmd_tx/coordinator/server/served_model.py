@@ -1,9 +1,11 @@
 """Finds the base model, and checks that the configuration and the data directory fit it."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
@@ -16,7 +18,12 @@ from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_mod
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.errors import StartError, UnreadableModel
+from spmd_tx.images.processor import ImageProcessor
 from spmd_tx.models.config import read_model_config
+from spmd_tx.models.declared.model import Model
+from spmd_tx.options import AUTO
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -63,6 +70,22 @@ def _opened(config: ServerConfig) -> OpenedModel | UnreadableModel:
         return problem
 
 
+def _processor(config: ServerConfig, model: Model, directory: Path) -> ImageProcessor | None:
+    """Return how images are prepared; None: text alone is taken. Raises StartError.
+
+    A model that could see is served without, and with a warning, if nobody has asked for images.
+    """
+    if model.tower is None or config.image_tokens == 0 or config.full_parameters:
+        return None
+    try:
+        return find_processor(directory)
+    except StartError as problem:
+        if config.image_tokens != AUTO:
+            raise
+        logger.warning("%s takes text alone: %s", config.base_model, problem)
+        return None
+
+
 def open_model(config: ServerConfig) -> OpenedModel:
     """Find the model and check that the configuration fits it. Blocks.
 
@@ -80,7 +103,7 @@ def open_model(config: ServerConfig) -> OpenedModel:
     with _reading():
         directory = find_model(config.base_model, config.revision)
         files = fingerprint(directory)
-        images = find_processor(directory) if config.image_tokens else None
+        images = _processor(config, model, directory)
     numbers = check_same_model(config, model, files)
     return OpenedModel(
         directory=directory,

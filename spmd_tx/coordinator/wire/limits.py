@@ -7,7 +7,7 @@ from spmd_tx.errors import InvalidRequest
 from spmd_tx.images.processor import ImageProcessor
 
 DEFAULT_BOUNDS = Bounds()
-WHO_SEES = "(models with a vision tower take images if the operator has set --image-tokens)"
+WHO_SEES = "(models with a vision tower take images unless the operator has set --image-tokens 0)"
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def report(plan: Plan) -> MemoryPlan:
         state_slots=plan.state_slots,
         state_bytes=plan.states,
         tower_bytes=bytes_per_device(plan.sizes.mesh, sight.tower) if sight else 0,
-        image_tokens=plan.sizes.setup.image_tokens if sight else 0,
+        image_tokens=plan.sizes.image_tokens,
         image_bytes=bytes_per_device(plan.sizes.mesh, sight.pool) if sight else 0,
         compiling_bytes=plan.steps.compiling,
         step_bytes=plan.room,

@@ -96,6 +96,8 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
         yield from first("--kv-cache-tokens", [0], lambda value: {"kv_cache_tokens": value})
     if setup.train_tokens and setup.trains:
         yield from first("--train-tokens", [0], lambda value: {"train_tokens": value})
+    if sizes.of_images:
+        yield from first("--image-tokens", [0], lambda value: {"image_tokens": value})
     if not setup.full_copies:  # weights in fewer bits cannot be trained
         yield from _smaller_weights(sizes, fit)
     if setup.shard_base_weights == "no":

@@ -36,6 +36,7 @@ TP_OF_MOST = 4  # but on GPUs where tp is larger, starting operations takes long
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
+MOST_IMAGE_VECTORS = 65536  # of the pool of images' tokens, where its size is left to the server
 KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
 
 
@@ -208,9 +209,21 @@ class Sizes:
         return 1 + rows + (min(rows, KEPT_PROMPTS) if self.setup.batch_invariant else rows)
 
     @cached_property
+    def image_tokens(self) -> int:
+        """The rows of the pool for tokens of images; 0: only text is read."""
+        setup, tower = self.setup, self.model.tower
+        if tower is None:
+            return 0
+        if setup.image_tokens is not None:
+            return setup.image_tokens
+        tokens = max(self.train_tokens(setup.kernels.platform)[0], PREFILL_TOKENS)
+        most = MOST_IMAGE_VECTORS // tower.planes
+        return min(most, max(self.data_shards * tokens, self.most_of_image))
+
+    @cached_property
     def sight(self) -> Sight | None:
         """What it takes to read images; None: only text is read."""
-        tower, rows = self.model.tower, self.setup.image_tokens
+        tower, rows = self.model.tower, self.image_tokens
         return None if tower is None or not rows else sight(tower, rows, self.mesh.shape[TP], self.dtype)
 
     @cached_property
@@ -219,9 +232,14 @@ class Sizes:
         return 0 if self.sight is None else bytes_per_device(self.mesh, self.sight)
 
     @property
+    def most_of_image(self) -> int:
+        """The most tokens of one image."""
+        return min(self.setup.image_tokens_each, self.setup.max_context)
+
+    @property
     def most_patches(self) -> int:
         """The patches of the largest image, padded: its tokens have room in the pool and in the context."""
-        return padded_patches(MERGED * min(self.setup.image_tokens, self.setup.max_context))
+        return padded_patches(MERGED * min(self.image_tokens, self.most_of_image))
 
     @property
     def data_shards(self) -> int:

@@ -42,7 +42,7 @@ class Calls:
         decode, invariant = partial(make_decode, *sampling, setup.decode_steps), setup.batch_invariant
         self._decode = cache(lambda top: decode(top, kernels=kernels, batch_invariant=invariant))
         tower, images = declared.tower, declared.base.images
-        self._encode_images = None
+        self._encode_images, self._sees = None, bool(plan.sizes.image_tokens)
         if tower is not None and images is not None:
             self._encode_images = make_encode_images(model, mesh, tower, images)
         self._copy_pages = make_copy_pages(mesh, declared.cache)
@@ -148,14 +148,14 @@ class Calls:
             shape = (*rows.tokens.shape, self._model.n_layers, self._model.experts_per_token)
             experts = np.full(shape, -1, np.int16)
         places = None
-        if self._setup.image_tokens:  # filled in, too, so that text uses the programs of images
+        if self._sees:  # filled in, too, so that text uses the programs of images
             places = np.repeat(rows.positions[..., None], 3, axis=2) if rows.places is None else rows.places
         return Rows(
             rows.tokens, rows.targets, rows.segments, rows.positions, rows.slots, experts, places=places
         )
 
     def _shifts(self, command: commands.Decode) -> np.ndarray | None:
-        if not self._setup.image_tokens:
+        if not self._sees:
             return None
         return np.zeros_like(command.positions) if command.shifts is None else command.shifts
 

@@ -12,6 +12,7 @@ from spmd_tx.demo.tiny_model import Spec, model_config
 from spmd_tx.errors import StartError
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.families.registry import declare
+from spmd_tx.options import AUTO
 from tests.support import encoded_models
 
 
@@ -86,7 +87,8 @@ def test_images_are_asked_only_of_models_that_can_take_them(family, options, mes
     model, sees = (declare(model_config(Spec(family=each), {})) for each in (family, "qwen3_vl"))
     asked = ServerConfig(base_model="tiny", image_tokens=4096)
     check_sight(asked, sees)
-    check_sight(ServerConfig(base_model="tiny", **options), model)
+    for tokens in (0, AUTO):
+        check_sight(ServerConfig(base_model="tiny", image_tokens=tokens, **options), model)
     with pytest.raises(StartError, match=message):
         check_sight(msgspec.structs.replace(asked, **options), model)
 
