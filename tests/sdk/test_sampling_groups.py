@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import httpx
 import numpy as np
 import pytest
 import tinker
 
+from spmd_tx.coordinator.groups.health import GroupPhase
 from spmd_tx.coordinator.server.preflight import free_port
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens, reinforced
 from tests.sdk.server import (
@@ -30,6 +32,7 @@ from tests.sdk.server import (
 )
 
 ROLLOUTS = "rollouts"
+PHASES = get_args(GroupPhase)
 PROMPTS = [random_tokens(length, seed=3) for length in (6, 30)]
 WANTED = 256  # tokens below are rewarded
 DRAWN = 12  # tokens
@@ -141,9 +144,29 @@ def assert_same_through_a_kill(address: Address, rank: int = 8) -> None:
     found = learn(address, 2, lambda step: address.kill(ROLLOUTS) if step == 1 else None, rank)
     assert_equal(found, expected)
     assert generation_of(address.server, "main") == generation
+    assert_counted(address.server)
     address.server.terminate()
     assert has_sampled(address.server, ROLLOUTS)
     assert list((address.server.data_dir / "versions").iterdir()) == []
+
+
+def assert_counted(server: Server) -> None:
+    """Metrics tell the loss of the group that samples, its state, where samples went, and what was saved."""
+    losses = [metric_of(server, "unannounced_losses_total", group=each) for each in ("main", ROLLOUTS)]
+    assert losses == [0, 1]
+    for group in ("main", ROLLOUTS):
+        states = {state: metric_of(server, "group_state", group=group, state=state) for state in PHASES}
+        assert [state for state, is_it in states.items() if is_it] == ["ready"]
+    assert metric_of(server, "routed_samples_total", group=ROLLOUTS, why="only") > 0
+    assert metric_of(server, "publish_seconds_count", group="main") >= 4
+
+
+def metric_of(server: Server, name: str, **labels: str) -> float:
+    text = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
+    labelled = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    found = re.search(rf"^spmd_tx_{name}{{{labelled}}} (.+)$", text, re.MULTILINE)
+    assert found, f"there is no {name} of {labels}"
+    return float(found[1])
 
 
 def test_samples_of_new_weights_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):

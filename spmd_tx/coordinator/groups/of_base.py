@@ -4,11 +4,11 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from spmd_tx.coordinator.groups.routing import Beginnings, GroupChoice, chosen
+from spmd_tx.coordinator.groups.routing import Beginnings, GroupChoice, RoutedBecause, chosen, why
 from spmd_tx.coordinator.groups.same_numbers import SameNumbers
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Request, read_body
@@ -40,6 +40,14 @@ class Member(Protocol):
     def scheduler(self) -> Scheduler: ...
 
 
+class _Bound(NamedTuple):
+    """Says which group draws a sample, for how many tokens others wait there because of it, and why there."""
+
+    member: Member
+    tokens: int
+    why: RoutedBecause
+
+
 class GroupsOfBase:
     """Holds what the groups of a base model share, and gives each request to one of them.
 
@@ -57,7 +65,7 @@ class GroupsOfBase:
         self._count = len(roles)
         self._log = log
         self.store = store
-        self.siblings = Siblings()
+        self.siblings = Siblings(self._ran_dry)
         self.numbers = numbers
         self._members: list[Member] = []
         self._beginnings = Beginnings()
@@ -95,8 +103,9 @@ class GroupsOfBase:
         if self._count == 1:
             self._members[0].scheduler.arrive(request)
         elif request.kind == "sample":
-            member, tokens = self._bound(request)
-            member.scheduler.arrive(request, tokens)
+            bound = self._bound(request)
+            metrics.ROUTED_SAMPLES.labels(bound.member.name, bound.why).inc()
+            bound.member.scheduler.arrive(request, bound.tokens)
         else:
             for member in self._members:
                 if member.name == self._trainer:
@@ -117,11 +126,26 @@ class GroupsOfBase:
                 continue
             if not other.is_ready or (other.trains and not member.trains):
                 self._move(other, other.scheduler.movable(), "joined")
+        if not member.trains:
+            self._relieve(member, "joined")
+
+    def _ran_dry(self) -> None:
+        """Let groups that have no samples left take some of others, once what ended them is done."""
+        if self._count > 1:
+            asyncio.get_running_loop().call_soon(self._relieve_idle)
+
+    def _relieve_idle(self) -> None:
+        for member in self._members:
+            if member.is_ready and not member.trains and not member.scheduler.has_samples:
+                self._relieve(member, "idle")
+
+    def _relieve(self, member: Member, reason: str) -> None:
+        """Choose once more where the newer half of the longest line is drawn."""
         others = [each for each in self._members if each.is_ready and not each.trains and each is not member]
-        if others and not member.trains:
+        if others:
             busiest = max(others, key=lambda each: each.scheduler.waiting_tokens)
             waiting = busiest.scheduler.movable()
-            self._move(busiest, waiting[len(waiting) - len(waiting) // 2 :], "joined")
+            self._move(busiest, waiting[len(waiting) // 2 :], reason)
 
     def leaves(self, member: Member) -> None:
         """Let others begin what a group has not begun, whose workers will leave."""
@@ -134,19 +158,21 @@ class GroupsOfBase:
         self._move(member, member.scheduler.movable(), "lost")
         asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._look_after, member)
 
-    def _move(self, member: Member, requests: Iterable[Request], why: str, *, suspects: bool = False) -> None:
+    def _move(
+        self, member: Member, requests: Iterable[Request], reason: str, *, suspects: bool = False
+    ) -> None:
         moved = 0
         if not any(each.is_ready for each in self._members if each is not member):
             return
         for request in requests:
-            target, tokens = self._bound(request)
-            if target is member:
+            bound = self._bound(request)
+            if bound.member is member:
                 continue
             job = member.scheduler.hand_over(request)
-            target.scheduler.take_over(request, job, tokens, is_suspect=suspects)
+            bound.member.scheduler.take_over(request, job, bound.tokens, is_suspect=suspects)
             moved += 1
         if moved:
-            metrics.MOVED_SAMPLES.labels(why).inc(moved)
+            metrics.MOVED_SAMPLES.labels(reason).inc(moved)
             logger.info("%d samples of %s go on elsewhere", moved, member.name)
 
     def _look_after(self, member: Member) -> None:
@@ -164,13 +190,13 @@ class GroupsOfBase:
 
     # --- which group ----------------------------------------------------------------------------------
 
-    def _bound(self, request: Request) -> tuple[Member, int]:
-        """Choose the group for a sample, and say for how many tokens others wait there because of it."""
+    def _bound(self, request: Request) -> _Bound:
+        """Choose the group for a sample."""
         tokens = self._log.samples.tokens_of(request.id)
         able = [each for each in self._members if each.is_ready]
         if len(able) < 2:
             choices = [GroupChoice(each.trains, each.is_ready, SampleOffer()) for each in self._members]
-            return self._members[chosen(choices)], tokens
+            return _Bound(self._members[chosen(choices)], tokens, "only")
         prompt, now = self._prompt(request), asyncio.get_running_loop().time()
         begins = np.asarray(prompt[:BEGINNING], "<i4").tobytes()
         beginning = blake2b(request.line.encode() + b"\0" + begins, digest_size=16).digest()
@@ -186,7 +212,10 @@ class GroupsOfBase:
         index = chosen(choices)
         member, drawn = self._members[index], max(0, tokens - len(prompt))
         self._beginnings.note(beginning, member.name, now)
-        return member, drawn + choices[index].offer.reading
+        because = why(choices, index)
+        if because != "only" and member.name == together:
+            because = "together"
+        return _Bound(member, drawn + choices[index].offer.reading, because)
 
     def _prompt(self, request: Request) -> Sequence[int]:
         """Return the tokens of a sample's prompt, if its body is at hand.

@@ -2,12 +2,16 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
 
 KEPT_TOGETHER_SECONDS = 10.0  # samples that begin alike, which find their prompt in one cache
 MOST_BEGINNINGS = 4096  # that are remembered
+
+
+RoutedBecause = Literal["only", "waiting", "cached", "together"]
 
 
 class GroupChoice(NamedTuple):
@@ -19,7 +23,12 @@ class GroupChoice(NamedTuple):
 
 
 def chosen(choices: Sequence[GroupChoice]) -> int:
-    """Return the index of the group for a sample.
+    """Return the index of the group for a sample: of those that may take it, the first that would draw."""
+    return min(_candidates(choices), key=lambda index: choices[index].offer.seconds)
+
+
+def _candidates(choices: Sequence[GroupChoice]) -> list[int]:
+    """Return the indices of the groups that may take a sample.
 
     A group that trains samples only while no other one is ready. Where none is ready, the sample waits for
     one that only samples.
@@ -28,8 +37,16 @@ def chosen(choices: Sequence[GroupChoice]) -> int:
     only_sample = [not choice.trains for choice in choices]
     both = [ready and only for ready, only in zip(able, only_sample, strict=True)]
     wanted = next((each for each in (both, able, only_sample) if any(each)), [True] * len(choices))
-    candidates = [index for index, is_wanted in enumerate(wanted) if is_wanted]
-    return min(candidates, key=lambda index: choices[index].offer.seconds)
+    return [index for index, is_wanted in enumerate(wanted) if is_wanted]
+
+
+def why(choices: Sequence[GroupChoice], index: int) -> RoutedBecause:
+    """Say what has made a group the first: its line, or its prefix cache."""
+    if len(_candidates(choices)) == 1:
+        return "only"
+    most = max(choice.offer.unread for choice in choices)
+    without_caches = [choice._replace(offer=replace(choice.offer, unread=most)) for choice in choices]
+    return "waiting" if chosen(without_caches) == index else "cached"
 
 
 class Beginnings:

@@ -126,6 +126,8 @@ class Generations:
         fruitless = 0
         while True:
             loss, was_fruitful = await self._run_one(work)
+            if not loss.cause.was_announced:
+                metrics.UNANNOUNCED_LOSSES.labels(metrics.group()).inc()
             if was_fruitful:
                 fruitless = 0
             elif loss.cause.suspicion not in NO_LOOPS and not self._was_expected(loss):

@@ -51,6 +51,7 @@ class LossSign:
     last_lines: tuple[str, ...] = ()
     is_final: bool = False  # it would happen again, whatever the requests
     orders: Collection[int] | None = ()  # compile orders, one of which may be the cause; None: any may be
+    was_announced: bool = False  # by the agent, which had to leave
     is_explained: bool = False  # by the worker itself, in a Failure that may still be on its way
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
@@ -207,7 +207,7 @@ class AgentRoster:
         agent = self._agents.get(process)
         if agent is not None:
             self._tell(agent, Quit())
-            self._drop(process, "has left, as it had announced")
+            self._drop(process, "has left, as it had announced", was_announced=True)
 
     def quit(self) -> None:
         """Order all agents to end."""
@@ -293,11 +293,12 @@ class AgentRoster:
         first = sharing.index(process) * self._devices
         return list(range(first, first + self._devices))
 
-    def _drop(self, process: int, what: str) -> None:
+    def _drop(self, process: int, what: str, *, was_announced: bool = False) -> None:
         """Forget an agent. Its worker is lost, too: a worker dies with its agent, or with the connection."""
         agent = self._agents.pop(process)
         if agent.runs is not None:
-            self._on_sign(of_agent(process, agent.hello.host, what))
+            sign = of_agent(process, agent.hello.host, what)
+            self._on_sign(replace(sign, was_announced=was_announced))
         self._change.set()
 
     def _tell(self, agent: _Agent, order: AnyOrder) -> bool:

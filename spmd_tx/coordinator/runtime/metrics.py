@@ -1,5 +1,6 @@
 """The coordinator's Prometheus metrics. Whichever module knows a number sets it here."""
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -62,6 +63,11 @@ LONGEST_LOOP_STALL = gauge("spmd_tx_event_loop_longest_stall_seconds", "The long
 GENERATION = gauge("spmd_tx_generation", "Number of the present generation of workers.", ["group"])
 GENERATIONS = counter(
     "spmd_tx_generations", "Generations of workers that this server has started.", ["group"]
+)
+UNANNOUNCED_LOSSES = counter(
+    "spmd_tx_unannounced_losses",
+    "Generations of workers that ended, unless a worker of them left after SIGTERM.",
+    ["group"],
 )
 REPLAYED_REQUESTS = counter(
     "spmd_tx_replayed_requests", "Requests that were run again to restore a model.", ["group"]
@@ -148,8 +154,23 @@ GROUP_WAITING_TOKENS = gauge(
 MOVED_SAMPLES = counter(
     "spmd_tx_moved_samples",
     "Samples that went on with another group of their base model, by why: their group was lost, or is "
-    "leaving, another one joined, or theirs did not come back (abandoned).",
+    "leaving, another one joined or had none left (idle), or theirs did not come back (abandoned).",
     ["why"],
+)
+ROUTED_SAMPLES = counter(
+    "spmd_tx_routed_samples",
+    "Samples that were bound to a group on arrival, by why: it was the only one that was ready, it had the "
+    "least waiting, its prefix cache had more of the prompt (cached), or others that begin alike were there.",
+    ["group", "why"],
+)
+PUBLISH_SECONDS = histogram(
+    "spmd_tx_publish_seconds",
+    "Seconds from the command that saves weights until other groups can load them.",
+    ["group"],
+    buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60),
+)
+GROUP_STATE = gauge(
+    "spmd_tx_group_state", "1 for the state in which a group is, as in /healthz.", ["group", "state"]
 )
 
 PLANNED_BYTES = gauge(
@@ -171,10 +192,16 @@ def show_group(name: str) -> None:
     """Publish the counters of a group before it counts anything, so that their first step is seen, too."""
     for family in (
         *(GENERATIONS, REPLAYED_REQUESTS, REPLAY_DIGEST_MISMATCHES, SNAPSHOT_SECONDS),
-        *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES),
+        *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES, UNANNOUNCED_LOSSES),
     ):
         family.labels(name)
     GROUP_READY.labels(name).set(0)
+
+
+def follow_state(name: str, states: Iterable[str], state: Callable[[], str]) -> None:
+    """Publish which of some states a group is in, from now on."""
+    for each in states:
+        GROUP_STATE.labels(name, each).set_function(lambda each=each: state() == each)
 
 
 def show_plan(plan: MemoryPlan) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spmd_tx.coordinator.catalog.catalog import sampler_id
+from spmd_tx.coordinator.checkpoints.writes import Writing
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.containment import contained
 from spmd_tx.coordinator.runtime.folder_names import readable
 from spmd_tx.coordinator.sampling.bank import VersionKey
@@ -113,6 +115,19 @@ class VersionStore:
         if seq_id is not None:
             self._news.setdefault(model_id, _News(session_id)).written[seq_id] = version
         self._wake()
+
+    def timed(self, writing: Writing) -> Writing:
+        """Measure how long it takes from now until a folder is complete that other groups will load."""
+        loop, label = asyncio.get_running_loop(), metrics.group()
+        begun = loop.time()
+
+        def observe(writing: Writing) -> None:
+            if not writing.cancelled() and writing.exception() is None and writing.result() is None:
+                metrics.PUBLISH_SECONDS.labels(label).observe(loop.time() - begun)
+
+        if self.is_shared:
+            writing.add_done_callback(observe)
+        return writing
 
     def newest(self, model_id: str) -> VersionKey | None:
         """Return a model's newest inflight version with a folder; None: it is not known to be the newest."""

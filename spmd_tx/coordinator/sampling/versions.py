@@ -168,7 +168,7 @@ class Versions:
 
     def _expect(self, model_id: str, version: VersionKey, folder: Path) -> None:
         """Expect the folder of a version. Call this before the command that has it written is sent."""
-        writing = self._writing[version] = self._writes.expect(folder)
+        writing = self._writing[version] = self.store.timed(self._writes.expect(folder))
         weights = self._bank.weights(version)
         writing.add_done_callback(partial(self._note_written, model_id, version, weights, folder))
 

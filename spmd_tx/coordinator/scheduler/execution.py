@@ -132,14 +132,14 @@ class Execution:
         """Let go of a sample that has not begun; return what is known of it."""
         return self._sampling.withdraw(request.id)
 
-    def offer(self, request: Request, prompt: Sequence[int]) -> SampleOffer:
-        """Say what to expect of a sample."""
+    def offer(self, request: Request, prompt: Sequence[int], waiting: int) -> SampleOffer:
+        """Say what to expect of a sample, before which so many tokens are drawn."""
         version = self._versions.known(request.line)
         seconds, rows = self._dispatcher.seconds, self._sampling.rows
         step, read = seconds.of_token("decode"), seconds.of_token("prefill")
         cached = self._sampling.cached_tokens(version, request.session_id, prompt) if version else 0
         return SampleOffer(
-            waiting=self._table.sample_tokens,
+            waiting=waiting,
             unread=len(prompt) - cached,
             draws=rows / step if step else FIRST_SPEED,
             reads=1 / read if read else FIRST_SPEED,
@@ -341,6 +341,8 @@ class Execution:
             self._answer(request, outcome)
             if state.dangers:
                 self._wake()  # others waited for it
+            if request.kind == "sample" and not self._table.sample_tokens:
+                self._siblings.ran_dry()
 
     def _answer(self, request: Request, outcome: Outcome) -> None:
         self._log.resolve(request.id, outcome)

@@ -151,9 +151,10 @@ class Scheduler:
 
     def offer(self, request: Request, prompt: Sequence[int]) -> SampleOffer:
         """Say what to expect of a sample here; ``prompt`` is what the prefix cache may lack of it."""
+        waiting = self._table.sample_tokens_besides(request.id)
         if self._execution is None:
-            return SampleOffer(self._table.sample_tokens, len(prompt))
-        return self._execution.offer(request, prompt)
+            return SampleOffer(waiting, len(prompt))
+        return self._execution.offer(request, prompt, waiting)
 
     async def judge(self) -> None:
         """Count the loss of the last workers for those that were under way, unless that was done."""

@@ -1,5 +1,9 @@
-"""The schedulers of the groups of one base model, which know together when a session is over."""
+"""The schedulers of the groups of one base model, which know together when a session is over.
 
+One that has no samples left may take some that wait for another one.
+"""
+
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -27,8 +31,10 @@ class Sibling(Protocol):
 class Siblings:
     """Holds them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, ran_dry: Callable[[], None] = lambda: None) -> None:
+        """``ran_dry`` is called when one has answered its last sample."""
         self._all: list[Sibling] = []
+        self.ran_dry = ran_dry
 
     def join(self, sibling: Sibling) -> None:
         self._all.append(sibling)

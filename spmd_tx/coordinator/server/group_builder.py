@@ -4,7 +4,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
@@ -12,7 +12,7 @@ from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.groups.group import WorkerGroup
-from spmd_tx.coordinator.groups.health import GroupHealth
+from spmd_tx.coordinator.groups.health import GroupHealth, GroupPhase
 from spmd_tx.coordinator.groups.of_base import GroupsOfBase
 from spmd_tx.coordinator.groups.router import key_of
 from spmd_tx.coordinator.http.services import Stores
@@ -123,6 +123,7 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
         stores.queue, stores.catalog, snapshots, builder.make, clock, shared.quarantine, scheduled
     )
     metrics.GROUP_WAITING_TOKENS.labels(config.group).set_function(lambda: scheduler.waiting_tokens)
+    metrics.follow_state(config.group, get_args(GroupPhase), lambda: health.state)
     if model.numbers is not None and config.trains == base.is_trainable:
         steps, ranks = await scheduler.steps_to_run_again(), await stores.catalog.ranks()
         await asyncio.to_thread(model.numbers.settle, steps, ranks)

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.groups.group import WorkerGroup
+from spmd_tx.coordinator.groups.health import GroupPhase
 from spmd_tx.coordinator.groups.late_groups import LateGroup
 from spmd_tx.coordinator.groups.router import Router
 from spmd_tx.coordinator.mesh.reception import Reception
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.server.base_records import history_of, known_bases
 from spmd_tx.coordinator.server.group_builder import OpenedGroup, SharedParts, open_group
 from spmd_tx.coordinator.server.health import ServerHealth
@@ -34,7 +36,9 @@ async def sort_groups(
     for group, model in zip(config.all_groups, models, strict=True):
         if isinstance(model, UnreadableModel):
             history = await asyncio.to_thread(history_of, group)
-            found.late.append(LateGroup(group, history, str(model)))
+            late = LateGroup(group, history, str(model))
+            metrics.follow_state(group.group, get_args(GroupPhase), lambda late=late: late.state)
+            found.late.append(late)
         else:
             found.opened.append(await bases.of(group, model))
     return found

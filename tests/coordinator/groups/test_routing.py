@@ -7,6 +7,7 @@ from spmd_tx.coordinator.groups.routing import (
     Beginnings,
     GroupChoice,
     chosen,
+    why,
 )
 from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
 
@@ -76,3 +77,14 @@ def test_samples_that_begin_alike_are_kept_together_for_some_seconds():
     for number in range(MOST_BEGINNINGS):
         beginnings.note(number.to_bytes(4, "little"), "y", now=1.0)
     assert beginnings.group_of(b"a", now=1.0) is None, "nothing grows forever"
+
+
+def test_a_choice_says_what_decided_it():
+    def choices(*offers):
+        return [GroupChoice(False, True, offer) for offer in offers]
+
+    short, cached = SampleOffer(100, unread=1000), SampleOffer(900, unread=100)
+    assert why(choices(short, cached), chosen(choices(short, cached))) == "cached"
+    longer = SampleOffer(2000, unread=100)
+    assert why(choices(short, longer), chosen(choices(short, longer))) == "waiting"
+    assert why([GroupChoice(True, True, short), GroupChoice(False, True, longer)], 1) == "only"

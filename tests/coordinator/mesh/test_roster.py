@@ -236,5 +236,6 @@ async def test_an_agent_that_has_to_leave_is_told_to_end_when_it_is_let_go(roste
     assert [each for each in network.told[agents[1]] if isinstance(each, Quit)] == [Quit()]
     (sign,) = roster.signs
     assert "worker 1 on node-a has left, as it had announced" in sign.text
+    assert sign.was_announced
     assert not sign.by_command
     assert roster.absent() == [1]

@@ -8,6 +8,7 @@ from hypothesis.stateful import precondition, rule, run_state_machine_as_test
 
 from spmd_tx.coordinator.groups import routing
 from spmd_tx.coordinator.requests.records import Failed
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds
 from tests.coordinator.recovery.bench import SimulatedGroup, lost
 from tests.coordinator.recovery.oracle import Asked
@@ -169,6 +170,10 @@ class Conversations(Fleet):
         (group,) = (each for each in self.coordinator.groups if each.scheduler.holds(asked.request_id))
         return group
 
+    def held(self, group: SimulatedGroup) -> int:
+        """Count the samples that a group has."""
+        return len(group.scheduler.samples())
+
     async def send(self, asked: Asked, tokens: int) -> None:
         """Submit a sample as routes do, which say how many tokens it takes at most."""
         asked.request_id = await self.coordinator.queue.submit(
@@ -221,3 +226,45 @@ def test_prompts_that_wait_count_for_as_long_as_it_takes_to_read_them(conversati
     assert [story.turn(SECOND, count=2), story.turn(FIRST)] == [story.sampler(0), story.sampler(1)]
     went = [story.turn([number, *range(150, 190)], count=2) for number in range(3)]
     assert went == [story.sampler(0)] * 3
+
+
+def test_a_group_without_samples_takes_some_that_wait_for_another_one(conversations):
+    story = conversations
+    moved, routed = (
+        metric.labels(*labels)
+        for metric, labels in (
+            (metrics.MOVED_SAMPLES, ["idle"]),
+            (metrics.ROUTED_SAMPLES, ["sampler-0", "waiting"]),
+        )
+    )
+    before = moved._value.get(), routed._value.get()
+    went = [story.turn([number, *range(150, 190)]) for number in range(16)]
+    idle, busy = story.sampler(0), story.sampler(1)
+    assert (went.count(idle), went.count(busy)) == (8, 8)
+    assert routed._value.get() - before[1] == 8
+    begun, waiting = story.held(busy), len(busy.scheduler.movable())
+    assert 1 < waiting < begun
+    while moved._value.get() == before[0]:
+        assert idle.workers.finish(1), "it has taken nothing"
+        story.wait_for(story.settle())
+    assert len(busy.scheduler.movable()) == waiting // 2
+    assert story.held(idle) == moved._value.get() - before[0] == waiting - waiting // 2
+    story.finish_everything()
+    story.answers_are_right()
+
+
+def test_what_waits_stays_where_its_prompt_was_read_when_another_group_is_idle(conversations, monkeypatch):
+    story = conversations
+    monkeypatch.setitem(SPEEDS, "prefill", 1.0)
+    monkeypatch.setattr(routing, "KEPT_TOGETHER_SECONDS", 1e6)
+    assert [story.turn(prompt) for prompt in (SECOND, FIRST)] == [story.sampler(0), story.sampler(1)]
+    story.finish_everything()
+    went = [story.turn(prompt) for prompt in (SECOND, *[FIRST] * 9)]
+    assert went == [story.sampler(0), *[story.sampler(1)] * 9]
+    waiting = len(story.sampler(1).scheduler.movable())
+    assert waiting > 1
+    while story.held(story.sampler(0)):
+        assert story.sampler(0).workers.finish(1)
+        story.wait_for(story.settle())
+    assert len(story.sampler(1).scheduler.movable()) == waiting
+    story.finish_everything()
