@@ -50,7 +50,7 @@ from tests.coordinator.sampling.bench import MODEL, Words
 Session = AbstractAsyncContextManager[AsyncSession]
 
 PAGES = 64
-PLAN = MemoryPlan(pages=PAGES, train_tokens=128, decode_rows=4)
+PLAN = MemoryPlan(pages=PAGES, train_tokens=128, decode_rows=4, adapter_slots=2)
 DELAYS = itertools.cycle([0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.002])  # seconds
 CONTEXT = 64  # tokens
 TRAINER = "trainer"
