@@ -3,17 +3,20 @@
 import os
 import resource
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
 NICENESS = 5  # so that work for other clients goes first
 LOWEST = 19  # niceness
+SESSION = Path("/proc/self/autogroup")  # the niceness of all processes of a session, against other sessions
+SESSION_TRIES, SESSION_SECONDS = 5, 0.1  # the kernel takes one change in this time from all who are not root
 FIRST_VICTIM = "1000"  # oom_score_adj: the kernel kills it first if the host runs out of memory
 
 
 def be_modest() -> None:
     """Lower this process's priority, let it be killed first when memory runs out, and write no core dumps."""
-    os.nice(NICENESS)
+    _yield_to_others(NICENESS)
     _be_the_first_victim()
 
 
@@ -22,11 +25,31 @@ def be_idle() -> None:
 
     The threads that the calling thread starts from now on inherit it.
     """
-    os.nice(LOWEST)
+    _yield_to_others(LOWEST)
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     _be_the_first_victim()
+
+
+def _yield_to_others(niceness: int) -> None:
+    """Lower the priority in this process's session, and that of the session if the process leads it.
+
+    Where the kernel groups processes by their sessions, the niceness of a process counts only within its own.
+    """
+    os.nice(niceness)
+    if sys.platform == "linux" and os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            _nice_session(niceness)
+
+
+def _nice_session(niceness: int) -> None:
+    for _ in range(SESSION_TRIES):
+        try:
+            SESSION.write_text(str(niceness))
+            return
+        except BlockingIOError:
+            time.sleep(SESSION_SECONDS)
 
 
 def _be_the_first_victim() -> None:

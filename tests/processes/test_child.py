@@ -9,6 +9,7 @@ import pytest
 from spmd_tx.errors import Abandoned, ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, LastingChild, call_outside
 from spmd_tx.processes.child_messages import LENGTH_BYTES, Broke, encode
+from spmd_tx.processes.modest import NICENESS
 
 SECONDS = 60.0
 ENOUGH = Allowance(SECONDS)
@@ -126,6 +127,8 @@ async def test_a_child_has_limits_and_nothing_that_it_does_not_need(monkeypatch)
     assert found["stdin"] == b""
     assert found["limits"] == {"RLIMIT_CORE": [0, 0], "RLIMIT_AS": [1 << 30, 1 << 30]}
     assert found["oom_score_adj"] == "1000"
+    assert found["niceness"] == NICENESS
+    assert not found["session"] or found["session"].endswith(f"nice {NICENESS}")
     assert found["descriptors"] <= 6  # its standard ones, the answer, and the listing itself
 
 

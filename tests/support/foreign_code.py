@@ -84,12 +84,20 @@ def surroundings() -> dict:
         "environment": dict(os.environ),
         "stdin": sys.stdin.buffer.read(),
         "limits": limits,
+        "niceness": os.nice(0),
+        "session": _session(),
         "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         "processor_seconds": resource.getrlimit(resource.RLIMIT_CPU),
         "used": time.process_time(),
         "pid": os.getpid(),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
+
+
+def _session() -> str:
+    """Return the kernel's name of this session, with its niceness; "" if it does not group processes."""
+    file = Path("/proc/self/autogroup")
+    return file.read_text().strip() if file.exists() else ""
 
 
 def end_of_each(recipients: list[str]) -> list[str]:
