@@ -60,7 +60,7 @@ cookbook: .venv/installed .venv-cookbook/hub ## run recipes of tinker-cookbook, 
 	.venv/bin/pytest -s -m cookbook tests/cookbook $(ARGS)
 
 docs: .venv/installed .venv-docs/installed ## build the documentation site into site/, without warnings (installs mkdocs)
-	.venv/bin/python -m tests.write_openapi docs/reference/openapi.json
+	.venv/bin/python -m tests.write_openapi docs/reference/openapi
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
 	@echo "open site/index.html"
 

@@ -29,6 +29,16 @@ def test_every_route_says_what_it_does():
             assert operation["summary"].endswith("."), path
 
 
+def test_every_route_is_on_one_page_with_the_types_that_it_uses():
+    pages, whole = write_openapi.parts(), write_openapi.document()
+    assert sorted(path for page in pages.values() for path in page["paths"]) == sorted(whole["paths"])
+    for name, page in pages.items():
+        assert page["paths"]
+        types = page["components"]["schemas"]
+        assert write_openapi.types_in(page["paths"], types) == set(types)
+        assert (ROOT / "docs" / "reference" / f"http_{name}.md").exists()
+
+
 def test_figures_are_drawn_from_the_tables_of_today():
     for name, svg in write_figures.figures().items():
         assert (ROOT / "docs" / name).read_text() == svg, f"run: {write_figures.COMMAND}"

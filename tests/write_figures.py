@@ -1,4 +1,4 @@
-"""Draws the figures of docs/performance.md and docs/performance_calculated.md from their tables.
+"""Draws the figures of docs/performance_measured.md and docs/performance_calculated.md from their tables.
 
 Usage: python -m tests.write_figures
 """
@@ -16,7 +16,7 @@ ROLES = ("train", "prefill", "decode")
 
 def figures() -> dict[str, str]:
     """The SVG of each figure, by its file's name."""
-    drawn = {"performance_peer.svg": peer(table("performance.md", "make bench"))}
+    drawn = {"performance_peer.svg": peer(table("performance_measured.md", "make bench"))}
     for role in ROLES:
         drawn[f"performance_{role}.svg"] = calculated(table("performance_calculated.md", "make aot"), role)
     return drawn

@@ -18,7 +18,7 @@ from typing import Any
 from tools.bench import figures, models, tables
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "performance_measured.md"
 PEER_PYTHON = ROOT / ".venv-peer" / "bin" / "python"
 VERSIONS = (
     "import platform, importlib.metadata as m, sys; "
@@ -160,7 +160,9 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         help="programs that ours has compiled in an earlier run; its cold start is not measured then",
     )
-    parser.add_argument("--publish", action="store_true", help="put the table into docs/performance.md")
+    parser.add_argument(
+        "--publish", action="store_true", help="put the table into docs/performance_measured.md"
+    )
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON)
     arguments = parser.parse_args()
     given = {name for name, value in vars(arguments).items() if value != parser.get_default(name)}
