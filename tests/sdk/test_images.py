@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from functools import partial
 
 import anthropic
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -118,6 +119,31 @@ def test_a_chat_reads_the_pictures_that_its_template_places(server, service):
         blind = chat(messages=[{"role": "user", "content": [parts[0], parts[2]]}])
     assert seen.usage.prompt_tokens == blind.usage.prompt_tokens + TOKENS[SQUARE] + 2  # with begin and end
     assert seen.usage.completion_tokens > 0
+
+
+def test_a_trajectory_with_pictures_is_trained_on_as_it_was_sampled(server, service):
+    url = "data:image/png;base64," + base64.b64encode(SQUARE).decode()
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    said = [{"role": "user", "content": [{"type": "text", "text": "What?"}, picture]}]
+    with openai.OpenAI(base_url=f"{server.url}/oai/api/in/seen/v1", api_key="tml-test") as client:
+        ask = partial(client.chat.completions.create, model=BASE_MODEL, max_tokens=8, seed=1)
+        said.append({"role": "assistant", "content": ask(messages=said).choices[0].message.content})
+        ask(messages=[*said, {"role": "user", "content": [picture, {"type": "text", "text": "And?"}]}])
+    with httpx.Client(base_url=f"{server.url}/api/v1", headers={"x-api-key": "tml-test"}) as client:
+        answer = client.post("trajectories/sequences", json={"name": "seen", "leaves": "last"})
+    (*_, segment) = answer.raise_for_status().json()["segments"]
+
+    chunks, at = list[types.ModelInputChunk](), 0
+    for each in segment["images"]:
+        file = base64.b64decode(each["data"])
+        chunks += [types.EncodedTextChunk(tokens=segment["tokens"][at : each["start"]]), image(file)]
+        at = each["start"] + each["length"]
+    chunks.append(types.EncodedTextChunk(tokens=segment["tokens"][at:]))
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+    trained, sampled = logprobs(trainer, chunks), np.array(segment["sampled"])
+    assert sampled.sum() >= 8
+    expected = np.array(segment["logprobs"])[sampled]
+    np.testing.assert_allclose(trained[sampled[1:]], expected, rtol=0, atol=CLOSE)
 
 
 def test_another_picture_gives_other_log_probabilities(service):

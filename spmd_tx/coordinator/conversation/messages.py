@@ -32,8 +32,8 @@ class MessageImage:
     """An image in the text of a message."""
 
     at: int  # characters of the text before it
-    data: str = ""  # its file in base64, as it was sent; "": it is stored
-    digest: str = ""  # of its file, once it is stored, as is the next
+    data: str = ""  # its file in base64, as it was sent
+    digest: str = ""  # of its file, once that is read, as is the next
     tokens: int = 0
 
 

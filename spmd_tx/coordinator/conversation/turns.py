@@ -19,6 +19,7 @@ import numpy as np
 from spmd_tx.coordinator.conversation.messages import ASSISTANT, INSTRUCTING, SYSTEM, Message, ToolCall
 
 KEY_BYTES = 16
+TEXT_BYTES = 4  # of a character; those of images have one
 TURN_BYTES = 512  # of a turn without its texts and tokens, about
 BETWEEN = "\n\n"  # system messages that become one
 EXACT = 1 << 53  # integers beyond it are rounded by clients in JavaScript
@@ -48,13 +49,16 @@ class SampledTurn:
     def size(self) -> int:
         """Bytes that it takes, about."""
         texts = sum(_length(each) for each in (self.message, *(self.asked or ())))
-        return TURN_BYTES + self.prompt.nbytes + self.sampled.nbytes + 4 * texts + 100 * len(self.keys)
+        return (
+            TURN_BYTES + self.prompt.nbytes + self.sampled.nbytes + TEXT_BYTES * texts + 100 * len(self.keys)
+        )
 
 
 def _length(message: Message) -> int:
-    """Return the characters of a message, about."""
+    """Return the characters of a message, about, with images as texts of as many bytes."""
     calls = sum(len(call.name) + len(str(call.arguments)) for call in message.calls)
-    return len(message.text) + len(message.reasoning) + calls
+    images = sum(len(image.data) for image in message.images) // TEXT_BYTES
+    return len(message.text) + len(message.reasoning) + calls + images
 
 
 def conversation_of(turn: SampledTurn) -> tuple[Message, ...] | None:

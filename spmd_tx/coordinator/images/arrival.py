@@ -100,7 +100,7 @@ def of_conversation(conversation: Conversation, limits: Limits) -> TakenConversa
                 raise InvalidRequest(f"image {len(refs)} of the conversation: {problem}") from None
             refs.append(stored)
             files[stored.digest] = content
-            images.append(MessageImage(image.at, digest=stored.digest, tokens=stored.tokens))
+            images.append(replace(image, digest=stored.digest, tokens=stored.tokens))
         messages.append(replace(message, images=tuple(images)))
     return TakenConversation(replace(conversation, messages=tuple(messages)), tuple(refs), files)
 
@@ -116,11 +116,6 @@ def _check_conversation(conversation: Conversation, count: int, limits: Limits) 
         if message.images and message.role not in (USER, TOOL):
             raise InvalidRequest(
                 f"a message of the role {shown(message.role)} has an image; send it in a message of the user"
-            )
-        if any(image.digest for image in message.images):
-            raise InvalidRequest(
-                "an earlier message has an image, which is not kept with it; send the whole conversation "
-                "as input"
             )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from spmd_tx.coordinator.conversation.messages import MessageImage
 from spmd_tx.coordinator.conversation.turn_tree import BranchCause
 from spmd_tx.coordinator.text.continuation import path_tokens
 from spmd_tx.coordinator.trajectories.trees import TurnOfRow
-from spmd_tx.coordinator.wire.trajectories import Leaves, SegmentSpan, SegmentTurn
+from spmd_tx.coordinator.wire.trajectories import Leaves, SegmentImage, SegmentSpan, SegmentTurn
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TokenSegment:
     logprobs: np.ndarray  # float32 [N]
     spans: list[SegmentSpan]
     turns: list[SegmentTurn]
+    images: list[SegmentImage]
 
 
 def segments(turns: Sequence[TurnOfRow], leaves: Leaves) -> list[TokenSegment]:
@@ -32,9 +34,11 @@ def segments(turns: Sequence[TurnOfRow], leaves: Leaves) -> list[TokenSegment]:
     by_id = {each.turn.id: each for each in turns}
     trained, made = set[str](), list[TokenSegment]()
     for leaf in _leaves(turns, leaves):
+        known = list[MessageImage]()  # of the turns before a run
         for run in _runs(leaf, by_id):
             if any(each.turn.id not in trained for each in run):
-                made.append(_segment(run, trained))
+                made.append(_segment(run, trained, known))
+            known += [image for each in run for image in each.images]
             trained |= {each.turn.id for each in run}
     return made
 
@@ -71,11 +75,13 @@ def _runs(leaf: TurnOfRow, by_id: dict[str, TurnOfRow]) -> list[list[TurnOfRow]]
     return runs
 
 
-def _segment(run: Sequence[TurnOfRow], trained: set[str]) -> TokenSegment:
+def _segment(run: Sequence[TurnOfRow], trained: set[str], known: Sequence[MessageImage]) -> TokenSegment:
+    """``known`` are the images of the turns before, which the first prompt of a run has again."""
     first = run[0]
     tokens, mask, logprobs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     forced = list[np.ndarray]()
     spans, entries, length = list[SegmentSpan](), list[SegmentTurn](), 0
+    images = list[SegmentImage]()
     for each in run:
         turn, row = each.turn, each.row
         whole = each is first and turn.parent is not None
@@ -84,6 +90,7 @@ def _segment(run: Sequence[TurnOfRow], trained: set[str]) -> TokenSegment:
         )
         trains = turn.id not in trained
         start = 0 if each is first else row.reused
+        images += _placed([*(known if whole else ()), *each.images], prompt, each.pad, length)
         tokens += [prompt, turn.sampled]
         mask += [np.zeros(len(prompt), bool), ~each.forced & trains]
         forced += [np.zeros(len(prompt), bool), each.forced]
@@ -107,4 +114,17 @@ def _segment(run: Sequence[TurnOfRow], trained: set[str]) -> TokenSegment:
         np.concatenate(logprobs),
         [span for span in spans if span.length],
         entries,
+        images,
     )
+
+
+def _placed(
+    images: Sequence[MessageImage], prompt: np.ndarray, pad: int | None, before: int
+) -> list[SegmentImage]:
+    """Return images with their places, behind ``before`` tokens: each begins at the next pad."""
+    pads, at, found = np.flatnonzero(prompt == pad), 0, list[SegmentImage]()
+    for image in images:
+        at = int(pads[np.searchsorted(pads, at)])
+        found.append(SegmentImage(start=before + at, length=image.tokens, data=image.data))
+        at += image.tokens
+    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from spmd_tx.coordinator.conversation.messages import MessageImage
 from spmd_tx.coordinator.conversation.turn_tree import TurnTree
 from spmd_tx.coordinator.conversation.turns import SampledTurn, own_key
 from spmd_tx.coordinator.storage.database import Database
@@ -28,6 +29,12 @@ class TurnOfRow:
     logprobs: np.ndarray
     forced: np.ndarray  # bool: tokens of which a grammar left no choice
     stop_reason: str
+    pad: int | None  # the token that stands for those of images; None: the model sees none
+
+    @property
+    def images(self) -> list[MessageImage]:
+        """The images of what its prompt adds to the turn before."""
+        return [image for message in self.turn.asked or () for image in message.images]
 
 
 @dataclass
@@ -140,4 +147,4 @@ def _read_sample(
         asked=tuple(conversation.messages[int(prompt.has_own_instructions) :]),
     )
     forced = samples.forced_of(number)
-    return TurnOfRow(row, prompt, read, turn, logprobs, forced, samples.stops[number])
+    return TurnOfRow(row, prompt, read, turn, logprobs, forced, samples.stops[number], model.image_pad)

@@ -132,7 +132,8 @@ def _turn(
 
 def _message(message: Message) -> TurnMessage:
     calls = [TurnCall(call.name, _text(call.arguments), call.id) for call in message.calls]
-    return TurnMessage(message.role, message.text, message.reasoning, calls, message.call_id)
+    images = len(message.images)
+    return TurnMessage(message.role, message.text, message.reasoning, calls, message.call_id, images)
 
 
 def _text(arguments: object) -> str:
@@ -155,6 +156,7 @@ def segments_of(
             logprobs=each.logprobs.tolist(),
             spans=each.spans,
             turns=each.turns,
+            images=each.images,
         )
         for each in segments(read_rows(turns, texts), leaves)
     ]

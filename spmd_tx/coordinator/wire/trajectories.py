@@ -99,6 +99,7 @@ class TurnMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning: str = ""
     calls: list[TurnCall] = []
     call_id: str | None = None
+    images: int = 0  # how many it has
 
 
 class TurnEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +166,14 @@ class SegmentTurn(msgspec.Struct, frozen=True):
     trains: bool  # False: another segment has its weight
 
 
+class SegmentImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which tokens of a segment stand for an image."""
+
+    start: int  # its first token
+    length: int  # its tokens: expected_tokens of an ImageChunk
+    data: str  # its file, PNG or JPEG, in base64
+
+
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
     """Holds turns that go on from each other, as one sequence of N tokens."""
 
@@ -178,6 +187,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]  # [N], nats; 0 in prompts
     spans: list[SegmentSpan]
     turns: list[SegmentTurn]
+    images: list[SegmentImage] = []  # in the order of their places; their tokens mean nothing
 
 
 class SequencesResponse(msgspec.Struct, frozen=True):

@@ -92,10 +92,6 @@ async def make_prompt(
     """
     traits, text = await traits_of(base), await base.model.text.get()
     conversation, images, files = await compute(size, arrival.of_conversation, conversation, base.limits)
-    if images and kept is not None and kept.trajectory is not None:
-        raise InvalidRequest(
-            "trajectories keep no images yet; send this conversation to the base URL of no trajectory"
-        )
     if conversation.known_tools:
         _check_tools(conversation.known_tools, text, traits, base.limits.bounds)
     tree = TurnTree() if kept is None else await kept.tree(conversation, base, size)

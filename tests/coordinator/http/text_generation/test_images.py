@@ -203,16 +203,43 @@ async def test_images_are_of_the_user_and_of_tools(client, role, problem):
     assert problem in answer.json()["error"]["message"]
 
 
-async def test_an_earlier_answer_with_an_image_needs_the_whole_conversation(client):
-    first = await client.draw(RESPONSES, BODIES[RESPONSES](PNG))
-    answer = await client.ask(RESPONSES, {"previous_response_id": first["id"], "input": "c"})
-    assert answer.status_code == 400
-    assert "send the whole conversation as input" in answer.json()["error"]["message"]
+@pytest.mark.parametrize("trajectory", ["", "/in/run"])
+async def test_an_earlier_answer_goes_on_with_its_image(client, services, tmp_path, trajectory):
+    path = f"/oai/api{trajectory}/v1/responses"
+    first = await client.draw(path, BODIES[RESPONSES](PNG))
+    services.trajectories.trees._entries.clear()  # as after a restart
+    await client.draw(path, {"previous_response_id": first["id"], "input": "c"})
+    chunks = await client.chunks()
+    assert chunks[1] == 6
+    assert "b<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>" in chunks[2]
+    assert await client.files(tmp_path) == [PNG]
 
 
-async def test_a_trajectory_keeps_no_images(client, services):
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_trajectory_has_the_images_of_its_sequences(client, services, is_kept):
     path = "/oai/api/in/run/v1/chat/completions"
-    await client._api.post("http://server/api/v1/trajectories", json={"name": "run"})
-    answer = await client.ask(path, BODIES[CHAT](PNG))
-    assert answer.status_code == 400
-    assert "trajectories keep no images yet" in answer.json()["error"]["message"]
+    first = said("a", openai_image(PNG))
+    answer = await client.draw(path, {"messages": [first]})
+    # A reply that the client has changed begins another branch, whose prompt has all images again.
+    reply = answer["choices"][0]["message"]["content"] if is_kept else "no"
+    later = said(openai_image(JPEG), "c", openai_image(PNG))
+    messages = [first, {"role": "assistant", "content": reply}, later]
+    await client.draw(path, {"messages": messages})
+    sent = (await client._drawing.request())["prompt"]["chunks"]
+
+    post = functools.partial(client._api.post, "http://server/api/v1/trajectories/sequences")
+    segments = (await post(json={"name": "run", "leaves": "all"})).json()["segments"]
+    assert len(segments) == (1 if is_kept else 2)
+    segment, pad = segments[-1], seeing_tokenizer().token_to_id(PAD)
+    files = [base64.b64decode(each["data"]) for each in segment["images"]]
+    assert files == [PNG, JPEG, PNG]
+    chunks, at = [], 0
+    for each in segment["images"]:
+        end = each["start"] + each["length"]
+        assert segment["tokens"][each["start"] : end] == [pad] * each["length"]
+        chunks += [segment["tokens"][at : each["start"]], each["length"]]
+        at = end
+    prompt = [each["stored"]["tokens"] if "stored" in each else each["tokens"] for each in sent]
+    assert chunks == prompt[:-1]
+    assert segment["tokens"][at:][: len(prompt[-1])] == prompt[-1]
+    assert not any(segment["sampled"][: segment["images"][0]["start"]])
