@@ -7,7 +7,7 @@ model is trusted to keep to the grammar, and which masks are guessed, only decid
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from llguidance import LLMatcher
@@ -40,6 +40,7 @@ class Guide:
         and none that is only likely.
         """
         self._matcher, self._stops, self._vocab_size = matcher, sorted(stops), vocab_size
+        self._stop_bits = _bits_of(self._stops, vocab_size)
         self._likely, self._is_cautious = likely, is_cautious
         self.forced: list[bool] = []  # of each token that was taken: whether no other one was possible
         # The next tokens, if only one text is possible; the matcher is behind them.
@@ -137,16 +138,19 @@ class Guide:
     def mask(self) -> np.ndarray:
         """Return the tokens that are allowed behind those ahead, a bit for each, in words of 32."""
         if self._mask is None:
-            words = -(-self._vocab_size // WORD)
-            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+            words = len(self._stop_bits)
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[:words]
             self._check()
-            mask = np.zeros(words, np.uint32)
-            mask[: min(words, len(bits))] = bits[:words]
-            for stop in self._stops:
-                bit = np.uint32(1 << stop % WORD)
-                if self._matcher.is_accepting():
-                    mask[stop // WORD] |= bit
-                else:
-                    mask[stop // WORD] &= ~bit
-            self._mask = mask
+            if len(bits) < words:
+                bits = np.pad(bits, (0, words - len(bits)))
+            may_end = self._matcher.is_accepting()
+            self._mask = bits | self._stop_bits if may_end else bits & ~self._stop_bits
         return self._mask
+
+
+def _bits_of(tokens: Iterable[int], vocab_size: int) -> np.ndarray:
+    """Return a mask of these tokens."""
+    mask = np.zeros(-(-vocab_size // WORD), np.uint32)
+    for token in tokens:
+        mask[token // WORD] |= np.uint32(1 << token % WORD)
+    return mask
