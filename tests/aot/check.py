@@ -26,10 +26,11 @@ FIGURES = (
 ROLES = (
     *("train", "prefill", "decode", "optim_step"),  # of usual sizes
     *("largest train", "largest prefill", "continued prefill", "widest decode"),  # that need most memory
-    *("short train", "copy_pages", "copy_states"),
+    *("short train", "copy_pages", "copy_states", "encode 1024", "encode 4096"),
 )
 LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "widest decode"}
-BY_NAME = ("copy_pages", "copy_states", "continued prefill")  # with which names of programs begin
+# With which names of programs begin
+BY_NAME = ("copy_pages", "copy_states", "continued prefill", "encode 1024", "encode 4096")
 USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
 TOLERANCE = 1.01

@@ -112,6 +112,8 @@ def test_programs_have_roles_whatever_their_sizes():
         program("continued prefill 1x1024 after 8192", "prefill", 70),
         program("decode 128x2048 of 1", "decode", 5, is_usual=True),
         program("decode 128x8192 of 4", "decode", 9),
+        program("encode 1024", "encode", 3),
+        program("encode 4096", "encode", 8),
         program("gather", "other", is_main=False),
     ]
     assert {role: each.name for role, each in by_role(programs).items()} == {
@@ -125,6 +127,8 @@ def test_programs_have_roles_whatever_their_sizes():
         "copy_states": "copy_states 256",
         "decode": "decode 128x2048 of 1",
         "widest decode": "decode 128x8192 of 4",
+        "encode 1024": "encode 1024",
+        "encode 4096": "encode 4096",
     }
 
 

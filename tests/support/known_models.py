@@ -80,7 +80,9 @@ def stored(name: str) -> Config:
 def qwen3_5(like: str, **changed: Any) -> Config:
     """Return a Qwen3.5 with other sizes than the stored one."""
     raw = stored(like)
-    return raw | {"text_config": raw["text_config"] | changed}
+    text = raw["text_config"] | changed
+    tower = raw["vision_config"] | {"out_hidden_size": text["hidden_size"]}
+    return raw | {"text_config": text, "vision_config": tower}
 
 
 def kimi(text: Config) -> Config:
