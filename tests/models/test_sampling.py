@@ -13,6 +13,7 @@ from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
 DRAWS = 2048
+ROWS = 64  # of what needs few draws: each number of rows is compiled
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
 whole = jax.jit(lambda *inputs: sampling.draw(*inputs)[:2])
@@ -155,12 +156,12 @@ def test_tokens_of_probability_zero_are_never_drawn():
     assert np.all(np.isfinite(logprobs))
 
 
-@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24, 1 - 2**-23])
 @pytest.mark.parametrize("vocabulary", [SMALL, BLOCK, LARGE])
-def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, vocabulary, uniform):
-    rows = 64
-    monkeypatch.setattr(sampling, "_uniform", lambda seeds, _: jnp.full(len(seeds), uniform, jnp.float32))
-    logits = np.stack([random_logits(vocabulary, seed) for seed in range(rows)])
+def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, vocabulary):
+    ends, each = np.float32([0.0, 1 - 2**-24, 1 - 2**-23]), 64
+    rows = len(ends) * each
+    monkeypatch.setattr(sampling, "_uniform", lambda seeds, _: jnp.asarray(np.repeat(ends, each)))
+    logits = np.stack([random_logits(vocabulary, seed) for seed in range(each)] * len(ends))
     allowed_tokens = np.random.default_rng(0).random(logits.shape) < 0.5
     logits = np.where(allowed_tokens, logits, -np.inf).astype(np.float32)
     ones = np.ones(rows, np.float32)
@@ -168,8 +169,7 @@ def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, voc
     traced_anew = jax.jit(lambda *inputs: sampling.draw(*inputs)[:2])
     tokens, _ = traced_anew(logits, seeds(rows), np.zeros(rows, np.int32), ones, k, ones)
     assert np.all(allowed_tokens[np.arange(rows), np.asarray(tokens)])
-    if uniform == 0:
-        assert np.array_equal(np.asarray(tokens), np.argmax(allowed_tokens, axis=1))
+    assert np.array_equal(tokens[:each], np.argmax(allowed_tokens[:each], axis=1))
 
 
 def mixed_batch(rows: int, seed: int) -> dict[str, np.ndarray]:
@@ -185,12 +185,12 @@ def mixed_batch(rows: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def test_what_a_row_draws_depends_on_the_row_alone():
-    row, others = mixed_batch(1, seed=0), mixed_batch(8, seed=1)
+    row, others = mixed_batch(1, seed=0), mixed_batch(ROWS, seed=1)
     row["top_k"][:], row["top_p"][:], row["temperatures"][:] = LARGE, 1.0, 1.0  # no filter of its own
     alone = draw(*row.values())
     others["logits"][3:5] = np.nan
     others["logits"][5] = np.inf
-    for place in (0, 4, 7):
+    for place in (0, 4, ROWS - 1):
         batch = {name: np.concatenate([x[:place], row[name], x[place + 1 :]]) for name, x in others.items()}
         tokens, logprobs = draw(*batch.values())
         assert tokens[place] == alone[0][0]
@@ -199,25 +199,25 @@ def test_what_a_row_draws_depends_on_the_row_alone():
 
 
 def test_the_draw_changes_with_either_half_of_the_seed_and_with_the_position():
-    logits = np.zeros((4, LARGE), np.float32)
-    seed = np.array([[1, 2], [9, 2], [1, 9], [1, 2]], np.uint32)
-    positions = np.array([5, 5, 5, 6], np.int32)
-    ones, k = np.ones(4, np.float32), np.full(4, LARGE, np.int32)
-    tokens, _ = draw(logits, seed, positions, ones, k, ones)
-    assert len(set(np.asarray(tokens).tolist())) == 4
+    logits = np.zeros((ROWS, LARGE), np.float32)
+    seed, positions = np.tile(np.uint32([1, 2]), (ROWS, 1)), np.full(ROWS, 5, np.int32)
+    seed[1:3], positions[3] = [[9, 2], [1, 9]], 6
+    ones, k = np.ones(ROWS, np.float32), np.full(ROWS, LARGE, np.int32)
+    tokens = np.asarray(draw(logits, seed, positions, ones, k, ones)[0])
+    assert len(set(tokens[:4].tolist())) == 4
+    assert set(tokens[4:].tolist()) == {tokens[0]}
 
 
 def varied_rows():
-    """Arguments of rows with and without filters, some of them greedy."""
+    """Arguments of ROWS with and without filters, some of them greedy."""
     random = np.random.default_rng(5)
-    rows = 64
     return (
-        random.normal(0, 3, (rows, LARGE)).astype(np.float32),
-        seeds(rows),
-        np.arange(rows, dtype=np.int32),
-        np.where(np.arange(rows) % 5, random.uniform(0.3, 2, rows), 0).astype(np.float32),
-        np.where(np.arange(rows) % 3, LARGE, 9).astype(np.int32),
-        np.where(np.arange(rows) % 4, 1, 0.7).astype(np.float32),
+        random.normal(0, 3, (ROWS, LARGE)).astype(np.float32),
+        seeds(ROWS),
+        np.arange(ROWS, dtype=np.int32),
+        np.where(np.arange(ROWS) % 5, random.uniform(0.3, 2, ROWS), 0).astype(np.float32),
+        np.where(np.arange(ROWS) % 3, LARGE, 9).astype(np.int32),
+        np.where(np.arange(ROWS) % 4, 1, 0.7).astype(np.float32),
     )
 
 
@@ -244,14 +244,13 @@ def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeyp
 
 def test_bisections_together_find_what_they_find_one_after_the_other():
     random = np.random.default_rng(6)
-    rows = 64
     arguments = (
-        random.normal(0, 3, (rows, LARGE)).astype(np.float32),
-        seeds(rows),
-        np.arange(rows, dtype=np.int32),
-        random.uniform(0.3, 2, rows).astype(np.float32),
-        random.integers(1, LARGE, rows).astype(np.int32),
-        random.uniform(0.1, 1, rows).astype(np.float32),
+        random.normal(0, 3, (ROWS, LARGE)).astype(np.float32),
+        seeds(ROWS),
+        np.arange(ROWS, dtype=np.int32),
+        random.uniform(0.3, 2, ROWS).astype(np.float32),
+        random.integers(1, LARGE, ROWS).astype(np.int32),
+        random.uniform(0.1, 1, ROWS).astype(np.float32),
     )
     for one, other in zip(whole(*arguments), read_less(*arguments), strict=True):
         assert np.array_equal(one, other)

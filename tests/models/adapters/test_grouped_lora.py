@@ -11,6 +11,8 @@ from spmd_tx.models.adapters.grouped_lora import LEAST_ROWS, BankPlace, block_ro
 from spmd_tx.models.adapters.lora import Adapters, Lora, bank_lora, each_lora
 from spmd_tx.sharding.mesh import AXES, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 RANK, WIDTH_IN, WIDTH_OUT = 4, 16, 24
 
 

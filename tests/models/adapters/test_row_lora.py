@@ -15,6 +15,8 @@ from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 from spmd_tx.sharding.mesh import DATA, FSDP, make_mesh
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 WIDTH_IN, WIDTH_OUT, RANK, TOKENS, DEVICES = 16, 8, 2, 3, 4
 
 

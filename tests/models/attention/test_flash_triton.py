@@ -18,6 +18,8 @@ from spmd_tx.sharding.mesh import DATA, TP
 from tests.models.absent_gpu import ABSENT_GPU
 from tests.support.kernels import kernels_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 HEADS, KV_HEADS = 4, 2
 ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
 

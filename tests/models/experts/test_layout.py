@@ -6,6 +6,8 @@ import pytest
 
 from spmd_tx.models.experts.layout import Choices, layout
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 EXPERTS, LOCAL, FIRST, CHOICES, SLOTS = 16, 8, 4, 3, 3
 SLOTS_OF_ROWS = np.array([2, 0, 1, 2], np.int32)
 

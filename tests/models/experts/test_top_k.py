@@ -7,6 +7,8 @@ from jax import lax
 
 from spmd_tx.models.experts.top_k import by_ranks, top_k
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 
 @pytest.mark.parametrize("width, count", [(1, 1), (8, 8), (128, 8), (300, 11)])
 @pytest.mark.parametrize("distinct", [2, 1000], ids=["ties", "few ties"])

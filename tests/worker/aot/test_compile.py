@@ -20,6 +20,8 @@ from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SPEEDS = Speeds(flops=1e12, bandwidth=1e11, links=1e10, network=1e9)
 
 

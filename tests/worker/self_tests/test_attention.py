@@ -9,6 +9,8 @@ from jax import lax
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.worker.self_tests.attention import AttentionSizes, implementation, problem_of
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 SIZES = AttentionSizes(["reference"], heads=4, kv_heads=2, head_dim=8)
 ROWS = {64: [[30, 34], [1, 20, 10], []]}
 reference = implementation(Kernels(), 0)

@@ -21,6 +21,8 @@ from spmd_tx.worker.storage.checkpoints import (
     write_in_background,
 )
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 LAYERS, WIDTH_IN, WIDTH_OUT, VOCABULARY = 3, 16, 8, 32
 MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 1, 8)]
 SPECS = Adapters(
