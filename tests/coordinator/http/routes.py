@@ -79,14 +79,14 @@ def _sampler_of_model(session: Ids, path: str | None) -> object:
     base_model = None if path else BASE_MODEL
     return {
         "session_id": session.session,
-        "sampling_session_seq_id": 8,
+        "sampling_session_seq_id": 18 if path else 8,
         "base_model": base_model,
         "model_path": path,
     }
 
 
-def _load(session: Ids, path: str) -> object:
-    return {"session_id": session.session, "model_seq_id": 9, "path": path, "optimizer": True}
+def _load(session: Ids, path: str, seq_id: int) -> object:
+    return {"session_id": session.session, "model_seq_id": seq_id, "path": path, "optimizer": True}
 
 
 def _counted(ids: Ids) -> dict[str, object]:
@@ -135,7 +135,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
         lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 15},
     ],
     ("POST", "/api/v1/save_weights_external"): [
-        lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 17},
+        lambda ids, _: {"model_id": ids.model, "path": "new", "seq_id": 18},
     ],
     ("POST", "/api/v1/copy_weights"): [
         lambda ids, _: {"source_path": ids.path("weights"), "destination_project_id": "p"},
@@ -153,8 +153,8 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("POST", "/api/v1/external_weights_upload_finish"): [lambda ids, _: {"upload_id": ids.upload}],
     ("POST", "/api/v1/load_weights"): [
         lambda ids, own: {"model_id": ids.model, "seq_id": 16, "path": own.path("weights")},
-        lambda ids, own: _load(ids, own.path("weights")),
-        lambda ids, own: _load(own, ids.path("weights")),
+        lambda ids, own: _load(ids, own.path("weights"), 9),
+        lambda ids, own: _load(own, ids.path("weights"), 19),
     ],
     ("POST", "/api/v1/weights_info"): [
         lambda ids, _: {"tinker_path": ids.path("weights")},

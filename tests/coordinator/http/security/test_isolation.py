@@ -28,8 +28,14 @@ from tests.coordinator.http.routes import (
 )
 from tests.support.pictures import in_json, let_see, png
 
-CASES = [(route, body) for route, bodies in WITH_IDS.items() for body in bodies]
-NAMES = [f"{method} {path.removeprefix('/api/v1')}" for (method, path), _ in CASES]
+
+def what_it_ends(route) -> int:
+    """Order routes so that what one of them ends or deletes is no longer needed."""
+    method, path = route
+    return 2 if method == "DELETE" else int(path.endswith("/finish"))
+
+
+CASES = [(route, body) for route in sorted(WITH_IDS, key=what_it_ends) for body in WITH_IDS[route]]
 
 
 def complaint_of(response) -> str:
@@ -116,25 +122,29 @@ async def test_every_route_is_tried(app):
 
 
 @sqlite_only
-@pytest.mark.parametrize("route, body", CASES, ids=NAMES)
-async def test_what_belongs_to_another_owner_is_answered_like_what_does_not_exist(
-    alice, mallory, hers, his, route, body
-):
-    foreign = await send(mallory, route, hers, body(hers, his))
-    unknown_ids = nobodys()
-    unknown = await send(mallory, route, unknown_ids, body(unknown_ids, his))
-    assert foreign.status_code == 404
-    assert told(foreign, hers) == told(unknown, unknown_ids)
-    own = await send(alice, route, hers, body(hers, hers))
-    assert own.status_code != 404, own.text  # it was all in order but for the owner, and is still there
+async def test_what_belongs_to_another_owner_is_answered_like_what_does_not_exist(alice, mallory, hers, his):
+    for route, body in CASES:
+        foreign = await send(mallory, route, hers, body(hers, his))
+        unknown_ids = nobodys()
+        unknown = await send(mallory, route, unknown_ids, body(unknown_ids, his))
+        assert foreign.status_code == 404, route
+        assert told(foreign, hers) == told(unknown, unknown_ids), route
+    for route, body in CASES:  # all was in order but for the owner, and is still there
+        own = await send(alice, route, hers, body(hers, hers))
+        assert own.status_code in (200, 302) or is_refused_to_all(route, own), (route, own.text)
 
 
 @sqlite_only
-@pytest.mark.parametrize("route, body", CASES, ids=NAMES)
-async def test_an_admin_may_do_everything(client_for, hers, route, body):
+async def test_an_admin_may_do_everything(client_for, hers):
     admin = await client_for("root", role="admin")
-    answer = await send(admin, route, hers, body(hers, hers))
-    assert answer.status_code in (200, 302, 400)  # 400: the ttl of 0
+    for route, body in CASES:
+        answer = await send(admin, route, hers, body(hers, hers))
+        assert answer.status_code in (200, 302) or is_refused_to_all(route, answer), (route, answer.text)
+
+
+def is_refused_to_all(route, response) -> bool:
+    """Whether it is the ttl of 0, or the end of an upload without files."""
+    return response.status_code == 400 and route[1].endswith(("/ttl", "/external_weights_upload_finish"))
 
 
 async def test_listings_show_only_what_is_the_callers(alice, mallory, client_for, hers, his):
