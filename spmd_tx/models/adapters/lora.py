@@ -11,8 +11,10 @@ in declared/model.py.
 Dimension key: L layer, X expert, S slot, R maximum rank, I input width, O output width, B row, T token.
 """
 
+import itertools
+import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -128,21 +130,37 @@ def adapter_weights(
     return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
 
 
-def init_a(name: str, shape: tuple[int, ...], key: Array) -> Array:
-    """Draw A of one slot, ``shape`` [L, R, I] or [R, I], uniform in ±1/√I as peft does (Kaiming, a=√5).
+def init_a(shapes: Mapping[str, tuple[int, ...]], key: Array) -> dict[str, Array]:
+    """Draw A of one slot for each map, [L, R, I] or [R, I], uniform in ±1/√I as peft does (Kaiming, a=√5).
 
     Every row has its own key, so that an adapter does not depend on the server's maximum rank.
     """
-    *lead, width = shape
-    keys = jax.random.split(jax.random.fold_in(key, zlib.crc32(name.encode())), 1)
-    for size in lead:
-        keys = jax.vmap(lambda k, size=size: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(size)))(
-            keys
-        )
-        keys = keys.reshape(-1)
-    bound = float(1 / np.sqrt(width))
-    rows = jax.vmap(lambda k: jax.random.uniform(k, (width,), jnp.float32, -bound, bound))(keys)
-    return rows.reshape(shape)
+    keys = _row_keys({name: shape[:-1] for name, shape in shapes.items()}, key)
+
+    def draw(name: str, shape: tuple[int, ...]) -> Array:
+        width, bound = shape[-1], float(1 / np.sqrt(shape[-1]))
+        rows = jax.vmap(lambda k: jax.random.uniform(k, (width,), jnp.float32, -bound, bound))(keys[name])
+        return rows.reshape(shape)
+
+    return {name: draw(name, shape) for name, shape in shapes.items()}
+
+
+def _row_keys(leads: Mapping[str, tuple[int, ...]], key: Array) -> dict[str, Array]:
+    """Return a key for each row of each map, of all maps together: each fold takes long to compile."""
+    names = sorted(leads, key=lambda name: len(leads[name]))
+    fold = jax.vmap(jax.random.fold_in)
+    hashes = jnp.array([zlib.crc32(name.encode()) for name in names], jnp.uint32)
+    of_maps = jax.vmap(lambda each: jax.random.split(jax.random.fold_in(key, each), 1)[0])(hashes)
+    keys = dict[str, Array]()
+    for depth, group in itertools.groupby(enumerate(names), lambda each: len(leads[each[1]])):
+        places, of_depth = zip(*group, strict=True)
+        counts = [math.prod(leads[name]) for name in of_depth]
+        rows = jnp.repeat(of_maps[np.array(places)], np.array(counts), total_repeat_length=sum(counts))
+        of_rows = [jnp.unravel_index(jnp.arange(math.prod(leads[name])), leads[name]) for name in of_depth]
+        for axis in range(depth):
+            rows = fold(rows, jnp.concatenate([each[axis] for each in of_rows]))
+        keys |= zip(of_depth, jnp.split(rows, np.cumsum(counts)[:-1]), strict=True)
+    return keys
 
 
 # Takes rows and a map's `Lora`, or what stands for it (grouped_lora.Place).

@@ -107,17 +107,19 @@ def initial(
     """
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 
-    def pair(name: str, factors: Lora[Array], is_trained: Array) -> Lora[Array]:
-        rank = ranks_2[1 if lora.has_experts(model, name) else 0]
-        shape_a, shape_b = ((*x.shape[:-3], *x.shape[-2:]) for x in (factors.a, factors.b))
-        is_used = is_trained & (jnp.arange(shape_a[-2]) < rank)
-        a = jnp.where(
-            is_used.reshape((1,) * (len(shape_a) - 2) + (-1, 1)), lora.init_a(name, shape_a, key), 0.0
-        )
-        return Lora(a, jnp.zeros(shape_b, jnp.float32))
+    groups = {name: groups_3[GROUPS.index(lora.group_of(model, name))] for name in stack.layers}
+    groups["head"] = groups_3[2]
+    stacked = {**stack.layers, "head": stack.head}
 
-    layers = {
-        name: pair(name, factors, groups_3[GROUPS.index(lora.group_of(model, name))])
-        for name, factors in stack.layers.items()
-    }
-    return Adapters(layers, pair("head", stack.head, groups_3[2]))
+    def one_slot(factor: Array) -> tuple[int, ...]:
+        return *factor.shape[:-3], *factor.shape[-2:]
+
+    drawn = lora.init_a({name: one_slot(factors.a) for name, factors in stacked.items()}, key)
+
+    def pair(name: str) -> Lora[Array]:
+        a, rank = drawn[name], ranks_2[1 if lora.has_experts(model, name) else 0]
+        is_used = groups[name] & (jnp.arange(a.shape[-2]) < rank)
+        a = jnp.where(is_used.reshape((1,) * (a.ndim - 2) + (-1, 1)), a, 0.0)
+        return Lora(a, jnp.zeros(one_slot(stacked[name].b), jnp.float32))
+
+    return Adapters({name: pair(name) for name in stack.layers}, pair("head"))
