@@ -37,6 +37,7 @@ def foreign(model_dir, tmp_path):
     return paths
 
 
+@pytest.mark.slow  # tests/worker/test_engine.py loads such folders into an engine
 @pytest.mark.filterwarnings("ignore:DEPRECATED")  # load_state, which loads into a model that is there
 def test_workers_refuse_what_a_coordinator_without_checks_lets_them_load(model_dir, tmp_path, foreign):
     state, sampler = foreign

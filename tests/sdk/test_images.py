@@ -28,7 +28,7 @@ TOKENS = {SQUARE: 64, WIDE: 78}  # 256 x 256 pixels, and 192 x 416
 CLOSE = 2e-4  # nats; linear attention is the least exact
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", pytest.param("qwen3_vl", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def server(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("seeing")
     spec = tiny_model.Spec(family=request.param, sees=True, vocab_size=VOCABULARY, max_positions=CONTEXT)

@@ -22,6 +22,7 @@ from tests.sdk.examples import (
 
 PROMPT = random_tokens(12, seed=0)
 LENGTH = len(PROMPT)
+TOLD = 4  # tokens per position, mostly: each number is another program
 
 
 @pytest.fixture
@@ -47,13 +48,13 @@ def ask(sampler, tokens=PROMPT, params=None, num_samples=1, **wishes):
 
 
 def test_the_likeliest_tokens_of_a_prompt_are_the_trainers(trained, sampler):
-    response = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=4)
+    response = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=TOLD)
     top = response.topk_prompt_logprobs
     assert top[0] is None
-    assert [len(row) for row in top[1:]] == [4] * (LENGTH - 1)
+    assert [len(row) for row in top[1:]] == [TOLD] * (LENGTH - 1)
     for position in (1, LENGTH - 1):
         expected = all_logprobs(trained, position)
-        best = np.argsort(-expected, kind="stable")[:4]
+        best = np.argsort(-expected, kind="stable")[:TOLD]
         assert [token for token, _ in top[position]] == best.tolist()
         np.testing.assert_allclose([each for _, each in top[position]], expected[best], atol=1e-4)
     for token, logprob, row in zip(PROMPT[1:], response.prompt_logprobs[1:], top[1:], strict=True):
@@ -76,7 +77,7 @@ def test_the_likeliest_tokens_of_a_sample_are_of_what_it_was_drawn_from(sampler)
 def test_each_sample_has_its_own_likeliest_tokens_up_to_its_end(sampler):
     stop = sample(sampler, PROMPT, drawn(max_tokens=8, seed=3)).tokens[2]
     params = drawn(max_tokens=8, seed=3, stop=[stop])
-    for answer in ask(sampler, params=params, num_samples=3, topk_sample_logprobs=2).sequences:
+    for answer in ask(sampler, params=params, num_samples=3, topk_sample_logprobs=3).sequences:
         assert len(answer.topk_logprobs) == len(answer.tokens)
 
 
@@ -115,34 +116,34 @@ def test_named_tokens_get_the_trainers_logprobs_in_the_layout_of_the_request(tra
 def test_draws_for_a_prompt_follow_from_the_seed_and_leave_the_samples_alone(trained, sampler):
     params = drawn(max_tokens=5, seed=8)
     plain = ask(sampler, params=params, num_samples=2)
-    first, again = (ask(sampler, params=params, num_samples=2, prompt_alt_tokens_k=4) for _ in range(2))
+    first, again = (ask(sampler, params=params, num_samples=2, prompt_alt_tokens_k=TOLD) for _ in range(2))
     for answer, expected in zip(first.sequences, plain.sequences, strict=True):
         assert answer.tokens == expected.tokens
     alternatives = first.prompt_alt_tokens
-    assert alternatives.tokens.shape == alternatives.logprobs.shape == [LENGTH - 1, 4]
+    assert alternatives.tokens.shape == alternatives.logprobs.shape == [LENGTH - 1, TOLD]
     assert alternatives.tokens.tolist() == again.prompt_alt_tokens.tokens.tolist()
-    other = ask(sampler, params=drawn(max_tokens=5, seed=9), prompt_alt_tokens_k=4).prompt_alt_tokens
+    other = ask(sampler, params=drawn(max_tokens=5, seed=9), prompt_alt_tokens_k=TOLD).prompt_alt_tokens
     assert other.tokens.tolist() != alternatives.tokens.tolist()
     tokens, logprobs = alternatives.tokens.to_numpy(), alternatives.logprobs.to_numpy()
     expected = all_logprobs(trained, 3)
     np.testing.assert_allclose(logprobs[2], expected[tokens[2]], atol=1e-4)
-    likeliest = ask(sampler, params=greedy(), prompt_alt_tokens_k=2, topk_prompt_logprobs=1)
+    likeliest = ask(sampler, params=greedy(), prompt_alt_tokens_k=TOLD, topk_prompt_logprobs=TOLD)
     best = [row[0][0] for row in likeliest.topk_prompt_logprobs[1:]]
-    assert likeliest.prompt_alt_tokens.tokens.to_numpy().tolist() == [[token] * 2 for token in best]
+    assert likeliest.prompt_alt_tokens.tokens.to_numpy().tolist() == [[token] * TOLD for token in best]
 
 
 def test_only_the_last_tokens_are_scored_where_that_is_asked_for(sampler):
-    whole = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=2)
+    whole = ask(sampler, include_prompt_logprobs=True, topk_prompt_logprobs=TOLD)
     some = ask(
         sampler,
         include_prompt_logprobs=True,
-        topk_prompt_logprobs=2,
+        topk_prompt_logprobs=TOLD,
         prompt_logprobs_last_n=3,
-        prompt_alt_tokens_k=1,
+        prompt_alt_tokens_k=TOLD,
     )
     assert some.prompt_logprobs[:-3] == some.topk_prompt_logprobs[:-3] == [None] * (LENGTH - 3)
     np.testing.assert_allclose(some.prompt_logprobs[-3:], whole.prompt_logprobs[-3:], atol=1e-5)
-    assert len(some.prompt_alt_tokens.tokens.data) == LENGTH - 1
+    assert len(some.prompt_alt_tokens.tokens.data) == TOLD * (LENGTH - 1)
     last = sampler.compute_logprobs(prompt(PROMPT), LENGTH - 1).result(SECONDS)
     np.testing.assert_allclose(last[1:], whole.prompt_logprobs[1:], atol=1e-5)
 
@@ -150,10 +151,10 @@ def test_only_the_last_tokens_are_scored_where_that_is_asked_for(sampler):
 def test_everything_at_once_and_in_company_is_what_each_gives_alone(base_sampler):
     wishes = {
         "include_prompt_logprobs": True,
-        "topk_prompt_logprobs": 3,
-        "topk_sample_logprobs": 2,
-        "target_prompt_logprobs": tensor_of(np.array(PROMPT[1:])[:, None], is_sparse=False),
-        "prompt_alt_tokens_k": 3,
+        "topk_prompt_logprobs": TOLD,
+        "topk_sample_logprobs": 3,
+        "target_prompt_logprobs": tensor_of(np.repeat(PROMPT[1:], 3).reshape(-1, 3), is_sparse=False),
+        "prompt_alt_tokens_k": TOLD,
     }
     params = drawn(max_tokens=5, seed=1)
     alone = {name: ask(base_sampler, params=params, **{name: value}) for name, value in wishes.items()}

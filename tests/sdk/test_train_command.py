@@ -6,14 +6,19 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from typer.testing import CliRunner
 
+from spmd_tx.cli import server as cli
 from spmd_tx.cli.main import app
+from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.errors import StartError
+from tests.sdk.server import serving
 
 TALKS = [
     ("Where is the key?", "Under the mat."),
@@ -109,6 +114,36 @@ def test_a_killed_run_goes_on_to_the_same_numbers(live_server, data, tmp_path):
     assert "going on" in run(live_server, *options, "--out", killed)
     run(live_server, *options, "--out", tmp_path / "whole")
     assert metrics(killed, "loss") == metrics(tmp_path / "whole", "loss")
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_to_the_same_numbers_when_its_server_is_killed(model_dir, data, tmp_path, monkeypatch):
+    port, ask, servers = free_port(), cli.Server.ask, []
+
+    def start():
+        servers.append(stack.enter_context(serving(model_dir, tmp_path / "data", port=port)))
+        servers[-1].wait_until_ready()
+
+    def fall(client: cli.Server, route: str, body: Any = None) -> Any:
+        if len(servers) > 1 or not body or body.get("step") != 12:
+            return ask(client, route, body)
+        servers[0].process.kill()
+        servers[0].wait()
+        try:
+            return ask(client, route, body)
+        finally:
+            start()
+
+    options = ["--batch-size", 2, "--steps", 20, "--save-every", 5, "--learning-rate", 0.01]
+    with ExitStack() as stack:
+        start()
+        whole, killed = tmp_path / "whole", tmp_path / "killed"
+        run(servers[0], "sl", data, *options, "--out", whole)
+        monkeypatch.setattr(cli.Server, "ask", fall)
+        assert "weights: tinker://" in run(servers[0], "sl", data, *options, "--out", killed)
+        assert len(servers) == 2
+    assert len(metrics(whole, "loss")) == 20
+    assert metrics(killed, "loss") == metrics(whole, "loss")
 
 
 def test_preferred_answers_become_likelier(live_server, tmp_path):
