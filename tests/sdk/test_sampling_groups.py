@@ -202,6 +202,8 @@ def test_in_flight_samples_come_from_the_other_group_and_have_the_newest_weights
                 frozen = trainer.save_weights_and_get_sampling_client().result(SECONDS)
                 if step == 2:
                     address.kill(ROLLOUTS)
+                elif step == 3:
+                    address.kill_coordinator()
                 told.append(drawn_by(frozen))
                 assert [drawn_by(sampler) for sampler in in_flight] == [told[-1]] * len(in_flight)
         assert len({tuple(logprobs) for _, logprobs in told}) == len(told)

@@ -47,6 +47,14 @@ class Reader(Protocol):
 class Publisher(Protocol):
     """Is the present generation of workers that train."""
 
+    def has_restored(self, sampler: SamplerRow) -> bool:
+        """Whether a sampler's model is what it was."""
+        ...
+
+    async def restored(self, sampler: SamplerRow) -> None:
+        """Return when a sampler's model is what it was. Raises MeshError when the workers are lost."""
+        ...
+
     async def publish(self, sampler: SamplerRow) -> None:
         """Return when what a sampler draws from has a folder. Raises MeshError when the workers are lost."""
         ...
@@ -54,9 +62,14 @@ class Publisher(Protocol):
 
 @dataclass
 class _News:
-    """Holds what is known of a model's inflight versions."""
+    """Holds what is known of a model's inflight versions.
+
+    After a restart of this process saves are run again one after the other: until the last one has, an older
+    version looks like the newest.
+    """
 
     session_id: str
+    is_whole: bool = False  # the model has been what it was since this process began
     saved: int = FROM_DISK  # seq_id of the last save that was executed
     written: dict[int, VersionKey] = field(default_factory=dict)  # those with a folder, by seq_id
 
@@ -64,7 +77,12 @@ class _News:
     def newest(self) -> VersionKey | None:
         """The newest version with a folder; None: clients may know of a newer one."""
         last = max(self.written, default=NOTHING_WRITTEN)
-        return self.written[last] if last >= self.saved else None
+        return self.written[last] if self.is_whole and last >= self.saved else None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was saved since the snapshot with which the model began."""
+        return self.saved == FROM_DISK and not self.written
 
 
 class VersionStore:
@@ -157,20 +175,35 @@ class VersionStore:
         Raises InvalidRequest when the group that trains does not have it. While that has no workers, this
         waits. ``is_on_disk`` looks for the folder.
         """
-        if sampler.inflight and sampler.model_id in self._news:
-            while (news := self._news.get(sampler.model_id)) is not None and news.newest is None:
-                await self._changed.wait()
-            return
+        if sampler.inflight:
+            news = self._news.setdefault(sampler.model_id or "", _News(sampler.session_id))
+            if self._publisher is not None and self._publisher.has_restored(sampler):
+                news.is_whole = True
+            if not news.is_whole and await is_on_disk(sampler):
+                return
+            while not news.is_whole:
+                news.is_whole = await self._has_done(lambda publisher: publisher.restored(sampler))
+            if not news.is_empty:
+                while self._news.get(sampler.model_id or "") is news and news.newest is None:
+                    await self._changed.wait()
+                return
         while not await is_on_disk(sampler):
-            publisher = self._publisher
-            if publisher is not None:
-                try:
-                    await publisher.publish(sampler)
-                    return
-                except MeshError:
-                    pass
-            if self._publisher is publisher or self._publisher is None:
-                await self._changed.wait()
+            if await self._has_done(lambda publisher: publisher.publish(sampler)):
+                return
+
+    async def _has_done(self, work: Callable[[Publisher], Awaitable[None]]) -> bool:
+        """Have the workers that train do something; False: they were lost, and there may be others now."""
+        publisher = self._publisher
+        if publisher is not None:
+            try:
+                await work(publisher)
+            except MeshError:
+                pass
+            else:
+                return True
+        if self._publisher is publisher or self._publisher is None:
+            await self._changed.wait()
+        return False
 
     def _wake(self) -> None:
         self._changed.set()

@@ -42,6 +42,11 @@ class WeightSupply:
     def leave(self) -> None:
         self._versions.store.leave(self)
 
+    def has_restored(self, sampler: SamplerRow) -> bool:
+        """Whether the weights that were saved for a sampler are there."""
+        entry = self._lines.get(sampler.model_id or "")
+        return self._loss is None and entry is not None and entry.restored.is_set()
+
     async def restored(self, sampler: SamplerRow) -> None:
         """Wait until the weights that were saved for a sampler are there, if its model can be restored."""
         if sampler.model_id in self._lines:

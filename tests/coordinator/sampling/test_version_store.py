@@ -11,7 +11,7 @@ from spmd_tx.errors import InvalidRequest, WorkerLost
 
 MODEL = "alice:train:0"
 SNAPSHOT = SimpleNamespace(id="alice:sample:0", model_id=MODEL, inflight=False)
-INFLIGHT = SimpleNamespace(id="alice:sample:1", model_id=MODEL, inflight=True)
+INFLIGHT = SimpleNamespace(id="alice:sample:1", model_id=MODEL, session_id="alice", inflight=True)
 
 
 class FakeReader:
@@ -36,6 +36,15 @@ class FakePublisher(FakeReader):
         super().__init__()
         self.store, self.error, self.asked = store, error, []
         self.may_publish = asyncio.Event()
+        self.is_restored = asyncio.Event()
+
+    def has_restored(self, sampler):
+        return self.error is None and self.is_restored.is_set()
+
+    async def restored(self, sampler):
+        await self.is_restored.wait()
+        if self.error is not None:
+            raise self.error
 
     async def publish(self, sampler):
         self.asked.append(sampler.id)
@@ -68,11 +77,24 @@ async def nowhere(sampler):
     return False
 
 
-async def supplied(store, sampler, seconds=0.05):
+async def on_disk(sampler):
+    return True
+
+
+@pytest.fixture
+def restored(store):
+    """Workers that train, which have all models as they were."""
+    publisher = FakePublisher(store)
+    publisher.is_restored.set()
+    store.join(publisher, publisher)
+    return publisher
+
+
+async def supplied(store, sampler, is_there=nowhere, seconds=0.05):
     """Whether a sampler's version is there soon."""
     try:
         async with asyncio.timeout(seconds):
-            await store.supply(sampler, nowhere)
+            await store.supply(sampler, is_there)
     except TimeoutError:
         return False
     return True
@@ -148,7 +170,58 @@ async def test_a_version_that_is_nowhere_fails_who_wants_it(store):
         await store.supply(SNAPSHOT, nowhere)
 
 
-async def test_what_clients_know_of_is_never_older_elsewhere(store):
+async def test_saves_that_run_again_after_a_restart_do_not_bring_back_older_versions(store):
+    publisher = FakePublisher(store)
+    store.join(publisher, publisher)
+    store.note_saved(MODEL, "alice", 3)
+    store.note_written(MODEL, "alice", "v3", 3)  # clients know of the one behind it
+    assert not await supplied(store, INFLIGHT)
+    assert store.newest(MODEL) is None
+    assert await supplied(store, INFLIGHT, on_disk)  # the newest of all
+    assert store.newest(MODEL) is None
+    waiting = asyncio.create_task(store.supply(INFLIGHT, nowhere))
+    store.note_saved(MODEL, "alice", 5)
+    publisher.is_restored.set()
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    store.note_written(MODEL, "alice", "v5", 5)
+    await asyncio.wait_for(waiting, 10)
+    assert store.newest(MODEL) == "v5"
+
+
+async def test_a_version_that_is_on_disk_is_not_the_newest_for_ever(store, restored):
+    for seq_id in (3, 5):
+        store.note_saved(MODEL, "alice", seq_id)
+        store.note_written(MODEL, "alice", f"v{seq_id}", seq_id)
+        assert await supplied(store, INFLIGHT, on_disk)
+        assert store.newest(MODEL) == f"v{seq_id}"
+
+
+async def test_a_model_that_is_lost_while_it_is_restored_is_waited_for(store):
+    lost = FakePublisher(store, WorkerLost("gone"))
+    store.join(lost, lost)
+    store.note_saved(MODEL, "alice", 3)
+    store.note_written(MODEL, "alice", "v3", 3)
+    waiting = asyncio.create_task(store.supply(INFLIGHT, nowhere))
+    await asyncio.sleep(0)
+    lost.is_restored.set()  # or so it seems
+    store.leave(lost)
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    publisher = FakePublisher(store)
+    publisher.is_restored.set()
+    store.join(publisher, publisher)
+    await asyncio.wait_for(waiting, 10)
+    assert store.newest(MODEL) == "v3"
+
+
+async def test_a_model_without_a_save_behind_its_snapshot_publishes_what_it_has(store, restored):
+    restored.may_publish.set()
+    assert await supplied(store, INFLIGHT)
+    assert restored.asked == [INFLIGHT.id]
+
+
+async def test_what_clients_know_of_is_never_older_elsewhere(store, restored):
     store.note_saved(MODEL, "alice", 3)
     assert not await supplied(store, INFLIGHT)
     store.note_written(MODEL, "alice", "v3", 3)
@@ -163,12 +236,13 @@ async def test_what_clients_know_of_is_never_older_elsewhere(store):
     assert store.newest(MODEL) == "v5"
 
 
-async def test_all_groups_forget_what_was_superseded(store):
+async def test_all_groups_forget_what_was_superseded(store, restored):
     reader = FakeReader()
     store.join(reader, None)
     for seq_id in (3, 5):
         store.note_saved(MODEL, "alice", seq_id)
         store.note_written(MODEL, "alice", f"v{seq_id}", seq_id)
+    assert await supplied(store, INFLIGHT)
     store.supersede("v3")
     assert reader.superseded == ["v3"]
     assert not store.is_written(MODEL, "v3")
