@@ -1,6 +1,11 @@
-"""A worker process that computes nothing: every command is answered at once, with zeros of its shape."""
+"""A worker process that computes nothing: every command is answered at once, with zeros of its shape.
+
+The environment variable BENCH_SECONDS may give some commands a time, in JSON by their names; of a Decode
+for each of its steps.
+"""
 
 import argparse
+import json
 import os
 import sys
 import threading
@@ -20,6 +25,7 @@ from spmd_tx.protocol.setup import Setup
 
 PAGES, TRAIN_TOKENS, ROWS = 1 << 16, 8192, 64  # where the server leaves the choice to its workers
 BEAT_SECONDS = 1.0
+SECONDS_OF = "BENCH_SECONDS"
 
 
 def main() -> int:
@@ -30,6 +36,7 @@ def main() -> int:
         parser.add_argument(option, type=int)
     options = parser.parse_args()
     origin = {"generation": options.generation, "process": options.process_id}
+    taking = json.loads(os.environ.get(SECONDS_OF, "{}"))
     keys = Keys.of(os.environ["SPMD_TX_SECRET"])
 
     def connect() -> zmq.Socket[bytes]:
@@ -60,6 +67,7 @@ def main() -> int:
     while True:
         envelope = encoding.decode_to_worker(socket.recv())
         assert isinstance(envelope, Envelope)
+        time.sleep(seconds_of(envelope.command, taking))
         arrays, metrics = answer(envelope.command)
         reply = reports.Reply(**origin, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
         socket.send(encoding.encode(reply))
@@ -68,6 +76,12 @@ def main() -> int:
             socket.send(encoding.encode(compiled))
         if isinstance(envelope.command, commands.Shutdown):
             return 0
+
+
+def seconds_of(command: commands.AnyCommand, taking: dict[str, float]) -> float:
+    """Return how long a command takes."""
+    steps = command.steps if isinstance(command, commands.Decode) else 1
+    return steps * taking.get(command.name, 0.0)
 
 
 def answer(command: commands.AnyCommand) -> tuple[dict[str, np.ndarray], dict[str, float]]:

@@ -161,12 +161,25 @@ class Conversations(Fleet):
 
     samplers = 2
 
-    def turn(self, prompt: list[int], count: int = 20) -> SimulatedGroup:
-        """Sample, and return where."""
+    def ask(self, prompt: list[int], count: int = 20) -> Asked:
+        """Sample."""
         client = self.clients[0]
         asked = client.sample(next(iter(client.samplers)), prompt, count)
         self.wait_for(self.send(asked, len(prompt) + count))
         self.wait_for(self.settle())
+        return asked
+
+    def let_work(self, groups: list[SimulatedGroup], wanted: list[Asked]) -> None:
+        """Let these groups alone execute commands until all that is wanted is answered."""
+        while any(asked.outcome is None for asked in wanted):
+            assert sum(group.workers.finish(1) for group in groups), "all wait for other groups"
+            self.wait_for(self.settle(20))
+            self.wait_for(self.look_for_answers(again=False))
+
+    def turn(self, prompt: list[int], count: int = 20) -> SimulatedGroup:
+        """Sample, and return where."""
+        asked = self.ask(prompt, count)
+        assert asked.request_id is not None
         (group,) = (each for each in self.coordinator.groups if each.scheduler.holds(asked.request_id))
         return group
 
@@ -268,3 +281,31 @@ def test_what_waits_stays_where_its_prompt_was_read_when_another_group_is_idle(c
         story.wait_for(story.settle())
     assert len(story.sampler(1).scheduler.movable()) == waiting
     story.finish_everything()
+
+
+def test_no_sample_waits_for_a_mesh_that_trains(conversations):
+    """All are drawn while its device does nothing, although it has work."""
+    story = conversations
+    trainer, *samplers = story.coordinator.groups
+    for number in range(4):
+        story.train(1, [30, 20, 10], number * 5 + 1)
+        story.step(1, 0.1)
+    busy = list(trainer.workers.pending)
+    story.let_work(samplers, [story.ask([number, *range(150, 190)]) for number in range(8)])
+    assert busy
+    assert list(trainer.workers.pending) == busy
+    story.finish_everything()
+    story.answers_are_right()
+
+
+def test_no_step_waits_for_samples_of_other_meshes(conversations):
+    story = conversations
+    trainer, *samplers = story.coordinator.groups
+    asked = [story.ask([number, *range(150, 190)]) for number in range(16)]
+    story.train(1, [30, 20, 10], 6)
+    story.step(1, 0.1)
+    story.let_work([trainer], story.clients[1].asked[-2:])
+    assert all(group.workers.pending for group in samplers)
+    assert not any(each.outcome for each in asked)
+    story.finish_everything()
+    story.answers_are_right()
