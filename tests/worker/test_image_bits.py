@@ -1,4 +1,4 @@
-"""Tokens of an image have the same bits in any company, on any mesh and in any place of the pool."""
+"""Tokens of an image have the same bits in any company, mesh and place, and when encoded again."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,7 @@ def test_an_image_has_the_same_bits_in_company_and_on_other_meshes(tmp_path, alo
     assert np.array_equal(pool(engine)[:, begin : begin + COUNT], alone)
 
 
-def test_rows_of_other_images_stay_as_they_are(tmp_path, alone):
+def test_rows_of_other_images_stay_as_they_are_until_they_are_taken(tmp_path, alone):
     engine = start(tmp_path, "qwen3_vl_moe", (1, 1, 2))
     encode(engine, [GRID], 0)
     encode(engine, [(12, 12)], 200)
@@ -42,6 +42,11 @@ def test_rows_of_other_images_stay_as_they_are(tmp_path, alone):
     assert not found[:, COUNT:200].any()
     assert found[:, 200:236].any(axis=(0, 2)).all()
     assert not found[:, 236:].any()
+
+    encode(engine, [(16, 16)], 0)  # in whose place the image is no more
+    assert not np.array_equal(pool(engine)[:, :COUNT], alone)
+    encode(engine, [GRID], 0)
+    assert np.array_equal(pool(engine)[:, :COUNT], alone)
 
 
 @pytest.mark.slow
