@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ class Wish:
 
     only: tuple[str, ...] = ()  # beginnings of names of programs; empty: all
     hlo: Path | None = None
+    minutes: float = math.inf  # after which what is known is printed
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Task:
     programs: "list[MenuProgram]"
     hlo: Path | None
     name: str  # of the mesh, empty if there is only one
+    until: float = math.inf  # time.monotonic
 
     @property
     def predicting(self) -> "list[MenuProgram]":
@@ -76,12 +79,17 @@ class CompiledMesh:
         return [each.name for each in self.programs if each.error is not None]
 
     @property
+    def late(self) -> list[str]:
+        return [each.name for each in self.programs if each.is_late]
+
+    @property
     def is_whole(self) -> bool:
         return len(self.programs) == len(self.task.programs)
 
 
 def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_json: bool) -> None:
     """Compile for each mesh that fits, the best last, and print what was found. Raises StartError."""
+    until = time.monotonic() + 60 * wish.minutes
     environment.check(devices)
     environment.prepare(devices)
     _make_folder(wish.hlo)
@@ -89,7 +97,8 @@ def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_
     refusals = Refusals(config, devices)
     for mesh in meshes:
         try:
-            tasks.append(task_for(config.with_mesh(mesh), model, devices, wish, is_one=len(meshes) == 1))
+            task = task_for(config.with_mesh(mesh), model, devices, wish, is_one=len(meshes) == 1)
+            tasks.append(replace(task, until=until))
         except StartError as error:
             refusals.add(mesh, error)
     if not tasks:
@@ -101,6 +110,11 @@ def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_
         typer.echo(msgspec.json.format(msgspec.json.encode(told(by_speed))).decode())
     else:
         show(devices, by_speed)
+    if late := sum(len(each.late) for each in by_speed):
+        _say(
+            f"{late} programs were not compiled within {wish.minutes:g} minutes; give more --minutes, the "
+            "three parallel sizes, or --only for some programs"
+        )
     if by_speed[-1].failed:
         raise StartError(f"could not be compiled: {', '.join(by_speed[-1].failed)}")
 
@@ -162,7 +176,7 @@ def compiled(task: Task, programs: "Sequence[MenuProgram]") -> CompiledMesh:
         _say(f"{task.name}: {message}" if task.name else message)
 
     with answering_for(task.devices):
-        reports = list(compile_programs(task.plan, task.target, programs, say, task.hlo))
+        reports = list(compile_programs(task.plan, task.target, programs, say, task.hlo, task.until))
     return CompiledMesh(task, reports, predict(reports))
 
 
@@ -202,7 +216,7 @@ def show(devices: Devices, by_speed: Sequence[CompiledMesh]) -> None:
         for program in each.programs:
             if program.error is not None:
                 console.print(f"{program.name} could not be compiled: {program.error}", markup=False)
-        if not each.is_whole:
+        if not each.is_whole and not each.late:
             console.print("The other programs were not compiled, since another mesh is faster.")
         if each.predicted is not None:
             console.print(_prediction(each.predicted))
@@ -221,8 +235,8 @@ def _table(each: CompiledMesh) -> Any:
     table = Table(*names)
     table.columns[0].no_wrap = True
     for one in each.programs:
-        if one.error is not None:
-            table.add_row(one.name, "failed")
+        if not one.has_figures:
+            table.add_row(one.name, "late" if one.is_late else "failed")
             continue
         sent = sum(part.count for part in one.collectives)
         size = sum(part.bytes for part in one.collectives)

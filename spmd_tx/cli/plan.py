@@ -54,6 +54,9 @@ def plan(
     hlo: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --compile: folder for XLA's optimized HLO.")
     ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="With --compile: print what is known after so many minutes.")
+    ] = 60,
     group: GroupNameOption = "",
     **options: Any,
 ) -> None:
@@ -86,7 +89,7 @@ def plan(
         config = with_groups(config, [read_pairs(group)]).groups[0]
     if compiles:
         names = tuple(name.strip() for name in only.split(",") if name.strip())
-        compile.run(config, read_model(config), parsed_devices, Wish(names, hlo), as_json=as_json)
+        compile.run(config, read_model(config), parsed_devices, Wish(names, hlo, minutes), as_json=as_json)
         return
     for option, value in (("--only", only), ("--hlo", hlo)):
         if value:

@@ -46,6 +46,7 @@ class Compiler:
     def __init__(self, *failing):
         self.asked: list[tuple[str, str]] = []
         self.failing = failing  # (name of a mesh, name of a program)
+        self.late = set[str]()  # names of programs
 
     def __call__(self, task, programs) -> CompiledMesh:
         seconds = SECONDS[task.config.mesh]
@@ -63,6 +64,7 @@ class Compiler:
                 name=each.name,
                 kind=each.wanted.kind if each.wanted.is_usual else "other",
                 error="RESOURCE_EXHAUSTED: 21 GB" if (task.name, each.name) in self.failing else None,
+                is_late=each.name in self.late,
                 memory_bytes=2**30,
                 planned_bytes=2**31,
                 flops=2e12,
@@ -73,7 +75,7 @@ class Compiler:
             )
             for each in programs
         ]
-        has_all = {each.kind for each in reports if each.error is None} >= {*NEEDED}
+        has_all = {each.kind for each in reports if each.has_figures} >= {*NEEDED}
         return CompiledMesh(task, reports, predicted if has_all else None)
 
 
@@ -155,6 +157,15 @@ def test_programs_that_fail_are_named_at_the_end(run, compiler):
     compiler.failing = [("", DECODE)]
     with pytest.raises(StartError, match=f"could not be compiled: {DECODE}"):
         run((8, 1, 1))
+
+
+def test_programs_that_are_late_are_counted_and_no_failure(run, compiler):
+    compiler.late = {DECODE, "gather"}
+    said = run((8, 1, 1), (4, 1, 2), wish=Wish(minutes=30))
+    assert "3 programs were not compiled within 30 minutes; give more --minutes" in said.err
+    assert said.out.count("│ late ") == 3
+    assert "another mesh is faster" not in said.out
+    assert "best" not in said.out
 
 
 @pytest.mark.parametrize("folder", ["file/within", "file"])

@@ -3,8 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +20,7 @@ from spmd_tx.hlo.cost import Cost, DeviceOperation, cost_of
 from spmd_tx.hlo.frames import frames_of
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.aot.parts import seconds_by_part
-from spmd_tx.worker.aot.programs import WantedProgram, wanted
+from spmd_tx.worker.aot.programs import WantedKind, WantedProgram, wanted
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
 from spmd_tx.worker.aot.target import CompileTarget
@@ -67,15 +71,18 @@ def compile_programs(
     programs: Sequence[MenuProgram],
     progress: OnProgress,
     hlo: Path | None = None,
+    until: float = math.inf,
 ) -> Iterator[ProgramReport]:
     """Yield the report of each program. With ``hlo``, write the text of each into this folder.
 
-    Raises StartError if that is impossible.
+    What is not compiled at ``until``, a time of time.monotonic, is reported as late; a thread may go on with
+    it. Raises StartError if the text cannot be written.
     """
     state = state_arrays(plan, target.mesh)
     for number, program in enumerate(programs, 1):
-        progress(f"compiling {program.name} ({number} of {len(programs)})")
-        report, text = _compiled(plan, target, program, state)
+        if time.monotonic() < until:
+            progress(f"compiling {program.name} ({number} of {len(programs)})")
+        report, text = _compiled(target, program, state, until)
         if hlo is not None and text:
             _write(hlo / f"{program.name.replace(' ', '_').replace('/', '_')}.hlo", text)
         yield report
@@ -90,26 +97,18 @@ def _write(path: Path, text: str) -> None:
 
 
 def _compiled(
-    plan: Plan, target: CompileTarget, program: MenuProgram, state: dict[SortedShape, StateArray]
+    target: CompileTarget, program: MenuProgram, state: dict[SortedShape, StateArray], until: float
 ) -> tuple[ProgramReport, str]:
     each, began = program.wanted, time.monotonic()
     kind = each.kind if program.is_main else "other"
+    planned = each.planned if program.is_main else None
     try:
-        lowered = program.call.step.lower(*program.call.abstract(target.mesh))
-        compiled = lowered.compile(compiler_options=dict(target.options) or None)
+        compiled = _compiled_in_time(target, program.call, until) if began < until else None
     except (RuntimeError, ValueError, NotImplementedError, TypeError) as problem:  # of JAX, XLA or a kernel
-        words = " ".join(str(problem).split())
-        spent = time.monotonic() - began
-        return (
-            ProgramReport(
-                name=program.name,
-                kind=kind,
-                planned_bytes=each.planned if program.is_main else None,
-                error=f"{type(problem).__name__}: {words}"[:1000],
-                compile_seconds=spent,
-            ),
-            "",
-        )
+        error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:1000]
+        return _without_figures(program.name, kind, planned, began, error=error), ""
+    if compiled is None:
+        return _without_figures(program.name, kind, planned, began, is_late=True), ""
     spent = time.monotonic() - began
     text, memory = compiled.as_text(), compiled.memory_analysis()
     cost = per_step(cost_of(text), kind)
@@ -117,7 +116,7 @@ def _compiled(
         name=program.name,
         kind=kind,
         memory_bytes=memory.temp_size_in_bytes,
-        planned_bytes=each.planned if program.is_main else None,
+        planned_bytes=planned,
         argument_bytes=memory.argument_size_in_bytes,
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         flops=cost.flops,
@@ -135,6 +134,32 @@ def _compiled(
         compile_seconds=spent,
     )
     return report, text
+
+
+def _without_figures(
+    name: str, kind: WantedKind, planned: int | None, began: float, **why: Any
+) -> ProgramReport:
+    spent = time.monotonic() - began
+    return ProgramReport(name=name, kind=kind, planned_bytes=planned, compile_seconds=spent, **why)
+
+
+def _compiled_in_time(target: CompileTarget, call: Call, until: float) -> Any:
+    """Return what XLA made, or None if it takes too long: it cannot be stopped, but be left to itself."""
+    lowered, options = call.step.lower(*call.abstract(target.mesh)), dict(target.options) or None
+    if until == math.inf:
+        return lowered.compile(compiler_options=options)
+    result: Future[Any] = Future()
+
+    def work() -> None:
+        try:
+            result.set_result(lowered.compile(compiler_options=options))
+        except Exception as problem:  # whoever waits gets it
+            result.set_exception(problem)
+
+    Thread(target=work, daemon=True).start()
+    with suppress(TimeoutError):
+        return result.result(max(0.0, until - time.monotonic()))
+    return None
 
 
 def per_step(cost: Cost, kind: str) -> Cost:

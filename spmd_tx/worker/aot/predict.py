@@ -17,7 +17,7 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 1536  # so that a sequence has the usual len
 
 def predict(programs: Sequence[ProgramReport]) -> Prediction | None:
     """Return the prediction; None where one of the programs that it needs is missing."""
-    usual = {each.kind: each for each in programs if each.is_usual and each.error is None}
+    usual = {each.kind: each for each in programs if each.is_usual and each.has_figures}
     if not usual.keys() >= {*NEEDED}:
         return None
     train, prefill, decode = (usual[kind] for kind in ("train", "prefill", "decode"))

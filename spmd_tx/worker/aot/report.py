@@ -49,6 +49,11 @@ class ProgramReport(msgspec.Struct, frozen=True, kw_only=True):
     is_usual: bool = False  # whether predictions are made from it
     compile_seconds: float = 0.0
     error: str | None = None  # why it could not be compiled
+    is_late: bool = False  # it was not compiled in the time that was given
+
+    @property
+    def has_figures(self) -> bool:
+        return self.error is None and not self.is_late
 
     @property
     def tokens_per_second(self) -> float:

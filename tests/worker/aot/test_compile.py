@@ -1,5 +1,7 @@
 """The programs of a plan, compiled for this host's CPUs in the place of accelerators."""
 
+import threading
+import time
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -108,6 +110,28 @@ def test_a_program_that_cannot_be_compiled_is_reported_and_the_others_go_on(monk
     first, second = compile_programs(plan, target(plan), [broken, programs[1]], lambda message: None)
     assert first.error == "RuntimeError: RESOURCE_EXHAUSTED: too large"
     assert second.error is None
+
+
+def test_what_takes_too_long_is_reported_as_late_and_left_to_itself():
+    plan = planned()
+    programs = programs_of(plan, target(plan).mesh, ["optim_step", "swap_out"])
+    ends = threading.Event()
+
+    class Slow:
+        def lower(self, *arguments):
+            return self
+
+        def compile(self, compiler_options):
+            ends.wait()
+
+    slow = replace(programs[0], call=replace(programs[0].call, step=Slow()))
+    until = time.monotonic() + 0.1
+    said: list[str] = []
+    found = [*compile_programs(plan, target(plan), [slow, programs[1]], said.append, until=until)]
+    ends.set()
+    assert [each.is_late for each in found] == [True, True]
+    assert not any(each.has_figures for each in found)
+    assert said == [f"compiling {programs[0].name} (1 of 2)"], "the second was not begun"
 
 
 def cost(*operations: DeviceOperation, **different) -> Cost:
