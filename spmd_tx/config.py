@@ -88,9 +88,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "than half of a device's memory.",
         PLAN,
     ] = "auto"
-    num_processes: Annotated[
-        int, "Number of worker processes; each takes an equal part of the devices.", PLAN
-    ] = 1
+    num_processes: Annotated[int, "Worker processes; each takes an equal part of the devices.", PLAN] = 1
 
     full_parameters: Annotated[
         bool,
@@ -244,11 +242,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "single sequence may be longer.",
         PLAN,
     ] = 0
-    sampler_slots: Annotated[
-        int, "Saved versions of adapters that are on the device at once, for sampling.", PLAN
-    ] = 8
+    sampler_slots: Annotated[int, "Saved versions that are on the device at once, for sampling.", PLAN] = 8
     decode_rows: Annotated[
-        int, "Sequences that are sampled at once, per data shard; fewer if memory is short.", PLAN
+        int, "Sequences sampled at once, per data shard; fewer for lack of memory.", PLAN
     ] = 128
     decode_steps: Annotated[int, "Tokens sampled per sequence before new sequences can join.", PLAN] = 16
     page_size: Annotated[int, "Tokens per page of the key-value cache.", PLAN] = 16
@@ -257,6 +253,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "Make samples and their log-probabilities independent, to the last bit, of other requests, cached "
         "prompts and restarts; sampling is slower.",
     ] = False
+    speculation: Annotated[
+        Literal["off", "auto"],
+        "Whether a step of few sequences reads ahead what other answers to the prompt, or the sequence "
+        "itself, have had in a like place, so that it draws several tokens at once, which are the same. auto "
+        "does so where it is likely to pay.",
+    ] = "off"
     kv_cache_tokens: Annotated[
         int, FROM_ZERO, "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.", PLAN
     ] = 0

@@ -23,7 +23,7 @@ OWN = (
 # Options of which a group has the server's value, unless it is given one
 INHERITED = (
     *("dtype", "max_lora_adapters", "max_lora_rank", "snapshot_seconds", "command_timeout"),
-    *("warm_up", "train_tokens", "sampler_slots", "decode_rows", "decode_steps", "page_size"),
+    *("warm_up", "train_tokens", "sampler_slots", "decode_rows", "decode_steps", "page_size", "speculation"),
     "batch_invariant",
 )
 # Options in which the groups of one base model agree

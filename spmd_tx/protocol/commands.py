@@ -23,6 +23,8 @@ SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+DRAFT_TOKENS = 96  # of a row, which a Decode may be given
+REJECTED = -2  # in place of a token that a follower has drawn behind a wrong draft
 MASKS_OF_ROW = 4  # of tokens that a grammar allows, in one Decode
 ACTIVE_SIZES = 4, 8, 16, 32  # adapters of a decode step, where a bank has half as many again; or one, or all
 
@@ -299,6 +301,13 @@ class Decode(Command, frozen=True, tag="decode"):
     states: np.ndarray | None = None
     # int32 [B], 0 or less: added to positions for the rotation of rows with images before. None: of no row.
     shifts: np.ndarray | None = None
+    # int32 [B]: how many rows before each row the one is whose sequence it follows; 0: it has its own. A
+    # follower reads what is likely to come. It has the fields of the row that it follows, and brings no
+    # pages. In every step its token comes behind those of the rows before it, or it is REJECTED.
+    depths: np.ndarray | None = None
+    # int32 [B, DRAFT_TOKENS], of rows that others follow: what is likely to come; -1: the end. None: the
+    # program knows no followers.
+    drafts: np.ndarray | None = None
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another

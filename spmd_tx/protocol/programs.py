@@ -23,12 +23,14 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     draws: int = 0  # tokens that a prefill draws at each position
     patches: int = 0  # of each image that is encoded, padded
     masked: bool = False  # whether rows of a decode may have masks and forced tokens
+    speculative: bool = False  # whether rows of a decode may follow others
 
     def __str__(self) -> str:
         sizes = [self.rows, self.row_length, self.targets, self.table, self.active, self.patches]
         scores = [self.top, self.named, self.draws]
         name = f"continued {self.step}" if self.step == "prefill" and self.table else self.step
         name = f"masked {name}" if self.masked else name
+        name = f"speculative {name}" if self.speculative else name
         name += " of sequences" if self.sequences else ""
         name += " with scores" if self.step == "prefill" and any(scores) else ""
         name += " with logprobs" if self.logprobs and not any(scores) else ""

@@ -74,8 +74,8 @@ def engine(request, tmp_path_factory):
     return engine
 
 
-def sampler_of(engine, pages=0, versions=tuple(range(VERSIONS))):
-    return Sampler(engine, ADAPTER, versions, pages=pages)
+def sampler_of(engine, pages=0, versions=tuple(range(VERSIONS)), **shapes):
+    return Sampler(engine, ADAPTER, versions, pages=pages, **shapes)
 
 
 def prompt_of(seed, length):
@@ -186,3 +186,17 @@ def test_prompt_logprobs_and_top_tokens_do_not_depend_on_company_either(engine):
     ask(sampler, **wishes)
     sampler.run()
     assert sampler.answer("ours") == lonely.answer("ours")
+
+
+def test_it_speculates_and_draws_the_same(engine, alone):
+    if engine.plan.state_slots:
+        pytest.skip("states cannot be rewound")
+    sampler = sampler_of(engine, speculates=True)
+    for _ in range(2):
+        ask(sampler)
+        sampler.run()
+        assert sampler.answer("ours") == alone
+    steps = [command.steps for command in sampler.commands if isinstance(command, Decode)]
+    followers = [command.depths.any() for command in sampler.commands if isinstance(command, Decode)]
+    assert any(followers)
+    assert sum(steps) < 2 * TOKENS

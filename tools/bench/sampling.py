@@ -39,14 +39,14 @@ class Sampler:
 
     engine: Engine
     rows: int
+    speculates: bool = False
     seconds: dict[str, float] = field(default_factory=dict)  # of every request, since the case's start
 
     def __post_init__(self) -> None:
         model = self.engine.model
         plan, invariant = self.engine.plan, self.engine.setup.batch_invariant
-        shapes = SamplingShapes(
-            1, CONTEXT, PAGE_SIZE, self.rows, on_cpu=plan.on_cpu, batch_invariant=invariant
-        )
+        how = {"on_cpu": plan.on_cpu, "batch_invariant": invariant, "speculates": self.speculates}
+        shapes = SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows, **how)
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
         self.batch = SampleBatch(
             SamplingModel(model, CONTEXT, None, batch_invariant=invariant),

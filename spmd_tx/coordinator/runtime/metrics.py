@@ -127,6 +127,13 @@ CACHED_PROMPT_TOKENS = counter(
     ["group"],
 )
 
+DRAFTED_TOKENS = counter(
+    "spmd_tx_drafted_tokens", "Tokens that were read ahead by speculation, whether right or not.", ["group"]
+)
+ACCEPTED_TOKENS = counter(
+    "spmd_tx_accepted_tokens", "Of the drafted tokens, those that samples drew, too.", ["group"]
+)
+
 # Source "cache" is the compilation cache on disk; program "other" holds programs that belong to no step.
 COMPILES = counter(
     "spmd_tx_compiles",
@@ -193,6 +200,7 @@ def show_group(name: str) -> None:
     for family in (
         *(GENERATIONS, REPLAYED_REQUESTS, REPLAY_DIGEST_MISMATCHES, SNAPSHOT_SECONDS),
         *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES, UNANNOUNCED_LOSSES),
+        *(DRAFTED_TOKENS, ACCEPTED_TOKENS),
     ):
         family.labels(name)
     GROUP_READY.labels(name).set(0)

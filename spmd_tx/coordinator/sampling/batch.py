@@ -19,10 +19,11 @@ from spmd_tx.coordinator.runtime.at_work import AtWork
 from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
-from spmd_tx.coordinator.sampling.decode import decode_command
-from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps
+from spmd_tx.coordinator.sampling.decode import decode_command, rows_of
+from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps, speculate
 from spmd_tx.coordinator.sampling.dispatch import Dispatch, before, failed
 from spmd_tx.coordinator.sampling.drawn import DrawnTokens
+from spmd_tx.coordinator.sampling.guesses import Guesses
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
 from spmd_tx.coordinator.sampling.prefill import PromptSegment
@@ -38,10 +39,8 @@ from spmd_tx.protocol.reports import Reply
 MOST_DECODES = 2  # sent and not yet answered
 HURRIED_DECODES = 2  # after an idle time: requests that belong together arrive one after the other
 
-Listener = Callable[[Sample], None]
-
-# Each segment with its row, and whether the request wants scores of it besides keys and values
-_Written = list[tuple[ChunkedPrefill, PromptSegment, int, bool]]
+# A segment with its row, and whether the request wants scores of it besides keys and values
+_Written = tuple[ChunkedPrefill, PromptSegment, int, bool]
 
 
 class SampleBatch:
@@ -53,7 +52,7 @@ class SampleBatch:
         bank: VersionBank,
         limits: SamplingLimits,
         programs: ProgramOrders,
-        listener: Listener = lambda sample: None,
+        listener: Callable[[Sample], None] = lambda sample: None,
         at_work: AtWork | None = None,
     ) -> None:
         """``listener`` is called with every sample that got tokens."""
@@ -75,19 +74,20 @@ class SampleBatch:
         self._planned: deque[Dispatch] = deque()
         self._decodes = 0  # sent so far; also the number of the last one
         self._hurried = 0  # how many of the next Decodes have few steps
+        self._guesses = Guesses(shapes)
         self._begin()
 
     def _begin(self) -> None:
         """Begin with nothing on the device that could be used."""
-        has_routing, has_states = bool(self._model.config.n_experts), bool(self._limits.state_slots)
-        count = self._limits.shapes.shards
-        self._shards = [Shard(self._limits, has_routing=has_routing) for _ in range(count)]
+        limits, has_routing = self._limits, bool(self._model.config.n_experts)
+        self._shards = [Shard(limits, has_routing=has_routing) for _ in range(limits.shapes.shards)]
         self._pool.clear()
-        shards = self._shards
-        self._admission = Admission(self._bank, shards, self._programs, self._pool, has_states=has_states)
+        of_devices = self._bank, self._shards, self._programs, self._pool
+        self._admission = Admission(*of_devices, has_states=bool(limits.state_slots))
         self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
         self._prefilled_last = False
         self._unanswered = 0  # Decodes
+        self._speculates = False  # in the last one, so that nobody knows how many tokens it draws
 
     @property
     def planned_for(self) -> set[str]:
@@ -146,19 +146,16 @@ class SampleBatch:
 
     def cancel(self, request_id: str) -> None:
         """Drop a request: later commands do no work for it. Unknown ids are ignored."""
-        job = self._jobs.get(request_id)
-        if job is not None:
+        if (job := self._jobs.get(request_id)) is not None:
             self._end(job)
 
     def may_withdraw(self, request_id: str) -> bool:
         """Whether a request has not begun: nothing was sent for it."""
-        job = self._jobs.get(request_id)
-        return job is None or not job.has_started
+        return (job := self._jobs.get(request_id)) is None or not job.has_started
 
     def withdraw(self, request_id: str) -> SampleJob | None:
         """Drop a request that has not begun, for another batch to resume; None: it has not come yet."""
-        job = self._jobs.get(request_id)
-        if job is not None:
+        if (job := self._jobs.get(request_id)) is not None:
             self._end(job)
             job.is_over = False
         return job
@@ -213,7 +210,7 @@ class SampleBatch:
         if not (self._prefilled_last and any(shard.has_rows for shard in self._shards)):
             self._plan_prefill()
             self._prefilled_last = bool(self._planned)
-        if not self._planned and self._unanswered < MOST_DECODES:
+        if not self._planned and self._unanswered < (1 if self._speculates else MOST_DECODES):
             self._plan_decode()
 
     def _plan_prefill(self) -> None:
@@ -240,9 +237,8 @@ class SampleBatch:
 
     def _moves(self) -> list[Dispatch]:
         """Return the commands that move versions into slots."""
-        return [
-            Dispatch(command, partial(self._absorb_move, command)) for command in self._admission.take_moves()
-        ]
+        moves = self._admission.take_moves()
+        return [Dispatch(command, partial(self._absorb_move, command)) for command in moves]
 
     def _absorb_move(self, command: AnyCommand, reply: Reply) -> list[tuple[str, Outcome]]:
         """Fail the samples of a version that workers refused to load; what they draw is of no version."""
@@ -263,19 +259,19 @@ class SampleBatch:
         least = least_steps(candidates)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         steps = decode_steps(least, self._limits.decode_steps, is_hurried)
-        choice = choose(candidates, self._programs)
-        left_out = {sample.job: program for sample, program in choice.left_out.items()}
-        self._admission.missing.note_left_out(left_out)
-        chosen = [
-            self._with_pages(shard, samples, steps)
-            for shard, samples in zip(self._shards, choice.chosen, strict=True)
-        ]
+        guessed = speculate(candidates, self._programs, self._guesses, is_known=not self._unanswered)
+        if guessed is not None and self._unanswered:
+            return  # what is drawn now decides what is likely to follow
+        choice = guessed or choose(candidates, self._programs)
+        self._admission.missing.note_left_out({each.job: choice.left_out[each] for each in choice.left_out})
+        choice.hand_out_guesses()
+        in_shards = zip(self._shards, choice.chosen, strict=True)
+        chosen = [self._with_pages(shard, samples, steps) for shard, samples in in_shards]
         if choice.program is None:
             return
         self._at_command = {sample.job for samples in chosen for sample in samples}
         if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
-            self._plan_decode()
-            return
+            return self._plan_decode()
         self._programs.programs.note_use(choice.program)
         shape = self._programs.decode_shape(choice.program, chosen)
         has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
@@ -287,8 +283,9 @@ class SampleBatch:
         drawn = [
             self._send(sample, number * shape.rows, row, steps)
             for number, samples in enumerate(chosen)
-            for row, sample in enumerate(samples)
+            for row, sample in rows_of(samples)
         ]
+        self._speculates = guessed is not None
         requests = frozenset(each.sample.job.request_id for each in drawn)
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
@@ -297,7 +294,8 @@ class SampleBatch:
         for sample in candidates:
             self._at_command = [sample.job]
             while sample.is_resident and not shard.grow(sample, steps):
-                if shard.drop_a_prompt():
+                if sample.guess is not None or shard.drop_a_prompt():
+                    sample.guess = None  # nobody leaves for what may be of no use
                     continue
                 victim = shard.victim()
                 assert victim is not None, "the oldest sample does not fit into the cache"
@@ -313,6 +311,7 @@ class SampleBatch:
 
     def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
+        self._speculates = False
         for each in drawn:
             sample, job = each.sample, each.sample.job
             if each.is_dropped:
@@ -332,6 +331,7 @@ class SampleBatch:
                     self._leave(sample)
                 self._wait_again(sample)
                 continue
+            self._guesses.ended(sample)
             if sample.is_resident:
                 self._leave(sample)
             else:
@@ -340,7 +340,7 @@ class SampleBatch:
                 self._finish(job, self._result(job))
         return self._take_ended()
 
-    def _absorb_prefill(self, written: _Written, reply: Reply) -> list[tuple[str, Outcome]]:
+    def _absorb_prefill(self, written: list[_Written], reply: Reply) -> list[tuple[str, Outcome]]:
         for prefill, segment, row, is_scored in written:
             try:
                 with self._at_work.on(prefill.job.request_id):

@@ -1,16 +1,21 @@
 """Builds the Decode command for chosen samples. Pure."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.grammar.guide import WORD
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.programs import DecodeShape
-from spmd_tx.protocol.commands import STOP_TOKENS, Decode
+from spmd_tx.coordinator.sampling.speculation.guess import Guess
+from spmd_tx.protocol.commands import DRAFT_TOKENS, STOP_TOKENS, Decode
 
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
-NO_MASK = -1
+# What a follower has of the row that it follows; pages, and the place in a sequence, are found on the device.
+OF_FOLLOWERS = "remaining", "slots", "seeds", "temperatures", "top_k", "top_p", "stop_tokens"
+NO_MASK = NO_DRAFT = -1
 
 
 def decode_command(
@@ -49,13 +54,17 @@ def decode_command(
         states=np.zeros(count, np.int32) if has_states else None,
         shifts=np.zeros(count, np.int32) if has_images else None,
         mask_places=np.full((count, shape.known_steps), NO_MASK, np.int32) if program.masked else None,
+        depths=np.zeros(count, np.int32) if program.speculative else None,
+        drafts=np.full((count, DRAFT_TOKENS), NO_DRAFT, np.int32) if program.speculative else None,
     )
     masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
     for shard, samples in enumerate(chosen):
-        for row, sample in enumerate(samples):
-            pages += _fill(command, shard * rows + row, sample, last_decode)
+        for row, sample in rows_of(samples, shard * rows):
+            pages += _fill(command, row, sample, last_decode)
             if program.masked and sample.is_masked:
-                _constrain(command, shard * rows + row, sample, masks)
+                _constrain(command, row, sample, masks)
+            if sample.guess is not None:
+                _follow(command, row, sample.guess)
     command = replace(command, pages=np.asarray(pages, np.int32))
     if not program.masked:
         return command
@@ -64,6 +73,25 @@ def decode_command(
         command,
         masks=np.stack([mask for _, mask in masks.values()]) if masks else np.zeros((0, words), np.uint32),
     )
+
+
+def rows_of(samples: Iterable[Sample], first: int = 0) -> Iterator[tuple[int, Sample]]:
+    """Yield each sample with its row; behind it are those of its followers."""
+    for sample in samples:
+        row, first = first, first + 1 + (0 if sample.guess is None else sample.guess.followers)
+        yield row, sample
+
+
+def _follow(command: Decode, leader: int, guess: Guess) -> None:
+    """Let rows behind a row read what is likely to follow."""
+    assert command.depths is not None
+    assert command.drafts is not None
+    command.drafts[leader, : len(guess.drafts)] = guess.drafts
+    for depth in range(1, 1 + guess.followers):
+        row = leader + depth
+        command.depths[row] = depth
+        for field in OF_FOLLOWERS:
+            getattr(command, field)[row] = getattr(command, field)[leader]
 
 
 def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple[int, np.ndarray]]) -> None:

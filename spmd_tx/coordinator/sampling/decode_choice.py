@@ -1,11 +1,13 @@
 """Chooses the samples of a Decode, as far as compiled programs allow. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from spmd_tx.coordinator.sampling.guesses import Guesses
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import width
+from spmd_tx.coordinator.sampling.speculation.guess import Guess
 from spmd_tx.protocol.programs import ProgramShape
 
 Candidates = Sequence[Sequence[Sample]]  # of each data shard, oldest first
@@ -20,6 +22,12 @@ class DecodeChoice:
     left_out: dict[Sample, ProgramShape] = field(
         default_factory=dict
     )  # those left out, by the program they wait for
+    guesses: Mapping[Sample, Guess] = field(default_factory=dict)  # of those that speculate
+
+    def hand_out_guesses(self) -> None:
+        """Tell the chosen samples how they speculate in the next Decode."""
+        for sample in (sample for samples in self.chosen for sample in samples):
+            sample.guess = self.guesses.get(sample)
 
 
 def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candidates:
@@ -64,6 +72,23 @@ def choose(candidates: Candidates, sampling: SamplingPrograms) -> DecodeChoice:
     is_hopeless = programs.has_failed(best)
     wanted = {each: sampling.decode([[each]]) if is_hopeless else best for each in others}
     return DecodeChoice(program, chosen, {each: wanted[each] for each in others if wanted[each] not in ready})
+
+
+def speculate(
+    candidates: Candidates, sampling: SamplingPrograms, guesses: Guesses, *, is_known: bool
+) -> DecodeChoice | None:
+    """Choose all candidates and what some of them are likely to draw; None: that is of no use.
+
+    ``is_known``: nothing is outstanding. Otherwise the choice is what may come of waiting for it.
+    """
+    made = guesses.make(candidates, is_known=is_known)
+    if made is None:
+        return None
+    program = sampling.speculative(candidates, made.rows)
+    if not sampling.programs.is_ready(program):
+        sampling.programs.prefer(program)
+        return None
+    return DecodeChoice(program, [list(each) for each in candidates], guesses=made.guesses)
 
 
 def _most(

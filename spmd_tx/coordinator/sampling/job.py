@@ -22,6 +22,7 @@ from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PromptSegment
 from spmd_tx.coordinator.sampling.request.prompt_images import PromptImages
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
+from spmd_tx.coordinator.sampling.speculation.guess import Guess
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.wire.sampling_protobuf import (
     NO_SCORES,
@@ -47,20 +48,17 @@ class Sample:
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    experts: list[np.ndarray] = field(
-        default_factory=list
-    )  # [n, L, k] each: those of every token's predecessor
-    tops: list[TopLogprobs] = field(
-        default_factory=list
-    )  # likeliest tokens in the place of each token, if wanted
+    # [n, L, k] each: those of every token's predecessor
+    experts: list[np.ndarray] = field(default_factory=list)
+    # Likeliest tokens in the place of each token, if wanted
+    tops: list[TopLogprobs] = field(default_factory=list)
     stop_reason: Literal["stop", "length"] | None = None
 
     outstanding: int = 0  # tokens that sent commands draw unless it stops earlier
-    # Known tokens that Decodes have yet to be fed again, because their pages are gone: 0 unless its job is
-    # batch_invariant, else Prefills read them.
+    # Known tokens to be fed to Decodes again, as their pages are gone; 0 unless its job is batch_invariant.
     behind: int = 0
     is_resident: bool = False  # holds pages, and takes part in Decodes
-    prefill: ChunkedPrefill | None = None  # until all chunks are planned; then it may join Decodes
+    prefill: ChunkedPrefill | None = None  # until all is planned; then it may join Decodes
     pages: list[int] = field(default_factory=list)  # in the order of positions
     shard: int = 0
     bank: int = 0
@@ -75,6 +73,7 @@ class Sample:
     begins_anew: bool = False  # its row of the last Decode is of no use: what that drew is not all taken
     refusals: int = 0  # how often what was drawn behind a refused token has been dropped
     is_spoilt: bool = False  # its state has read tokens that were dropped
+    guess: Guess | None = None  # what rows that follow it read in its next Decode; None: no row does
 
     @property
     def age(self) -> tuple[bool, int, int]:
@@ -170,7 +169,8 @@ class Sample:
 
     def last_position(self, steps: int) -> int:
         """Return the last position whose keys and values a Decode of ``steps`` steps, sent now, may write."""
-        return self.next_position + min(steps, self.steps_left) - 1
+        tokens = steps if self.guess is None else steps * (1 + self.guess.followers)
+        return self.next_position + min(tokens, self.steps_left) - 1
 
     def start_over(self) -> None:
         """Wait to become resident, with the tokens that are known."""

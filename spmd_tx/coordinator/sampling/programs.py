@@ -6,6 +6,8 @@ A program may be larger than needed; the better one is compiled meanwhile.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.request.prompt_scores import NARROWEST, PromptScoring, Scores, width
@@ -87,8 +89,17 @@ class SamplingPrograms:
             rows=rows,
             active=next(size for size in self.shapes.active_sizes(rows, self.bank_slots) if size >= used),
             top=width(max(sample.job.top for sample in everybody), self.vocab_size),
-            masked=any(map(self.needs_masks, everybody)),
+            masked=(is_masked := any(map(self.needs_masks, everybody))),
+            speculative=self.shapes.decodes_speculate and not is_masked,
         )
+
+    def speculative(self, samples: Sequence[Sequence[Sample]], rows: int) -> ProgramShape:
+        """Return the program for a Decode with ``rows`` rows of each data shard, some of them followers."""
+        everybody = [sample for each in samples for sample in each]
+        used, rows = len({sample.bank for sample in everybody}), rows * self.shapes.shards
+        sizes = self.shapes.active_sizes(rows, self.bank_slots)
+        active = next(size for size in sizes if size >= used)
+        return replace(self.decode(samples), rows=rows, active=active, speculative=True)
 
     def needs_masks(self, sample: Sample) -> bool:
         """Return whether the next Decode of a sample needs a program that takes masks.
@@ -108,7 +119,8 @@ class SamplingPrograms:
 
 def _covers(program: ProgramShape, needed: ProgramShape) -> bool:
     is_large_enough = program.rows >= needed.rows and program.active >= needed.active
-    return is_large_enough and program.top >= needed.top and program.masked >= needed.masked
+    is_wide_enough = program.top >= needed.top and program.masked >= needed.masked
+    return is_large_enough and is_wide_enough and program.speculative == needed.speculative
 
 
 def _scores(program: ProgramShape) -> Scores:

@@ -34,6 +34,7 @@ class SamplingShapes:
     chunk_tokens: int = CHUNK_TOKENS
     on_cpu: bool = False
     batch_invariant: bool = False
+    speculates: bool = False  # whether rows of a Decode may follow others
 
     @cached_property
     def piece(self) -> int:
@@ -58,6 +59,11 @@ class SamplingShapes:
         if not self.batch_invariant:
             return 0
         return min(BLOCK_ROWS, self.decode_rows) if self.on_cpu else self.decode_rows
+
+    @property
+    def decodes_speculate(self) -> bool:
+        """Whether all Decodes, but for those of grammars, run the program of those that speculate."""
+        return self.batch_invariant and self.speculates
 
     @cached_property
     def rows(self) -> int:

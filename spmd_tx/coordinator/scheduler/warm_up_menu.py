@@ -51,7 +51,8 @@ def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
 
 def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
     return [
-        ProgramShape(step="decode", rows=rows, active=active) for rows, active in menu.decodes(bank_slots)
+        ProgramShape(step="decode", rows=rows, active=active, speculative=menu.decodes_speculate)
+        for rows, active in menu.decodes(bank_slots)
     ]
 
 

@@ -23,6 +23,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
         plan.decode_rows,
         on_cpu=plan.on_cpu,
         batch_invariant=config.batch_invariant,
+        speculates=config.speculation == "auto" and not plan.state_slots,
     )
 
 

@@ -122,6 +122,7 @@ class Calls:
         adapters = self._setup.bank_slots if active is None else active.size
         shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
         step, name = self._decode(top), "decode" if command.masks is None else "masked decode"
+        name = name if command.drafts is None else f"speculative {name}"
         for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):
             rest = (active, int32(number * command.block), int32(command.steps))
             arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows, state.tables)

@@ -9,7 +9,7 @@ from spmd_tx.models.declared.tower import MERGED, PATCH_NUMBERS
 from spmd_tx.models.grammar_draw import WORD
 from spmd_tx.models.linear_attention.state_pool import Keep
 from spmd_tx.protocol import commands
-from spmd_tx.protocol.commands import STATE_COPIES, STOP_TOKENS
+from spmd_tx.protocol.commands import DRAFT_TOKENS, STATE_COPIES, STOP_TOKENS
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
@@ -104,6 +104,8 @@ class Menu:
             masks=np.zeros((0, words), np.uint32) if shape.masked else None,
             mask_places=np.full((rows, setup.decode_steps), -1, np.int32) if shape.masked else None,
             states=np.zeros(rows, np.int32) if self._has_states else None,
+            depths=np.zeros(rows, np.int32) if shape.speculative else None,
+            drafts=np.full((rows, DRAFT_TOKENS), -1, np.int32) if shape.speculative else None,
         )
 
 

@@ -35,6 +35,7 @@ from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
+from spmd_tx.worker.steps.speculate import Speculation
 from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs
 
 
@@ -71,6 +72,8 @@ class DecodeRows(PyTreeNode):
     masks: Any = None  # uint32 [B, M, W]: tokens that a grammar allows. None: no row has a grammar
     mask_places: Any = None  # int32 [B, K]: which of its masks counts in a step; -1: none
     shifts: Any = None  # int32 [B]: added to positions where rows rotate. None: there are no images
+    drafts: Any = None  # int32 [B, D], as in Speculation, and
+    depths: Any = None  # int32 [B]. None: no row follows another
 
     def grammar(self, step: Array) -> GrammarRows | None:
         """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
@@ -102,7 +105,7 @@ class DecodeRows(PyTreeNode):
 class Drawn(PyTreeNode):
     """Holds what the steps of a decode drew, [K, B, ...], or of one step [B, ...]."""
 
-    tokens: Any  # int32; -1 where the row is dead
+    tokens: Any  # int32; -1 where the row is dead, REJECTED where it read a wrong draft
     logprobs: Any  # float32; nats
     experts: Any  # [K, B, L, k]: experts that each row's input used; None without experts
     redrawn: Any = None  # bool [K, B]: within a grammar, in place of another token; None: no row has a mask
@@ -256,6 +259,11 @@ def make_decode(
         state = rows.resume(previous)
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
+        guess = None
+        if rows.drafts is not None:
+            guess = jax.tree.map(lambda x: varying(x, *DATA), Speculation.begin(rows.drafts, rows.depths))
+            tables_BN = tables_BN[guess.leaders]
+            state = state.replace(remaining=jnp.where(rows.depths == 0, state.remaining, 0))
         has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
         any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
         nothing = Drawn.none(model, (max_steps, b), top, has_masks=rows.masks is not None)
@@ -269,19 +277,23 @@ def make_decode(
             return (step < steps) & (alive_rows > 0)
 
         def step_all(carry: Any) -> Any:
-            step, _, cache, state, drawn = carry
+            step, _, cache, state, guess, drawn = carry
             attend = partial(decode_attend, kernels, tables_BN)
             in_window = partial(window_ring.decode_attend, kernels, model.window)
             grammar = rows.grammar(step)
-            inputs = (model, base, adapters, loras, cache, state, rows)
+            read = state if guess is None else guess.spread(state)
+            inputs = (model, base, adapters, loras, cache, read, rows)
             cache, state, one = _step(
                 *inputs, grammar, (attend, in_window), stacked_map, kernels, top, any_filters
             )
+            if guess is not None:
+                guess, state, tokens_B = guess.settle(read, state, one.tokens)
+                one = one.replace(tokens=tokens_B)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
-            return step + 1, alive(state), cache, state, drawn
+            return step + 1, alive(state), cache, state, guess, drawn
 
-        carry = (jnp.int32(0), alive(state), cache, state, drawn)
-        _, _, cache, state, drawn = lax.while_loop(go_on, step_all, carry)
+        carry = (jnp.int32(0), alive(state), cache, state, guess, drawn)
+        _, _, cache, state, _, drawn = lax.while_loop(go_on, step_all, carry)
         after = jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (first,)), after, state)
         return cache, after, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
 

@@ -69,11 +69,12 @@ class Bench:
         batch_invariant=False,
         exact=False,
         state_slots=0,
+        speculates=False,
     ):
         """``on_demand``: a program is compiled once a request waits for it, and nothing else can be sent."""
         limits = SamplingLimits(
             shapes=SamplingShapes(
-                shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant
+                *(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant, speculates)
             ),
             pages_per_shard=pages,
             decode_steps=decode_steps,

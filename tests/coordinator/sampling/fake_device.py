@@ -10,12 +10,22 @@ from hashlib import blake2b
 
 import numpy as np
 
-from spmd_tx.protocol.commands import Decode, Drop, Forward, ForwardBackward, Move, OptimStep, Prefill
+from spmd_tx.protocol.commands import (
+    REJECTED,
+    Decode,
+    Drop,
+    Forward,
+    ForwardBackward,
+    Move,
+    OptimStep,
+    Prefill,
+)
 from spmd_tx.protocol.places import BankSlot, Idle, TrainSlot, WeightsFolder
 from spmd_tx.protocol.reports import Reply
 
 VOCABULARY = 97
 BASE = "base"
+NO_DRAFT = -1
 
 
 def draw(version, content, seeds):
@@ -50,6 +60,10 @@ def continuation(version, prompt, seeds, count, stop_tokens=()):
         content.append(token)
         logprobs.append(logprob)
     return content[len(prompt) :], logprobs
+
+
+def is_follower(command, row):
+    return command.depths is not None and command.depths[row] > 0
 
 
 @dataclass
@@ -243,13 +257,15 @@ class FakeDevice:
         for step in range(command.steps):
             written = set()
             for index, row in enumerate(rows):
-                if row.remaining:
+                if row.remaining and not is_follower(command, index):
                     shard = index // per_shard
                     place = shard, self._step(command, index, shard, row, step)
                     assert place not in written, "two rows write to the same page"
                     written.add(place)
                     tokens[step, index], logprobs[step, index] = row.token, row.logprob
                     redrawn[step, index] = row.is_redrawn
+                    if command.depths is not None:
+                        self._follow(command, index, shard, row, (tokens[step], logprobs[step]))
         self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
         reply = {"tokens": tokens, "logprobs": logprobs}
         if command.masks is not None:
@@ -258,6 +274,27 @@ class FakeDevice:
             reply["top_tokens"] = tokens[..., None] + np.arange(command.top, dtype=np.int32)
             reply["top_logprobs"] = np.repeat(logprobs[..., None], command.top, 2)
         return reply
+
+    def _follow(self, command, leader, shard, row, replies):
+        """Let the followers of a row that has just drawn read drafts; ``replies`` are of this step."""
+        first, goes_on = row.position - 1, True
+        begin = first - int(command.positions[leader])  # the drafts are taken one after the other
+        for index in range(leader + 1, len(command.source)):
+            depth = int(command.depths[index])
+            draft = int(command.drafts[leader, begin + depth - 1]) if depth else NO_DRAFT
+            if draft == NO_DRAFT or first + depth >= command.positions[leader] + command.remaining[leader]:
+                break
+            for name in ("slots", "seeds", "temperatures", "top_k", "top_p", "stop_tokens"):
+                assert np.array_equal(getattr(command, name)[index], getattr(command, name)[leader]), name
+            goes_on = goes_on and row.remaining > 0 and draft == row.token
+            if goes_on:
+                self._step(command, leader, shard, row, 0)
+                replies[0][index], replies[1][index] = row.token, row.logprob
+            else:  # it writes what nobody may read
+                page = row.table[(first + depth) // self.page_size]
+                assert page, "a follower writes to the trash page"
+                self.tokens[shard, page, (first + depth) % self.page_size] = draft
+                replies[0][index] = REJECTED
 
     def begun(self, command):
         """Return the rows of a Decode before its first step."""
@@ -291,7 +328,13 @@ class FakeDevice:
         forced = -1 if command.forced is None else command.forced[index, step]
         place = shard, page, row.position % self.page_size
         self.tokens[place], self.versions[place] = row.token, version
-        self.origins[place] = rows, command.active, command.top, command.masks is not None
+        self.origins[place] = (
+            rows,
+            command.active,
+            command.top,
+            command.masks is not None,
+            command.drafts is None,
+        )
         pages = table[np.arange(row.position + 1) // self.page_size]
         cells = shard, pages, np.arange(row.position + 1) % self.page_size
         assert set(self.versions[cells]) == {version}, "keys and values of other weights"

@@ -1,0 +1,144 @@
+"""Decides which samples of a Decode speculate, and how many rows follow each. Pure.
+
+Rows that a program has beside those of the samples cost nothing. A larger program costs more, so it must be
+likely to draw as many more tokens. What is likely follows from how many drafts of a sample were right.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.sampling.shapes import FEW_ROWS, SamplingShapes
+from spmd_tx.coordinator.sampling.speculation.guess import Guess, Record
+from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, PromptTexts, SessionTexts
+from spmd_tx.protocol.commands import DRAFT_TOKENS
+
+MOST_FOLLOWERS = 7  # of a row
+COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.2  # of a step, in steps that have no rows
+LEAST_GAIN = 1.15  # times the tokens per second; the next Decode cannot be sent before the last one's reply
+
+
+@dataclass(frozen=True)
+class SpeculativeRows:
+    """Says what rows of a Decode follow samples."""
+
+    rows: int  # of each data shard
+    guesses: dict[Sample, Guess]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of a sample."""
+
+    texts: PromptTexts
+    record: Record
+
+
+_Able = tuple[Guess, Sample]  # with drafts, and no followers yet
+
+
+class Guesses:
+    """Knows what samples of one batch have drawn, and what has come of guesses."""
+
+    def __init__(self, shapes: SamplingShapes) -> None:
+        self._shapes = shapes
+        self._texts = SessionTexts()
+        self._known = WeakKeyDictionary[Sample, _Known]()
+        self._hoped: list[Record] = []  # of samples whose outstanding tokens are waited for
+
+    def ended(self, sample: Sample) -> None:
+        """Note a sample that has all of its tokens."""
+        if self._shapes.speculates and _may_speculate(sample):
+            self._know(sample).texts.put(_owner(sample), sample.tokens)
+
+    def make(self, candidates: Sequence[Sequence[Sample]], *, is_known: bool) -> SpeculativeRows | None:
+        """Return the rows that follow the samples of each data shard; None: they are not worth it.
+
+        With ``is_known`` all tokens are known; else those that are known say whether to wait for the others.
+        """
+        if not self._shapes.speculates:
+            return None
+        hoped, self._hoped = self._hoped, []
+        best = self._best(candidates)
+        if best is None and is_known:  # the wait was in vain
+            for record in hoped:
+                record.note(0, 1)
+        elif best is not None and not is_known:
+            self._hoped = [guess.record for guess in best.guesses.values()]
+        return best
+
+    def _best(self, candidates: Sequence[Sequence[Sample]]) -> SpeculativeRows | None:
+        most = max(map(len, candidates))
+        sizes = [size for size in self._sizes() if size > most]
+        everybody = [sample for samples in candidates for sample in samples]
+        if not sizes or any(sample.guide is not None for sample in everybody):
+            return None
+        able = [list(self._able(samples)) for samples in candidates]
+        best, best_rate = None, LEAST_GAIN * len(everybody) / self._cost(self._shapes.rows_of_decode(most))
+        for size in sizes:
+            guesses = dict[Sample, Guess]()
+            for some, samples in zip(able, candidates, strict=True):
+                guesses |= _deal(some, size - len(samples))
+            rate = (len(everybody) + sum(guess.gain for guess in guesses.values())) / self._cost(size)
+            if rate > best_rate:
+                best, best_rate = SpeculativeRows(size, guesses), rate
+        if best is None:
+            for guess, _ in (each for some in able for each in some):
+                guess.record.pass_by()
+        return best
+
+    def _sizes(self) -> list[int]:
+        block = self._shapes.decode_block
+        return [block] if block else [size for size in self._shapes.decode_sizes if size <= FEW_ROWS]
+
+    def _cost(self, rows: int) -> float:
+        return 1 + (CPU_COST_OF_ROW if self._shapes.on_cpu else COST_OF_ROW) * rows
+
+    def _know(self, sample: Sample) -> _Known:
+        known = self._known.get(sample)
+        if known is None:
+            job = sample.job
+            texts = self._texts.of(job.session or job.request_id, job.prompt)
+            known = self._known[sample] = _Known(texts, Record(texts.record))
+        return known
+
+    def _able(self, samples: Iterable[Sample]) -> Iterable[_Able]:
+        """Yield those samples of which something is known that may follow."""
+        for sample in filter(_may_speculate, samples):
+            known = self._know(sample)
+            known.texts.put(_owner(sample), sample.tokens)
+            known.texts.read()
+            drafts = [] if sample.behind else known.texts.find(_tail(sample), DRAFT_TOKENS)
+            if drafts:
+                yield Guess(drafts, 0, known.record), sample
+
+
+def _may_speculate(sample: Sample) -> bool:
+    """Whether a sample may speculate at all: not within a grammar, and not behind images."""
+    return sample.guide is None and not sample.job.images and sample.job.wants_tokens
+
+
+def _owner(sample: Sample) -> tuple[str, int]:
+    return sample.job.request_id, sample.index
+
+
+def _tail(sample: Sample) -> list[int]:
+    """Return the last tokens that are known."""
+    return [*sample.job.prompt[-MOST_COMPARED:], *sample.tokens[-MOST_COMPARED:]][-MOST_COMPARED:]
+
+
+def _deal(able: Sequence[_Able], spare: int) -> dict[Sample, Guess]:
+    """Give each spare row to the sample of which it is likeliest to count."""
+    counts = [0] * len(able)
+    most = [min(MOST_FOLLOWERS, len(guess.drafts)) for guess, _ in able]
+    for _ in range(spare):
+        free = [number for number, count in enumerate(counts) if count < most[number]]
+        if not free:
+            break
+        counts[max(free, key=lambda number: able[number][0].record.acceptance ** (counts[number] + 1))] += 1
+    return {
+        sample: Guess(guess.drafts, count, guess.record)
+        for (guess, sample), count in zip(able, counts, strict=True)
+        if count
+    }

@@ -1,0 +1,53 @@
+"""What is likely to follow a sample, and how often that was right. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd_tx.coordinator.runtime import metrics
+from spmd_tx.protocol.commands import REJECTED
+
+LIKELY = 0.7  # that a draft is right, before any is known
+WEIGHT_OF_LAST = 0.25  # of a Decode in a running average
+RECOVERY = 0.01  # of the way back to what is likely, with each Decode that has no followers
+
+
+class Record:
+    """Keeps how many of a sample's drafts were right, as a running average."""
+
+    def __init__(self, of_prompt: "Record | None" = None) -> None:
+        """Expect what came of other samples of a prompt, and tell their record what comes of this one."""
+        self._of_prompt = of_prompt
+        self.acceptance = LIKELY if of_prompt is None else of_prompt.acceptance
+
+    def note(self, right: int, wrong: int) -> None:
+        """Take in a Decode in which so many drafts were right and wrong, without those behind a wrong one."""
+        if right + wrong:
+            self.acceptance += WEIGHT_OF_LAST * (right / (right + wrong) - self.acceptance)
+            if self._of_prompt is not None:
+                self._of_prompt.note(right, wrong)
+
+    def pass_by(self) -> None:
+        """Forget a little, so that it is tried again some day."""
+        self.acceptance += RECOVERY * (LIKELY - self.acceptance)
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Holds what the followers of a sample's row read."""
+
+    drafts: list[int]
+    followers: int
+    record: Record
+
+    @property
+    def gain(self) -> float:
+        """How many tokens more a step is likely to draw."""
+        return sum(self.record.acceptance**count for count in range(1, self.followers + 1))
+
+    def note(self, tokens_KF: np.ndarray) -> None:
+        """Take in what was drawn in each step by the row, in the first column, and its followers."""
+        right_KF, wrong_KF = tokens_KF[:, 1:] >= 0, tokens_KF[:, 1:] == REJECTED
+        self.record.note(int(right_KF.sum()), int(wrong_KF.any(axis=1).sum()))
+        metrics.DRAFTED_TOKENS.labels(metrics.group()).inc(int((right_KF | wrong_KF).sum()))
+        metrics.ACCEPTED_TOKENS.labels(metrics.group()).inc(int(right_KF.sum()))

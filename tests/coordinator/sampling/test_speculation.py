@@ -1,0 +1,124 @@
+"""Samples that speculate draw the tokens of others in fewer steps, and nothing from behind a wrong draft."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd_tx.protocol.commands import REJECTED, Decode
+from tests.coordinator.sampling.bench import Bench, expected, free_pages, prompt_of
+
+PROMPT = prompt_of(9)
+
+
+def followers(command):
+    return 0 if command.depths is None else int((command.depths > 0).sum())
+
+
+def steps(bench):
+    """Return how many steps of Decodes there were in which any row lived."""
+    return sum(int((reply["tokens"] >= 0).any(axis=1).sum()) for reply in bench.decoded)
+
+
+class WatchedBench(Bench):
+    """Keeps the replies to Decodes."""
+
+    def __init__(self, **options):
+        super().__init__(rows=16, **options)
+        self.decoded, execute = [], self.device.execute
+
+        def watched(command):
+            arrays, numbers = execute(command)
+            if isinstance(command, Decode):
+                self.decoded.append(arrays)
+            return arrays, numbers
+
+        self.device.execute = watched
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_an_answer_that_was_given_before_takes_fewer_steps(shards, batch_invariant):
+    counts = {}
+    for speculates in (False, True):
+        bench = WatchedBench(shards=shards, batch_invariant=batch_invariant, speculates=speculates)
+        bench.admit("first", PROMPT, seed=3, max_tokens=40, sampler="s:sample:1")
+        bench.run()
+        before = steps(bench)
+        bench.admit("again", PROMPT, seed=3, max_tokens=40, sampler="s:sample:2")
+        bench.run()
+        assert bench.tokens("again") == bench.tokens("first") == [expected("", PROMPT, 40, seed=3)[0]]
+        assert bench.logprobs("again") == bench.logprobs("first")
+        counts[speculates] = steps(bench) - before
+    assert counts[False] == 40
+    assert counts[True] <= 20
+
+
+def test_no_session_learns_from_another():
+    bench = WatchedBench(speculates=True)
+    bench.admit("first", PROMPT, seed=3, max_tokens=40, sampler="one:sample:1")
+    bench.run()
+    bench.admit("again", PROMPT, seed=3, max_tokens=40, sampler="two:sample:1")
+    bench.run()
+    assert not any(map(followers, bench.sent(Decode)))
+
+
+def test_a_wrong_draft_changes_nothing_and_is_tried_no_more():
+    bench = WatchedBench(speculates=True)
+    bench.admit("first", PROMPT, seed=3, max_tokens=40, sampler="s:sample:1")
+    bench.run()
+    for number in range(6):  # alike at the beginning, and then no more
+        name = f"other {number}"
+        bench.admit(name, PROMPT, seed=number + 10, max_tokens=40, sampler="s:sample:2")
+        bench.run()
+        assert bench.tokens(name) == [expected(name, PROMPT, 40, seed=number + 10)[0]]
+    assert any((reply["tokens"] == REJECTED).any() for reply in bench.decoded)
+
+
+def test_a_full_batch_does_not_speculate():
+    bench = WatchedBench(pages=300, speculates=True)
+    for number in range(2):
+        bench.admit(f"{number}", PROMPT, seed=3, max_tokens=20, num_samples=16, sampler=f"s:sample:{number}")
+        bench.run()
+    assert not any(map(followers, bench.sent(Decode)))
+
+
+def test_rows_of_a_stop_token_end_there():
+    stop = expected("", PROMPT, 40, seed=3)[0][20]
+    bench = WatchedBench(speculates=True)
+    for name in ("first", "again"):
+        bench.admit(name, PROMPT, seed=3, max_tokens=40, stop=[stop], sampler="s:sample:1")
+        bench.run()
+        assert bench.tokens(name) == [expected("", PROMPT, 40, seed=3, stop=(stop,))[0]]
+    assert any(map(followers, bench.sent(Decode)))
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 30), st.integers(1, 3), st.integers(0, 4)),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(REQUESTS, st.sampled_from([20, 60]), st.booleans(), st.integers(1, 3))
+def test_whatever_else_runs_and_leaves_for_lack_of_pages(requests, pages, batch_invariant, depth):
+    bench = WatchedBench(pages=pages, batch_invariant=batch_invariant, speculates=True)
+    free = free_pages(bench)
+    asked = {}
+    for number, (prompt, seed, count, samples, pause) in enumerate(requests):
+        name, tokens = f"r{number}", prompt_of(5 + prompt, prompt)
+        options = {"seed": seed, "max_tokens": count, "num_samples": samples}
+        bench.admit(name, tokens, sampler="s:sample:1", **options)
+        asked[name] = tokens, seed, count, samples
+        for _ in range(pause):
+            while len(bench.in_flight) < depth and bench.send():
+                pass
+            if bench.in_flight:
+                bench.absorb()
+    bench.run(depth)
+    for name, (tokens, seed, count, samples) in asked.items():
+        want = [expected(name, tokens, count, index=index, seed=seed)[0] for index in range(samples)]
+        assert bench.tokens(name) == want
+    assert free_pages(bench) == free
+    assert not np.any([followers(command) > 15 for command in bench.sent(Decode)])
