@@ -243,9 +243,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         PLAN,
     ] = 0
     sampler_slots: Annotated[int, "Saved versions that are on the device at once, for sampling.", PLAN] = 8
-    decode_rows: Annotated[
-        int, "Sequences sampled at once, per data shard; fewer for lack of memory.", PLAN
-    ] = 128
+    decode_rows: Annotated[int, "Sequences sampled at once, per data shard, if memory allows.", PLAN] = 128
     decode_steps: Annotated[int, "Tokens sampled per sequence before new sequences can join.", PLAN] = 16
     page_size: Annotated[int, "Tokens per page of the key-value cache.", PLAN] = 16
     batch_invariant: Annotated[

@@ -32,14 +32,16 @@ def write_model(folder: Path, family: str = "qwen3") -> Path:
 
 
 OPTION_SETS = {
-    "batch-invariant": OptionSet({"batch_invariant": True, "dtype": "bfloat16"}, tolerance=0.0),
+    "batch-invariant": OptionSet(
+        {"batch_invariant": True, "dtype": "bfloat16", "speculation": "auto"}, tolerance=0.0
+    ),
     "batch-invariant, two data shards": OptionSet(
         {"batch_invariant": True, "fully_sharded_data_parallel_size": 2, "shard_base_weights": "yes"},
         tolerance=0.0,
     ),
     "two processes, split matrices": OptionSet({"num_processes": 2, "tensor_parallel_size": 2}),
     "split experts": OptionSet({"expert_parallel_size": 2, "expert_lora": "per-expert"}, "qwen3_moe"),
-    "rounded base": OptionSet({"base_dtype": "int8"}),
+    "rounded base": OptionSet({"base_dtype": "int8", "speculation": "auto"}),
     "states, and few of them": OptionSet({"state_cache": "4MiB"}, "qwen3_5"),
     "all weights": OptionSet({"full_parameters": True}, rank=0),
     "little room": OptionSet(

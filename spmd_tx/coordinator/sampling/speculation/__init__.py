@@ -1,1 +1,1 @@
-"""Lossless speculation: what is likely to follow a sample, and how many rows of a Decode read it ahead."""
+"""Lossless speculation: texts that are likely to go on like a sample, and what has come of them."""
