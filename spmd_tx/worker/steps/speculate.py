@@ -77,12 +77,12 @@ class Speculation(PyTreeNode):
 
         Where they do not follow each other, the drafts may go on alike behind another token.
         """
-        numbers_D = jnp.arange(self.drafts.shape[1])
+        numbers_1D = jnp.arange(self.drafts.shape[1])[None]
         before_BD = jnp.pad(self.drafts[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
         is_last_BD = self.drafts == tokens_B[:, None]
         is_there_BD = is_last_BD & (before_BD == previous_B[:, None])
-        is_there_BD |= is_last_BD & (numbers_D == expected_B[:, None])
-        distance_BD = jnp.where(is_there_BD, jnp.abs(numbers_D - expected_B[:, None]), numbers_D.size)
+        is_there_BD |= is_last_BD & (numbers_1D == expected_B[:, None])
+        distance_BD = jnp.where(is_there_BD, jnp.abs(numbers_1D - expected_B[:, None]), numbers_1D.size)
         nearest_B = jnp.argmin(distance_BD, axis=1).astype(jnp.int32)
         return jnp.where(jnp.any(is_there_BD, axis=1), nearest_B, expected_B) + 1
 
