@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.shapes import FEW_ROWS, SamplingShapes
 from spmd_tx.coordinator.sampling.speculation.guess import Guess, Record
-from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, PromptTexts, SessionTexts
+from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, DraftTexts, SessionTexts
 from spmd_tx.protocol.commands import DRAFT_TOKENS
 
 MOST_FOLLOWERS = 7  # of a row
@@ -31,7 +31,7 @@ class SpeculativeRows:
 class _Known:
     """What is known of a sample."""
 
-    texts: PromptTexts
+    texts: DraftTexts
     record: Record
 
 

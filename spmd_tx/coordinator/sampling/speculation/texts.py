@@ -23,7 +23,7 @@ PROMPT: Owner = "", 0
 _Place = tuple[int, int]  # number of a text, and of a token in it
 
 
-class PromptTexts:
+class DraftTexts:
     """Holds the answers to one prompt in one session, and the prompt."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -102,19 +102,19 @@ class SessionTexts:
     """Holds the texts of all sessions and prompts, at most MOST_TOKENS: those used last."""
 
     def __init__(self) -> None:
-        self._by_prompt: dict[tuple[str, tuple[int, ...]], PromptTexts] = {}  # least recently used first
+        self._by_prompt: dict[tuple[str, tuple[int, ...]], DraftTexts] = {}  # least recently used first
 
     @property
     def size(self) -> int:
         """Tokens of all texts."""
         return sum(texts.size for texts in self._by_prompt.values())
 
-    def of(self, session: str, prompt: Sequence[int]) -> PromptTexts:
+    def of(self, session: str, prompt: Sequence[int]) -> DraftTexts:
         """Return the texts of a prompt in a session, which are none at first."""
         key = session, tuple(prompt)
         texts = self._by_prompt.pop(key, None)
         if texts is None or texts.size > MOST_PER_PROMPT:
-            texts = PromptTexts(prompt)
+            texts = DraftTexts(prompt)
         self._by_prompt[key] = texts
         while len(self._by_prompt) > MOST_PROMPTS or (self.size > MOST_TOKENS and len(self._by_prompt) > 1):
             self._by_prompt.pop(next(iter(self._by_prompt)))
