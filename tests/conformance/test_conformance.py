@@ -16,6 +16,7 @@ from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
 from tests.sdk.conftest import SLOTS, SPEC
+from tests.sdk.conftest import certificates_are_read_once as certificates_are_read_once
 from tests.sdk.server import BASE_MODEL, serving
 
 pytestmark = [

@@ -1,9 +1,11 @@
+import functools
 import gc
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx._transports.default as transports
 import pytest
 import tinker
 
@@ -71,6 +73,14 @@ def server(
     with serving(model_dir, data_dir, environment=QUICKLY | traces, max_lora_adapters=SLOTS) as server:
         server.wait_until_ready()
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Each client of the SDK reads all certificates of this machine, though no server here has any."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

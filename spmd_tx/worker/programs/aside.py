@@ -16,7 +16,6 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.sharding import Mesh
@@ -37,25 +36,8 @@ QUOTED_BYTES = 2048  # of what a child has printed
 MOST_ENDS = 2  # of children that ended by themselves; after that the worker compiles in its own threads
 
 
-@runtime_checkable
-class Child(Protocol):
-    """Defines a process that compiles, and the pipe to it."""
-
-    pipe: Any
-
-    def pause(self) -> None:
-        """Stop it until ``resume``. Any thread may call either, as often as it likes."""
-        ...
-
-    def resume(self) -> None: ...
-
-    def end(self) -> str:
-        """Kill it if it is alive; return how it ended. Any thread may call this."""
-        ...
-
-
 class AsideProcess:
-    """Starts and ends a process that runs aside_process.py."""
+    """Starts and ends a process that runs aside_process.py; any thread may. Holds the pipe to it."""
 
     def __init__(self, begin: Begin) -> None:
         self.pipe, theirs = Pipe()
@@ -76,6 +58,7 @@ class AsideProcess:
             self.pipe.send_bytes(encode(begin))
 
     def pause(self) -> None:
+        """Stop it until ``resume``. Both may be repeated."""
         # Only Linux ends a stopped process with its parent.
         if sys.platform == "linux" and not self._is_paused:
             self._is_paused = True
@@ -87,6 +70,7 @@ class AsideProcess:
             self.process.send_signal(signal.SIGCONT)
 
     def end(self) -> str:
+        """Kill it if it is alive; return how it ended."""
         self.process.kill()
         code = self.process.wait()
         words = self._last_words()
@@ -106,10 +90,10 @@ class AsideProcess:
 class AsideCompiler:
     """Compiles programs one after the other. The child starts with the first."""
 
-    def __init__(self, start: Callable[[], Child]) -> None:
+    def __init__(self, start: Callable[[], AsideProcess]) -> None:
         self._start = start
         self._lock = threading.Lock()
-        self._child: Child | None = None
+        self._child: AsideProcess | None = None
         self._ends = 0
         self._has_begun = False  # the child that there is
         self._is_closed = False
@@ -154,7 +138,7 @@ class AsideCompiler:
         if child is not None:
             child.end()
 
-    def _running(self) -> Child | None:
+    def _running(self) -> AsideProcess | None:
         with self._lock:
             if self._is_closed or self._ends >= MOST_ENDS:
                 return None
@@ -163,7 +147,7 @@ class AsideCompiler:
                 self._has_begun = False
             return self._child
 
-    def _await_begin(self, child: Child) -> None:
+    def _await_begin(self, child: AsideProcess) -> None:
         """A child that was stopped before it has asked to end with this process would never end."""
         if not self._has_begun:
             child.pipe.recv_bytes()
@@ -172,7 +156,7 @@ class AsideCompiler:
                 if child is self._child:
                     self._pacer.take(child)
 
-    def _lose(self, child: Child) -> None:
+    def _lose(self, child: AsideProcess) -> None:
         with self._lock:
             self._child = None
             self._pacer.drop()
