@@ -74,7 +74,8 @@ class Cookbook:
 
     def command(self, program: str, name: str, options: dict[str, Any]) -> list[str]:
         """``program`` is a recipe's module below tinker_cookbook.recipes, or one of our scripts."""
-        values = self._model() | options | {"log_path": self.folder / name}
+        log = {} if "experiment_dir" in options else {"log_path": self.folder / name}
+        values = self._model() | options | log
         arguments = [f"{key}={value}" for key, value in values.items()]
         script = (
             [str(HERE / program)] if program.endswith(".py") else ["-m", f"tinker_cookbook.recipes.{program}"]

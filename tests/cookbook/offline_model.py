@@ -5,13 +5,14 @@ import json
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from offline_roles import REPLIES, ROLES, Role, texts_of_all
 from offline_texts import END_OF_TEXT, TURN_END, TURN_START, all_kinds, lesson
 from tinker_cookbook.renderers import get_renderer
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 ADDED_TOKENS = (END_OF_TEXT, TURN_START, TURN_END, "<think>", "</think>", "<tool_call>", "</tool_call>")
 PRETRAINING_STEPS = 240
@@ -157,14 +158,17 @@ def rows_of_role(tokenizer: Tokenizer, role: Role) -> Callable[[random.Random], 
 
 
 def pretrain(
-    model: Qwen3ForCausalLM, new_row: Callable[[random.Random], Row], steps: int = PRETRAINING_STEPS
+    model: PreTrainedModel,
+    new_row: Callable[[random.Random], Any],
+    steps: int = PRETRAINING_STEPS,
+    loss_of: Callable[[Any, list[Any]], torch.Tensor] | None = None,
 ) -> None:
-    """Teach a model what rows drawn at random say."""
+    """Teach a model what rows drawn at random say. Rows of more than text have a ``loss_of`` their own."""
     draw = random.Random(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
     for step in range(steps):
-        loss = answer_loss(model, [new_row(draw) for _ in range(16)])
+        loss = (loss_of or answer_loss)(model, [new_row(draw) for _ in range(16)])
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
