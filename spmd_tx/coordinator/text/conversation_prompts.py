@@ -88,7 +88,7 @@ class PromptMaker:
             ) from None
         options = dict(variables)
         if conversation.tools:
-            options["tools"] = template_tools(conversation.tools)
+            options["tools"] = await compute(size, template_tools, conversation.tools)
         behind = None if place.parent is None else await self._behind(place, place.parent, options, size)
         if behind is None:
             if place.parent is not None:

@@ -37,7 +37,7 @@ async def make(
     """Read a request whose body has ``size`` bytes, and make its prompt. Raises InvalidRequest."""
     variables = _variables(request, await traits_of(base))
     conversation = await compute(size, _read, request, open_seal)
-    constraint = _constraint(request, conversation.tools)
+    constraint = await compute(size, _constraint, request, conversation.tools)
     prompt = await make_prompt(conversation, variables, stops, base, size, kept)
     return await constrained(prompt, constraint, base)
 

@@ -24,7 +24,7 @@ async def read(request: ChatRequest, size: int, base: ServedBase, kept: KeptTurn
     variables = _variables(request, await traits_of(base))
     are_parallel = request.parallel_tool_calls is not False
     conversation = await compute(size, read_conversation, request.messages, tools, are_parallel)
-    constraint = constraint_of(request, conversation.tools)
+    constraint = await compute(size, constraint_of, request, conversation.tools)
     prompt = await make_prompt(conversation, variables, stop_strings(request), base, size, kept)
     return await constrained(prompt, constraint, base)
 

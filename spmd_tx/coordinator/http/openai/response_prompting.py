@@ -32,7 +32,7 @@ async def make(
     variables = _variables(request, await traits_of(base))
     earlier = await _earlier(request.previous_response_id, kept)
     conversation = await compute(size, _read, request, tools, open_seal, earlier)
-    constraint = constraint_of_response(request, conversation.tools)
+    constraint = await compute(size, constraint_of_response, request, conversation.tools)
     prompt = await make_prompt(conversation, variables, (), base, size, kept)
     return await constrained(prompt, constraint, base)
 

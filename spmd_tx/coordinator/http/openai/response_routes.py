@@ -21,6 +21,7 @@ from spmd_tx.coordinator.http.text_generation.generation import begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
 from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
 from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 
 
@@ -38,9 +39,9 @@ class ResponsesController(Controller):
         data = with_settings(data, kept)
         response_fields.check(body, data)
         sampler = await services.implicit_samplers.of(data.model, access)
-        base, tools = sampler.base, response_prompting.offered_tools(data)
-        open_seal = partial(services.turn_seals.open, owner)
-        prompt = await response_prompting.make(data, tools, len(body), base, open_seal, kept)
+        base, size, open_seal = sampler.base, len(body), partial(services.turn_seals.open, owner)
+        tools = await compute(size, response_prompting.offered_tools, data)
+        prompt = await response_prompting.make(data, tools, size, base, open_seal, kept)
         settings = DrawSettings(temperature=data.temperature, top_p=data.top_p, seed=data.seed)
         ends = prompt.text.eos_token_ids
         sample = chat_sample(prompt.tokens, settings, data.max_output_tokens, ends, base.limits)

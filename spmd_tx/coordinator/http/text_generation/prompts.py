@@ -93,7 +93,7 @@ async def make_prompt(
     traits, text = await traits_of(base), await base.model.text.get()
     conversation, images, files = await compute(size, arrival.of_conversation, conversation, base.limits)
     if conversation.known_tools:
-        _check_tools(conversation.known_tools, text, traits, base.limits.bounds)
+        await compute(size, _check_tools, conversation.known_tools, text, traits, base.limits.bounds)
     tree = TurnTree() if kept is None else await kept.tree(conversation, base, size)
     keeps_history = kept is not None and kept.keeps_history
     maker = PromptMaker(base.key, text, base.prompt_texts, keeps_history=keeps_history)
