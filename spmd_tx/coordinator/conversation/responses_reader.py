@@ -18,6 +18,7 @@ from spmd_tx.coordinator.conversation.messages import (
     Conversation,
     Fields,
     Message,
+    MessageImage,
     OpenSeal,
     ToolCall,
     in_order_of_calls,
@@ -64,10 +65,37 @@ def read_items(
 
 
 @dataclass
+class _Turn:
+    """Collects the items of one turn of the assistant."""
+
+    texts: list[str] = field(default_factory=list)
+    length: int = 0  # characters of all texts
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    images: list[MessageImage] = field(default_factory=list)
+    id: str | None = None  # as in Message
+
+    def say(self, content: JoinedContent) -> None:
+        self.images += [replace(image, at=self.length + image.at) for image in content.images]
+        self.texts.append(content.text)
+        self.length += len(content.text)
+
+    def message(self) -> Message:
+        return Message(
+            ASSISTANT,
+            "".join(self.texts),
+            "".join(self.reasoning),
+            tuple(self.calls),
+            turn_id=self.id,
+            images=tuple(self.images),
+        )
+
+
+@dataclass
 class _Reader:
     open_seal: OpenSeal
     messages: list[Message] = field(default_factory=list)
-    _turn: Message | None = None  # of the assistant, as far as it is read
+    _turn: _Turn | None = None  # of the assistant, as far as it is read
     _calls: frozenset[str] = frozenset()  # ids of the latest turn
 
     def go_on_from(self, messages: Sequence[Message]) -> None:
@@ -94,33 +122,38 @@ class _Reader:
 
     def end_turn(self) -> None:
         if self._turn is not None:
-            self._calls = self._turn.call_ids
-            self.messages.append(self._turn)
+            self.messages.append(self._turn.message())
+            self._calls = self.messages[-1].call_ids
             self._turn = None
+
+    def _in_turn(self) -> _Turn:
+        """Return the assistant's turn that the next item belongs to."""
+        if self._turn is None:
+            self._turn = _Turn()
+        return self._turn
 
     def _message(self, place: str, item: Fields) -> None:
         role = item.get("role")
         if role not in ROLES:
             raise WrongField(f"{place}.role is {shown(role)}; send one of {', '.join(sorted(ROLES))}", place)
         between = "" if role == ASSISTANT else "\n"
-        text, images = _content(f"{place}.content", item.get("content"), between)
+        content = _content(f"{place}.content", item.get("content"), between)
         if role == ASSISTANT:
-            turn = self._turn or Message(ASSISTANT)
-            self._turn = replace(turn, text=turn.text + text, images=(*turn.images, *images))
-        elif text or images or role == USER:
+            self._in_turn().say(content)
+        elif content.text or content.images or role == USER:
             self.end_turn()
-            self.messages.append(Message(role, text, images=images))
+            self.messages.append(Message(role, content.text, images=content.images))
 
     def _reasoning(self, place: str, item: Fields) -> None:
         sealed = item.get("encrypted_content")
         turn_id = self.open_seal(sealed) if isinstance(sealed, str) else None
         turn = self._turn
-        if turn is not None and (turn.text or turn.calls) and (turn_id is None or turn_id != turn.turn_id):
+        if turn is not None and (turn.length or turn.calls) and (turn_id is None or turn_id != turn.id):
             self.end_turn()  # reasoning begins a turn
-        turn = self._turn or Message(ASSISTANT)
+        turn = self._in_turn()
         key = "content" if item.get("content") else "summary"
-        text = _content(f"{place}.{key}", item.get(key), between="\n\n").text
-        self._turn = replace(turn, reasoning=turn.reasoning + text, turn_id=turn.turn_id or turn_id)
+        turn.reasoning.append(_content(f"{place}.{key}", item.get(key), between="\n\n").text)
+        turn.id = turn.id or turn_id
 
     def _call(self, place: str, item: Fields, kind: str) -> None:
         id, name = text_of(place, item, "call_id"), text_of(place, item, "name")
@@ -130,8 +163,7 @@ class _Reader:
             arguments = msgspec.json.encode({"input": text_of(place, item, "input")}).decode()
         space = item.get("namespace")
         name = OfferedTools.joined(space, name) if isinstance(space, str) else name
-        turn = self._turn or Message(ASSISTANT)
-        self._turn = replace(turn, calls=(*turn.calls, ToolCall(id, name, arguments)))
+        self._in_turn().calls.append(ToolCall(id, name, arguments))
 
     def _output(self, place: str, item: Fields) -> None:
         self.end_turn()

@@ -52,6 +52,13 @@ def test_reasoning_begins_another_turn():
     assert same[1].reasoning == "hmhm"
 
 
+def test_images_of_a_turn_stand_behind_the_texts_of_its_earlier_items():
+    drawn = {"type": "input_image", "image_url": "data:image/png;base64,aa"}
+    sketch = {"role": "assistant", "content": [{"type": "output_text", "text": "So:"}, drawn]}
+    (turn,) = read(SAID, sketch).messages
+    assert turn == Message("assistant", "I look.So:", images=(MessageImage(len("I look.So:"), "aa"),))
+
+
 def test_outputs_come_in_any_order():
     other = CALL | {"call_id": "call_2"}
     messages = read(ASK, CALL, other, output("call_2", "two"), output("call_1", "one")).messages
