@@ -105,7 +105,7 @@ class _Reader:
     def item(self, place: str, item: Any) -> None:
         if not isinstance(item, dict):
             raise WrongField(f"{place} is {shown(item)}; send an item", place)
-        kind = item.get("type", MESSAGE)
+        kind = MESSAGE if item.get("type") is None else text_of(place, item, "type")
         if kind == MESSAGE:
             self._message(place, item)
         elif kind == REASONING:
@@ -134,7 +134,7 @@ class _Reader:
 
     def _message(self, place: str, item: Fields) -> None:
         role = item.get("role")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise WrongField(f"{place}.role is {shown(role)}; send one of {', '.join(sorted(ROLES))}", place)
         between = "" if role == ASSISTANT else "\n"
         content = _content(f"{place}.content", item.get("content"), between)
@@ -192,7 +192,7 @@ def _content(place: str, content: Any, between: str) -> JoinedContent:
             continue
         if kind == "refusal" and isinstance(part, dict):
             text = part.get("refusal")
-        elif kind not in TEXTS:
+        elif not isinstance(kind, str) or kind not in TEXTS:
             text = None
         if not isinstance(text, str):
             raise WrongField(

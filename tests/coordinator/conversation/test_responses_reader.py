@@ -102,6 +102,9 @@ def test_images_stand_in_messages_and_in_outputs():
     [
         ([5], "input[0]"),
         ([{"role": "tool", "content": "x"}], "input[0]"),
+        ([ASK | {"role": {}}], "input[0]"),
+        ([ASK | {"type": []}], "input[0].type"),
+        ([ASK | {"content": [{"type": [], "text": "x"}]}], "input[0].content[0]"),
         ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].image_url"),
         ([ASK, CALL, output("call_1", [IMAGE | {"image_url": "x"}])], "input[2].output[0].image_url"),
         ([ASK, output("call_1", "x")], "input[1].call_id"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spmd_tx.coordinator.http.anthropic.schemas import Prompting
-from spmd_tx.coordinator.http.text_generation.field_checks import HarmlessFields, check_keys
+from spmd_tx.coordinator.http.text_generation.field_checks import HarmlessFields, check_keys, check_text
 from spmd_tx.errors import WrongField
 
 HARMLESS = HarmlessFields(
@@ -51,6 +51,7 @@ def check(body: bytes, request: Prompting) -> None:
             "thinking.type",
         )
     check_keys(request.output_config, "output_config", frozenset({"effort", "format"}))
+    check_text(request.output_config, "output_config", "effort")
     _check_choice(request.tool_choice)
 
 

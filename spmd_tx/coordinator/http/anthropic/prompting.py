@@ -59,12 +59,13 @@ def _form(request: Prompting) -> JsonAnswer | None:
     form = (request.output_config or {}).get("format")
     if form is None:
         return None
-    if not isinstance(form, Mapping) or not isinstance(form.get("schema"), Mapping):
+    kind, schema = (form.get("type"), form.get("schema")) if isinstance(form, Mapping) else (form, None)
+    if kind not in (None, "json_schema") or not isinstance(schema, Mapping):
         raise WrongField(
             f"output_config.format is {shown(form)}; send the type json_schema, and a schema",
             "output_config.format",
         )
-    return JsonAnswer(form["schema"], is_strict=True)
+    return JsonAnswer(schema, is_strict=True)
 
 
 def _read(request: Prompting, open_seal: OpenSeal) -> Conversation:

@@ -1,7 +1,12 @@
 """Fields of Responses that have no effect here: which are taken, with which values, and why. Pure."""
 
 from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
-from spmd_tx.coordinator.http.text_generation.field_checks import NOT_OFFERED, HarmlessFields, check_keys
+from spmd_tx.coordinator.http.text_generation.field_checks import (
+    NOT_OFFERED,
+    HarmlessFields,
+    check_keys,
+    check_text,
+)
 from spmd_tx.errors import WrongField
 
 HARMLESS = HarmlessFields(
@@ -50,6 +55,7 @@ def check(body: bytes, request: ResponsesRequest) -> None:
             NOT_OFFERED,
         )
     check_keys(request.reasoning, "reasoning", REASONING_FIELDS)
+    check_text(request.reasoning, "reasoning", "effort")
     check_keys(request.text, "text", frozenset({"format", "verbosity"}))
     text = request.text or {}
     if text.get("verbosity") not in (None, "medium"):

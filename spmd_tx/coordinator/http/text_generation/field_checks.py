@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from spmd_tx.coordinator.conversation.messages import shown
 from spmd_tx.errors import WrongField
 
 UNKNOWN, NOT_OFFERED, OTHER_VALUE = "unknown_parameter", "unsupported_parameter", "unsupported_value"
@@ -38,6 +39,13 @@ class HarmlessFields:
         if msgspec.json.decode(value) not in harmless:
             code = OTHER_VALUE if harmless else NOT_OFFERED
             raise WrongField(f"{name} is not offered by this server; {remedy}", name, code)
+
+
+def check_text(value: Mapping[str, Any] | None, name: str, key: str) -> None:
+    """Refuse a key of an object in a request that is neither text nor null. Raises WrongField."""
+    given = (value or {}).get(key)
+    if not isinstance(given, str | None):
+        raise WrongField(f"{name}.{key} is {shown(given)}; send a text, or leave it out", f"{name}.{key}")
 
 
 def check_keys(value: Mapping[str, Any] | None, name: str, known: frozenset[str]) -> None:

@@ -216,6 +216,8 @@ async def test_fields_without_effect_are_taken(drawing, anthropic_api):
         ({"thinking": {"type": "hard"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "depth": 1}}, "thinking.depth"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
+        ({"output_config": {"format": {"type": "xml", "schema": {}}}}, "output_config.format"),
+        ({"output_config": {"effort": {"high": 1}}}, "output_config.effort"),
         ({"service_tier": "fast"}, "service_tier"),
         ({"container": "c"}, "container"),
         ({"min_p": 0.1}, "min_p"),

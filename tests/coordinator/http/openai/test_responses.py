@@ -216,6 +216,8 @@ async def test_a_trajectory_keeps_answers_for_requests_that_name_them(drawing, a
         ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
         ({"text": {"tone": 1}}, 400, "text.tone"),
         ({"reasoning": {"depth": 1}}, 400, "reasoning.depth"),
+        ({"reasoning": {"effort": {"high": 1}}}, 400, "reasoning.effort"),
+        ({"input": [{"role": [], "content": "x"}]}, 400, "input[0]"),
         ({"tool_choice": "must"}, 400, "tool_choice"),
         ({"include": ["message.output_text.logprobs"]}, 400, "include"),
         ({"min_p": 0.1}, 400, "min_p"),
