@@ -2,6 +2,7 @@
 import { signal } from "@preact/signals";
 import type { LoggedPoint, MetricsPoint, paths, SignedIn } from "./api_types";
 import { filled, type Parameters } from "./logic/addresses";
+import type { RunOrder } from "./logic/runs";
 import type { View } from "./logic/series";
 
 type Route = keyof paths;
@@ -105,6 +106,7 @@ export const getCurves = (run_id: string, { axis, zoom, names }: View) =>
     query: { axis, first: zoom?.[0] ?? null, last: zoom?.[1] ?? null, name: names },
   });
 
+const RUNS = 50; // of a page
 const SAMPLES = 20; // requests of a page
 const POINTS = 5000; // of a page
 
@@ -119,7 +121,9 @@ export const getAudit = (day: string) => get("/api/v1/audit", { query: { day } }
 export const listCheckpoints = (offset: number, limit: number) =>
   get("/api/v1/checkpoints", { query: { offset, limit } });
 
-export const listRuns = (cursor?: number) => get("/console/api/runs", { query: { limit: 50, cursor } });
+/** Lists runs from a place on, as the server searches and sorts them. */
+export const listRuns = (order: Partial<RunOrder> = {}, cursor = 0) =>
+  get("/console/api/runs", { query: { limit: RUNS, cursor, ...order } });
 /** How the newest runs are whose sessions are open. */
 export const getOpenRuns = () => get("/console/api/open_runs");
 export const getRun = (run_id: string) => get("/console/api/runs/{run_id}", { path: { run_id } });

@@ -3,7 +3,17 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import type { CurvesResponse, RunCurve } from "./api_types";
 import { decimals, duration, mark, number } from "./logic/format";
-import { isRounding, NOISE, smooth, valueAt, weightOf, type Axis, type Value, type Zoom } from "./logic/series";
+import {
+  isRounding,
+  metricTitle,
+  NOISE,
+  smooth,
+  valueAt,
+  weightOf,
+  type Axis,
+  type Value,
+  type Zoom,
+} from "./logic/series";
 import { theme } from "./theme";
 
 const HEIGHT = 150; // CSS pixels
@@ -64,13 +74,18 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: P
   useEffect(() => plot.current?.setData(data), [data]);
 
   const smoothed = data.slice(data.length - drawn.length) as (number | null | undefined)[][];
+  const title = metricTitle(name);
   const shown = (value: Value) => (isRounding(name, value) ? "0" : number(value));
   const values = drawn.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
+  const spoken = values.map(({ run, value }) => `${run.label} ${shown(value)}`).join(", ");
   const x = index === null ? null : data[0][index];
   return (
     <figure class="chart">
       <figcaption>
-        <span class="name">{name}</span>
+        <span class="name">
+          {title ?? name}
+          {title && <small>{name}</small>}
+        </span>
         <span class="at">{x == null ? "" : axis === "step" ? `step ${x}` : duration(x)}</span>
       </figcaption>
       <ul class="values">
@@ -81,11 +96,7 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: P
           </li>
         ))}
       </ul>
-      <div
-        ref={container}
-        role="img"
-        aria-label={`Curves of ${name}: ${values.map(({ run, value }) => `${run.label} ${shown(value)}`).join(", ")}`}
-      />
+      <div ref={container} role="img" aria-label={`Curves of ${title ?? name}: ${spoken}`} />
     </figure>
   );
 }

@@ -4,8 +4,9 @@ import { metricPages } from "./api";
 import { Chart, type ChartedRun } from "./chart";
 import { Histories } from "./history";
 import { watch } from "./live";
+import { fits } from "./logic/filters";
 import { csv, type Axis, type Zoom } from "./logic/series";
-import { allNames, AUTOMATIC, MOST_CHARTS, smoothingWeight } from "./logic/series";
+import { allNames, AUTOMATIC, MOST_CHARTS, metricTitle, smoothingWeight } from "./logic/series";
 import { Choice, Loading, Problem } from "./parts";
 import { place, remember } from "./router";
 
@@ -25,7 +26,7 @@ export function Curves({ runs, empty }: { runs: ChartedRun[]; empty: string }) {
   const answers = histories.curves.value;
   const ids = runs.map((run) => run.id);
   const names = allNames(ids.map((id) => answers.get(id)?.names ?? []));
-  const fitting = names.filter((name) => name.toLowerCase().includes(filter.toLowerCase()));
+  const fitting = names.filter((name) => fits(filter, `${name} ${metricTitle(name) ?? ""}`));
   const asked = isAll || filter ? fitting.slice(0, MOST_CHARTS) : [];
   const drawn = new Set(ids.flatMap((id) => answers.get(id)?.curves.map((curve) => curve.name) ?? []));
   const shown = fitting.filter((name) => drawn.has(name)).slice(0, MOST_CHARTS);
@@ -63,7 +64,7 @@ export function Curves({ runs, empty }: { runs: ChartedRun[]; empty: string }) {
             value={smoothing ?? AUTOMATIC}
             onInput={(event) => chooseSmoothing(event.currentTarget.value)}
           />
-          <output>{smoothing === null ? "of noise" : smoothing.toFixed(2)}</output>
+          <output>{smoothing === null ? "automatic" : smoothing.toFixed(2)}</output>
         </label>
         <input
           type="search"

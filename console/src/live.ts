@@ -1,13 +1,27 @@
 // Tells pages when runs have new points: by the server's stream, or every two seconds while there is none.
+import { Refused } from "./api";
 import { together, type Changed } from "./logic/runs";
 import { listen } from "./stream";
 
-/** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended. */
-export function poll(load: () => Promise<void>, seconds: number): () => void {
+const FORBIDDEN = 403;
+
+/** Calls `load` now and then every few seconds while the page can be seen, each time after the last has ended.
+ *
+ * `failed` is told what has failed. Where the key has no right to the answer, it is not asked for again.
+ */
+export function poll(
+  load: () => Promise<void>,
+  seconds: number,
+  failed: (error: Error) => void = () => undefined,
+): () => void {
   let isOver = false;
   const run = async () => {
     while (!isOver) {
-      if (!document.hidden) await load();
+      if (!document.hidden)
+        await load().catch((error: Error) => {
+          if (error instanceof Refused && error.status === FORBIDDEN) isOver = true;
+          failed(error);
+        });
       await new Promise((wake) => setTimeout(wake, 1000 * seconds));
     }
   };

@@ -189,7 +189,7 @@ export function Columns({
         viewBox={`0 0 ${values.length || 1} 100`}
         preserveAspectRatio="none"
         role="img"
-        aria-label={`${name}: now ${show(values.at(-1) ?? 0)}, at most ${show(Math.max(...values, 0))}`}
+        aria-label={`${name}: now ${show(values.at(-1) ?? 0)}, highest ${show(Math.max(...values, 0))}`}
       >
         {values.map((value, i) => (
           <g key={i}>
@@ -203,7 +203,7 @@ export function Columns({
       </svg>
       <figcaption class="axis">
         <span>−{duration(values.length * seconds)}</span>
-        <span>at most {show(Math.max(...values, 0))}</span>
+        <span>highest {show(Math.max(...values, 0))}</span>
         <span>now</span>
       </figcaption>
     </figure>

@@ -43,7 +43,7 @@ export function Groups({ groups, now }: { groups: Group[]; now: number }) {
   );
 }
 
-const NUMBERS = ["Generation", "Processes", "Waiting", "Running", "Devices at work"];
+const NUMBERS = ["Generation", "Processes", "Waiting", "Running", "Devices in use"];
 
 function Table({ groups }: { groups: Group[] }) {
   return (
@@ -132,7 +132,9 @@ function Memory({ group: { memory } }: { group: Group }) {
 function Generations({ group, now }: { group: Group; now: number }) {
   return (
     <Wide label="Generations of workers">
-      <h2>Generations of workers</h2>
+      <h2>
+        Generations of workers <small>a new one begins when workers are started again</small>
+      </h2>
       <table class="rows">
         <Head names={["No.", "Began", "Start took", "End"]} numbers={["Began", "Start took"]} />
         <tbody>
@@ -161,7 +163,7 @@ function Programs({ group: { programs }, now }: { group: Group; now: number }) {
   return (
     <Wide label="Programs">
       <h2>
-        Programs{" "}
+        Compiled programs{" "}
         <small>
           {[
             programs.planned > 0 && `${programs.ready} of ${programs.planned} ready`,

@@ -11,7 +11,7 @@ import { liveStories } from "./live.mjs";
 const [story, address, executablePath, text] = process.argv.slice(2);
 const facts = JSON.parse(text ?? "{}");
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
-const needsKey = story === "sign_in" || "key" in facts;
+const needsKey = ["sign_in", "no_rights"].includes(story) || "key" in facts;
 const isAllowed = (text) => needsKey && /status of 40[0134]/.test(text); // the browser tells of each refused key
 
 const STORIES = {
@@ -50,12 +50,51 @@ const STORIES = {
     await page.keyboard.press("Escape");
     await page.locator("body").press("/");
     await page.keyboard.type("odd &");
-    assert.equal(await page.locator(".run").count(), 1);
+    await page.waitForURL(/search=odd/);
+    await page.waitForFunction(() => document.querySelectorAll(".run").length === 1);
     assert.equal(await page.locator(".run a").textContent(), "<b>odd & name</b>");
+    assert.equal(await page.locator(".chart").first().locator(".values li").count(), 2); // the chosen runs stay
+    await page.getByLabel("Search runs").fill("nowhere");
+    await page.getByText("No run has “nowhere” in its name").waitFor();
+    await page.getByLabel("Search runs").fill("");
+    await page.getByLabel("Sort by").selectOption("Base model");
+    await page.waitForURL(/sort=model&ascending=true/);
+    await page.waitForFunction(() => document.querySelector(".run a")?.textContent === "arithmetic rl");
     await page.reload();
     await page.locator(".chart").first().waitFor();
     assert.equal(await page.locator(".run input:checked").count(), 2);
     assert.equal(await page.getByLabel("Smoothing").inputValue(), "0.9");
+  },
+  async table(page) {
+    await page.goto(`${address}/console`);
+    await page.getByText("Table", { exact: true }).click();
+    await page.waitForURL(/view=table/);
+    const heads = page.locator(".run-table thead th");
+    await page.getByRole("row", { name: /^arithmetic rl silent 400 reward/ }).waitFor();
+    assert.deepEqual(await heads.allTextContents(), [
+      "Name",
+      "State",
+      "Steps",
+      "Newest value",
+      "Base model",
+      "Rank",
+      "optimizer.learning_rate",
+      "Created ↓",
+      "Last changed",
+    ]);
+    await look(page, "table");
+    await page.getByRole("button", { name: "Created" }).click();
+    await page.waitForURL(/ascending=true/);
+    await page.waitForFunction(() => document.querySelector(".run-table tbody a")?.textContent === "<b>odd & name</b>");
+    assert.equal(await heads.nth(7).getAttribute("aria-sort"), "ascending");
+    await page.reload();
+    await page.getByLabel("Search runs").fill("gpt-oss");
+    await page.waitForFunction(() => document.querySelectorAll(".run-table tbody tr").length === 2);
+    await page.setViewportSize({ width: 390, height: 800 });
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+    await look(page, "phone_table");
+    await page.getByRole("link", { name: "distillation" }).click();
+    await page.locator(".facts").waitFor();
   },
   async run(page) {
     await page.goto(`${address}/console`);
@@ -244,8 +283,18 @@ const STORIES = {
   },
   async not_found(page) {
     await page.goto(`${address}/console/nowhere`);
+    await page.getByText("There is no page /nowhere.").waitFor();
+    await look(page, "not_found");
     await page.getByRole("link", { name: "See all runs." }).click();
     await page.locator(".run").first().waitFor();
+  },
+  async no_rights(page) {
+    let asked = 0;
+    page.on("request", (request) => request.url().endsWith("/console/api/server") && asked++);
+    await page.goto(`${address}/console/server`);
+    await page.getByRole("alert").getByText("this key is not an admin's").waitFor();
+    await page.waitForTimeout(7000); // twice the time after which a page asks again
+    assert.equal(asked, 1);
   },
   async phone(page) {
     await page.setViewportSize({ width: 390, height: 800 });

@@ -19,6 +19,8 @@ METRICS |= {f"metric {number}": number + 0.123456789 for number in range(14)}
 CURVES = "runs/s0:train:0/curves"
 PAGES = (
     "runs?limit=50",
+    "runs?limit=50&sort=changed",
+    "runs?search=nowhere",
     "runs/s0:train:0/metrics?limit=5000",
     CURVES,
     f"{CURVES}?first=100&last=900",

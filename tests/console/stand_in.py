@@ -19,7 +19,7 @@ KEY = "tml-known"
 def answer(path: str, query: dict[str, str]) -> dict | None:
     listed = invented.runs()
     if path == "runs":
-        return {"runs": listed, "next_cursor": None}
+        return {"runs": _searched(listed, query), "next_cursor": None}
     match path.split("/"):
         case ["open_runs"]:
             silent = {"state": "silent", "reason": "no heartbeat for 14 s", "failed": 3}
@@ -54,6 +54,15 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
     return None
 
 
+def _searched(listed: list[dict], query: dict[str, str]) -> list[dict]:
+    words = query.get("search", "").lower().split()
+    found = [run for run in listed if all(word in json.dumps(run).lower() for word in words)]
+    column = {"rank": "rank", "model": "base_model", "owner": "owner"}.get(
+        query.get("sort", ""), "created_at"
+    )
+    return sorted(found, key=lambda run: run[column], reverse=query.get("ascending") != "true")
+
+
 class StreamCount:
     """Counts the streams that are open, and how many there were at most."""
 
@@ -75,6 +84,7 @@ class StreamCount:
 
 class Handler(BaseHTTPRequestHandler):
     needs_key = False
+    has_rights = True  # of an admin
     streams = StreamCount()
 
     def do_GET(self) -> None:
@@ -99,6 +109,8 @@ class Handler(BaseHTTPRequestHandler):
                     return self.stream()
             if path == "/console/api/stream-count":  # for the test
                 return self.send(200, {"now": self.streams.now, "most": self.streams.most})
+            if path == "/console/api/server" and not self.has_rights:
+                return self.send(403, {"error": "this key is not an admin's"})
             if "/images/" in path:
                 return self.send(200, invented.PICTURE, "image/png")
             found = answer(path.removeprefix("/console/api/"), query)
@@ -151,9 +163,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(*, needs_key: bool = False) -> Iterator[str]:
+def serving(*, needs_key: bool = False, has_rights: bool = True) -> Iterator[str]:
     """Serve on loopback, and give the address."""
-    handler = type("StandIn", (Handler,), {"needs_key": needs_key, "streams": StreamCount()})
+    members = {"needs_key": needs_key, "has_rights": has_rights, "streams": StreamCount()}
+    handler = type("StandIn", (Handler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)

@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.console, needs_chromium]
     "story",
     [
         "runs",
+        "table",
         "run",
         "timing",
         "samples",
@@ -30,6 +31,11 @@ def test_a_page_works(story):
 def test_a_page_asks_for_a_key():
     with stand_in.serving(needs_key=True) as address:
         drive("sign_in", address)
+
+
+def test_a_page_without_rights_asks_once():
+    with stand_in.serving(has_rights=False) as address:
+        drive("no_rights", address)
 
 
 def test_ten_tabs_share_one_stream():

@@ -1,5 +1,30 @@
 // Runs as a list shows them: their names and states, and which answer counts.
-import type { OpenRunsResponse, Run, RunHealth } from "../api_types";
+import type { OpenRunsResponse, paths, Run, RunHealth } from "../api_types";
+
+type Query = Required<NonNullable<paths["/console/api/runs"]["get"]["parameters"]["query"]>>;
+export type RunSort = Query["sort"];
+
+/** Which runs are listed, and in which order. */
+export interface RunOrder {
+  search: string;
+  sort: RunSort;
+  ascending: boolean;
+}
+
+export const SORTS: readonly (readonly [RunSort, string])[] = [
+  ["created", "Created"],
+  ["changed", "Last changed"],
+  ["model", "Base model"],
+  ["rank", "Rank"],
+  ["owner", "Owner"],
+];
+export const FROM_START: readonly RunSort[] = ["model", "owner"]; // from a to z first
+
+/** The order that an address names. */
+export function runOrder(query: URLSearchParams): RunOrder {
+  const sort = SORTS.find(([each]) => each === query.get("sort"))?.[0] ?? "created";
+  return { search: query.get("search") ?? "", sort, ascending: query.get("ascending") === "true" };
+}
 
 /** The name that the client has given to the run or to its session, or else the ID. */
 export function runName(run: Run): string {
@@ -35,15 +60,18 @@ export function shortId(run: string): string {
   return `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`;
 }
 
-/** What a filter looks at. */
-export function runText(run: Run): string {
-  return [run.id, run.base_model, run.owner, JSON.stringify(run.metadata ?? "")].join(" ");
+/** What is known of a list and a page of it. The first page may have new runs, others go on behind the last one. */
+export function withPage(known: Run[], page: Run[], isFirst: boolean): Run[] {
+  const fresh = new Map(page.map((run) => [run.id, run]));
+  if (isFirst) return [...page, ...known.filter((run) => !fresh.has(run.id))];
+  const old = known.map((run) => fresh.get(run.id) ?? run);
+  const ids = new Set(known.map((run) => run.id));
+  return [...old, ...page.filter((run) => !ids.has(run.id))];
 }
 
-/** Newest first, each once, as the newest answer tells it. */
-export function merged(known: Run[], fresh: Run[]): Run[] {
-  const byId = new Map([...known, ...fresh].map((run) => [run.id, run]));
-  return [...byId.values()].sort((a, b) => b.created_at - a.created_at);
+/** The list with a newer answer about one of its runs. */
+export function renewed(known: Run[], run: Run): Run[] {
+  return known.map((each) => (each.id === run.id ? run : each));
 }
 
 /** The runs that have changed. */

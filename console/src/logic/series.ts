@@ -38,6 +38,28 @@ export function headline(run: Run): [string, Value] | null {
   return perToken === null ? null : [LOSS, perToken];
 }
 
+// The server's own metrics in words. A name of the client's stands for itself.
+const TITLES = new Map([
+  ["abs_advantage:mean", "size of the advantages"],
+  ["answer_tokens:mean", "tokens of an answer"],
+  ["answers_cut_off:mean", "share of answers cut off"],
+  ["entropy:mean", "entropy"],
+  ["groups_sampled:sum", "prompts with several answers"],
+  ["groups_trained:sum", "prompts whose answers differ in reward"],
+  ["kl:mean", "distance from the weights that sampled (KL)"],
+  ["learning_rate:mean", "learning rate"],
+  ["loss:sum", "loss of all tokens"],
+  ["num_tokens:sum", "tokens trained on"],
+  ["sampled_tokens:sum", "tokens sampled"],
+  ["sampler_lag:mean", "steps that the sampler is behind"],
+  ["unclipped_grad_l2:mean", "norm of the gradient"],
+]);
+
+/** What a metric of the server is, in words; null: its name says it. */
+export function metricTitle(name: string): string | null {
+  return TITLES.get(name) ?? null;
+}
+
 /** The names of several runs in one order, which is that of the server for each of them. */
 export function allNames(runs: string[][]): string[] {
   return [...new Set([...runs].sort((a, b) => b.length - a.length).flat())];

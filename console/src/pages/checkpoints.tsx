@@ -40,14 +40,14 @@ export function Checkpoints() {
     setCheckpoints((known) => (offset ? [...(known ?? []), ...page.checkpoints] : page.checkpoints));
     setTotal(page.cursor?.total_count ?? page.checkpoints.length);
   };
-  const again = () => guarded(load(0, count.current));
+  const again = () => load(0, count.current).then(() => setError(null));
   const older = (offset: number) => {
     count.current += PAGE;
     void guarded(load(offset, PAGE));
   };
   const change = (method: string, path: string, body?: unknown) =>
     guarded(request(method, path, body).then(() => load(0, count.current)));
-  useEffect(() => poll(again, POLL_SECONDS), []);
+  useEffect(() => poll(again, POLL_SECONDS, (refused) => setError(refused.message)), []);
   useEffect(
     () =>
       void listRuns().then(

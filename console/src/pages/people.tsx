@@ -17,9 +17,9 @@ const WINDOWS: [number, string][] = [
 ];
 const AMOUNTS = [
   ["trained", "Trained"],
-  ["forwarded", "Forward only"],
+  ["forwarded", "Scored, not trained on"],
   ["prompt", "Prompts"],
-  ["cached", "Of these, cached"],
+  ["cached", "Prompts from the cache"],
   ["sampled", "Sampled"],
 ] as const;
 const AMOUNT_NAMES = AMOUNTS.map(([, name]) => name);
@@ -52,12 +52,12 @@ function Keys({ failed }: Part) {
     getKeys().then((keys) => {
       setListing(keys);
       failed(null);
-    }, failed);
-  useEffect(() => poll(load, POLL_SECONDS), []);
+    });
+  useEffect(() => poll(load, POLL_SECONDS, failed), []);
   const revoke = (key: Key) => {
     const whose = key.is_own ? "the key that you have signed in with" : `key ${key.id} of ${key.owner}`;
     if (confirm(`Revoke ${whose}? This cannot be undone.`))
-      void request("DELETE", url`/console/api/keys/${key.id}`).then(load, failed);
+      request("DELETE", url`/console/api/keys/${key.id}`).then(load).catch(failed);
   };
   if (!listing) return <Loading />;
   const shown = listing.keys.filter((key) => withOld || !key.problem);
@@ -129,7 +129,7 @@ function Usage({ failed }: Part) {
   const [hours, setHours] = useState(Number(place.value.query.get("hours")) || 24);
   const [owner, setOwner] = useState("");
   const [use, setUse] = useState<UseResponse | null>(null);
-  useEffect(() => poll(() => getUse(hours).then(setUse, failed), 2 * POLL_SECONDS), [hours]);
+  useEffect(() => poll(() => getUse(hours).then(setUse), 2 * POLL_SECONDS, failed), [hours]);
   if (!use) return null;
   const choose = (value: number) => {
     setHours(value);
@@ -203,8 +203,8 @@ function Audit({ failed }: Part) {
     getAudit(day).then((audit) => {
       setEntries(audit.entries.reverse());
       setIsCut(audit.next_before != null);
-    }, failed);
-  useEffect(() => poll(load, 2 * POLL_SECONDS), [day]);
+    });
+  useEffect(() => poll(load, 2 * POLL_SECONDS, failed), [day]);
   if (!entries) return null;
   const wanted = entries.filter((each) => fits(filter, JSON.stringify(each)));
   return (

@@ -19,11 +19,12 @@ export function Run({ id }: { id: string }) {
       setRun(facts);
       setError(null);
     };
-    const load = () => getRun(id).then(show, (refused: Error) => setError(refused.message));
-    const endPoll = poll(load, POLL_SECONDS); // a client that is gone brings no news
+    const failed = (refused: Error) => setError(refused.message);
+    const load = () => getRun(id).then(show);
+    const endPoll = poll(load, POLL_SECONDS, failed); // a client that is gone brings no news
     const endWatch = watch((changed) => {
       if (changed !== "all" && !changed.has(id)) return;
-      void load();
+      load().catch(failed);
     });
     return () => {
       endPoll();

@@ -1,76 +1,123 @@
-// All training runs, and the curves of those that are chosen.
+// All training runs, as a list with the curves of those that are chosen, or as a table.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { caller, getOpenRuns, getRun, listRuns } from "../api";
+import { caller } from "../api";
 import type { Run } from "../api_types";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
-import { poll, watch } from "../live";
 import { url } from "../logic/addresses";
-import { fits } from "../logic/filters";
 import { ago, number, shortName } from "../logic/format";
-import { healthClass, healthText, merged, runName, runText, withHealth } from "../logic/runs";
+import { orderAfter } from "../logic/orders";
+import { FROM_START, healthClass, healthText, runName, runOrder, SORTS } from "../logic/runs";
+import type { RunOrder, RunSort } from "../logic/runs";
 import { headline } from "../logic/series";
-import { Loading, Problem } from "../parts";
+import { Choice, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
+import { useRuns } from "../run_list";
+import { RunTable } from "../run_table";
 
 // Told apart by readers with colour blindness, and legible on white and on black.
 const COLORS = ["#3b7dd8", "#d1602f", "#2e9463", "#9a63d3", "#a8821a", "#1593a5", "#d24b86", "#7b8494"];
 const SHOWN_AT_FIRST = 3;
-const MOST_SINGLY = 5; // runs that are loaded one by one when they change
-const HEALTH_SECONDS = 3;
+const TYPING_SECONDS = 0.3; // without a letter, before the server is asked
+const VIEWS = [
+  ["list", "Curves"],
+  ["table", "Table"],
+] as const;
+type ViewName = (typeof VIEWS)[number][0];
 
 export function Runs() {
-  const [runs, setRuns] = useState<Run[] | null>(null);
-  const [next, setNext] = useState<number | null>(null);
-  const [error, setError] = useState<string | null>(null);
-  const [filter, setFilter] = useState("");
+  const [order, setOrder] = useState(() => runOrder(place.value.query));
+  const [view, setView] = useState<ViewName>(place.value.query.get("view") === "table" ? "table" : "list");
   const [chosen, setChosen] = useState<string[] | null>(place.value.query.get("runs")?.split(",") ?? null);
-  const field = useRef<HTMLInputElement>(null);
+  const { runs, more, error } = useRuns(order);
+  const known = useRef(new Map<string, Run>()).current; // of all searches
+  for (const run of runs ?? []) known.set(run.id, run);
+  useEffect(() => {
+    if (runs) setChosen((ids) => ids ?? withSteps(runs));
+  }, [runs === null]);
 
-  const load = async (cursor: number | null) => {
-    try {
-      const page = await listRuns(cursor ?? undefined);
-      setRuns((known) => merged(known ?? [], page.runs));
-      setNext((old) => (cursor === null && old !== null ? old : page.next_cursor));
-      setChosen(
-        (ids) =>
-          ids ??
-          page.runs
-            .filter((run) => run.steps)
-            .slice(0, SHOWN_AT_FIRST)
-            .map((run) => run.id),
-      );
-      setError(null);
-    } catch (refused) {
-      setError((refused as Error).message);
-    }
+  const ask = (change: Partial<RunOrder>) => {
+    const next = { ...order, ...change };
+    setOrder(next);
+    remember({
+      search: next.search,
+      sort: next.sort === "created" ? "" : next.sort,
+      ascending: next.ascending ? "true" : "",
+    });
   };
-  const loadOne = (id: string) =>
-    getRun(id).then(
-      (run) => setRuns((known) => merged(known ?? [], [run])),
-      () => undefined,
-    );
-  const look = () =>
-    getOpenRuns().then(
-      (answer) =>
-        setRuns((known) => {
-          const news = withHealth(known ?? [], answer);
-          news.ended.slice(0, MOST_SINGLY).forEach(loadOne);
-          return known && news.runs;
-        }),
-      () => undefined, // what loads the list says why
-    );
+  const show = (name: ViewName) => {
+    setView(name);
+    remember({ view: name === "table" ? name : "" });
+  };
   const ids = chosen ?? [];
-  useEffect(() => void load(null), []);
-  useEffect(() => poll(look, HEALTH_SECONDS), []);
-  useEffect(
-    () =>
-      watch((changed) => {
-        if (changed === "all" || changed.size > MOST_SINGLY) void load(null);
-        else changed.forEach(loadOne);
-      }),
-    [],
+  const choose = (id: string) => {
+    const now = ids.includes(id) ? ids.filter((other) => other !== id) : [...ids, id];
+    setChosen(now);
+    remember({ runs: now.join() });
+  };
+  const color = (id: string) => (ids.includes(id) ? COLORS[ids.indexOf(id) % COLORS.length]! : null);
+  const label = (id: string) => (known.has(id) ? runName(known.get(id)!) : id);
+  const shown = ids.map((id) => ({ id, label: label(id), color: color(id)! }));
+  const isTable = view === "table";
+  return (
+    <div class={isTable ? undefined : "split"}>
+      <section class="list" aria-label="Runs">
+        <div class="bar">
+          <h1>Runs</h1>
+          <Search text={order.search} search={(search) => ask({ search })} />
+        </div>
+        <div class="bar">
+          <Choice legend="View" name="view" options={VIEWS} value={view} choose={show} />
+          {!isTable && <SortChoice order={order} ask={ask} />}
+        </div>
+        <Problem text={error} />
+        {runs?.length === 0 && more === null && <None search={order.search} />}
+        {!runs && !error && <Loading />}
+        {isTable && runs && runs.length > 0 && (
+          <RunTable runs={runs} order={order} sortBy={(sort) => ask(orderAfter(order, sort, FROM_START))} />
+        )}
+        {!isTable && (
+          <ul class="runs">
+            {runs?.map((run) => (
+              <Row key={run.id} run={run} color={color(run.id)} choose={choose} />
+            ))}
+          </ul>
+        )}
+        {more && (
+          <button type="button" onClick={more}>
+            More runs
+          </button>
+        )}
+      </section>
+      {!isTable && (
+        <Curves
+          runs={shown}
+          empty={ids.length ? "The chosen runs have no steps yet." : "Choose runs in the list to see their curves."}
+        />
+      )}
+    </div>
   );
+}
+
+function withSteps(runs: Run[]): string[] {
+  const having = runs.filter((run) => run.steps > 0);
+  return having.slice(0, SHOWN_AT_FIRST).map((run) => run.id);
+}
+
+function None({ search }: { search: string }) {
+  if (search) return <p class="empty">No run has “{search}” in its name, metadata, tags, model or owner.</p>;
+  return <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>;
+}
+
+/** Searches when nothing was typed for a moment, or at once with Enter. `/` jumps to it. */
+function Search({ text, search }: { text: string; search: (text: string) => void }) {
+  const field = useRef<HTMLInputElement>(null);
+  const [typed, setTyped] = useState(text);
+  useEffect(() => {
+    if (typed.trim() === text) return;
+    const timer = setTimeout(() => search(typed.trim()), 1000 * TYPING_SECONDS);
+    return () => clearTimeout(timer);
+  }, [typed, text]);
   useEffect(() => {
     const focus = (event: KeyboardEvent) => {
       if (event.key !== "/" || event.target instanceof HTMLInputElement) return;
@@ -80,61 +127,33 @@ export function Runs() {
     addEventListener("keydown", focus);
     return () => removeEventListener("keydown", focus);
   }, []);
-
-  const choose = (id: string) => {
-    const now = ids.includes(id) ? ids.filter((other) => other !== id) : [...ids, id];
-    setChosen(now);
-    remember({ runs: now.join() });
-  };
-  const color = (id: string) => (ids.includes(id) ? COLORS[ids.indexOf(id) % COLORS.length]! : null);
-  const known = new Map(runs?.map((run) => [run.id, run]));
-  const shown = ids.map((id) => ({
-    id,
-    label: known.has(id) ? runName(known.get(id)!) : id,
-    color: color(id)!,
-  }));
-  const listed = runs?.filter((run) => fits(filter, runText(run))) ?? [];
   return (
-    <div class="split">
-      <section class="list" aria-label="Runs">
-        <div class="bar">
-          <h1>Runs</h1>
-          <input
-            ref={field}
-            type="search"
-            placeholder="Filter runs  /"
-            aria-label="Filter runs"
-            value={filter}
-            onInput={(event) => setFilter(event.currentTarget.value)}
-          />
-        </div>
-        <Problem text={error} />
-        {runs && runs.length > 0 && listed.length === 0 && (
-          <p class="empty">
-            {next === null ? "No run" : `None of the newest ${runs.length} runs`} has “{filter}” in its name, metadata,
-            model or owner.
-          </p>
-        )}
-        {runs?.length === 0 && (
-          <p class="empty">There are no runs yet. The first one appears here when a client creates it.</p>
-        )}
-        {!runs && !error && <Loading />}
-        <ul class="runs">
-          {listed.map((run) => (
-            <Row key={run.id} run={run} color={color(run.id)} choose={choose} />
-          ))}
-        </ul>
-        {next !== null && (
-          <button type="button" onClick={() => load(next)}>
-            Older runs
-          </button>
-        )}
-      </section>
-      <Curves
-        runs={shown}
-        empty={ids.length ? "The chosen runs have no steps yet." : "Choose runs in the list to see their curves."}
-      />
-    </div>
+    <input
+      ref={field}
+      type="search"
+      placeholder="Search runs  /"
+      aria-label="Search runs"
+      maxLength={200}
+      value={typed}
+      onInput={(event) => setTyped(event.currentTarget.value)}
+      onKeyDown={(event) => event.key === "Enter" && search(typed.trim())}
+    />
+  );
+}
+
+function SortChoice({ order, ask }: { order: RunOrder; ask: (change: Partial<RunOrder>) => void }) {
+  const sortBy = (sort: RunSort) => ask({ sort, ascending: FROM_START.includes(sort) });
+  return (
+    <label class="check">
+      Sort by
+      <select value={order.sort} onChange={(event) => sortBy(event.currentTarget.value as RunSort)}>
+        {SORTS.map(([sort, name]) => (
+          <option key={sort} value={sort}>
+            {name}
+          </option>
+        ))}
+      </select>
+    </label>
   );
 }
 

@@ -20,8 +20,8 @@ export function Server() {
     setPage(news);
     setError(null);
   };
-  const load = () => getServer().then(show, (refused: Error) => setError(refused.message));
-  useEffect(() => poll(load, POLL_SECONDS), []);
+  const failed = (refused: Error) => setError(refused.message);
+  useEffect(() => poll(() => getServer().then(show), POLL_SECONDS, failed), []);
   return (
     <>
       <div class="bar">
@@ -70,7 +70,7 @@ function Tenants({ page }: { page: ServerPage }) {
           <Head
             names={[
               "Owner",
-              "Share of devices",
+              "Share of device time",
               "Waiting",
               "Running",
               "Oldest",
@@ -80,7 +80,7 @@ function Tenants({ page }: { page: ServerPage }) {
               "Tokens",
             ]}
             numbers={[
-              "Share of devices",
+              "Share of device time",
               "Waiting",
               "Running",
               "Oldest",
@@ -126,7 +126,7 @@ function Queue({ page }: { page: ServerPage }) {
       {page.queue.length === 0 && <p class="empty">There are none.</p>}
       {page.queue.length > 0 && (
         <table class="rows">
-          <Head names={["Request", "Owner", "Of", "Age", "State"]} numbers={["Age"]} />
+          <Head names={["Request", "Owner", "Run or sampler", "Age", "State"]} numbers={["Age"]} />
           <tbody>
             {page.queue.map((each) => (
               <tr key={each.id}>
@@ -135,7 +135,7 @@ function Queue({ page }: { page: ServerPage }) {
                 </th>
                 <td>{each.owner}</td>
                 <td>
-                  <Of line={each.line} />
+                  <Line line={each.line} />
                 </td>
                 <td class="number">{span(each.seconds)}</td>
                 <td>
@@ -155,7 +155,7 @@ function Queue({ page }: { page: ServerPage }) {
 }
 
 /** A run as a link; a sampler has no page. */
-function Of({ line }: { line: string }) {
+function Line({ line }: { line: string }) {
   const short = shortId(line);
   return line.includes(":train:") ? (
     <a href={address(url`/runs/${line}`)} title={line}>
@@ -167,15 +167,15 @@ function Of({ line }: { line: string }) {
 }
 
 function Work({ page }: { page: ServerPage }) {
-  const rate = (value: number) => `${number(Math.round(value))} / s`;
+  const rate = (value: number) => `${number(Math.round(value))} per second`;
   return (
     <section>
       <h2>Throughput</h2>
       <div class="charts three">
-        <Columns name="Tokens trained" values={page.throughput.map((slice) => slice.trained)} show={rate} />
-        <Columns name="Tokens sampled and read" values={page.throughput.map((slice) => slice.sampled)} show={rate} />
+        <Columns name="Training tokens" values={page.throughput.map((slice) => slice.trained)} show={rate} />
+        <Columns name="Prompt and answer tokens" values={page.throughput.map((slice) => slice.sampled)} show={rate} />
         <Columns
-          name={page.groups.length > 1 ? "Devices at work, in all groups" : "Devices at work"}
+          name={page.groups.length > 1 ? "Devices in use, all groups together" : "Devices in use"}
           values={page.throughput.map((slice) => slice.busy)}
           show={(value) => percent(value, 1)}
           most={1}
@@ -222,8 +222,8 @@ function Suspects({ page }: { page: ServerPage }) {
       {page.suspects.length > 0 && (
         <table class="rows">
           <Head
-            names={["Request", "Owner", "Of", "Workers lost", "Server ended", "State"]}
-            numbers={["Workers lost", "Server ended"]}
+            names={["Request", "Owner", "Run or sampler", "Workers ended", "Servers ended", "State"]}
+            numbers={["Workers ended", "Servers ended"]}
           />
           <tbody>
             {page.suspects.map((each) => (
@@ -233,7 +233,7 @@ function Suspects({ page }: { page: ServerPage }) {
                 </th>
                 <td>{each.owner}</td>
                 <td>
-                  <Of line={each.line} />
+                  <Line line={each.line} />
                 </td>
                 <td class="number">{each.losses}</td>
                 <td class="number">{each.coordinator_losses}</td>

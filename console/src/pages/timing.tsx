@@ -37,8 +37,8 @@ export function Timing({ id }: { id: string }) {
     setTiming(news);
     setError(null);
   };
-  const load = () => getTiming(id, seconds).then(show, (refused: Error) => setError(refused.message));
-  useEffect(() => poll(load, POLL_SECONDS), [id, seconds]);
+  const failed = (refused: Error) => setError(refused.message);
+  useEffect(() => poll(() => getTiming(id, seconds).then(show), POLL_SECONDS, failed), [id, seconds]);
   const choose = (value: number) => {
     setSeconds(value);
     remember({ seconds: value === 300 ? "" : String(value) });
@@ -49,7 +49,7 @@ export function Timing({ id }: { id: string }) {
       <div class="bar">
         <Choice legend="Window" name="window" options={WINDOWS} value={seconds} choose={choose} />
         {timing && timing.until - timing.since < seconds - 5 && (
-          <span class="note">known for {span(timing.until - timing.since)}</span>
+          <span class="note">nothing older than {span(timing.until - timing.since)} is known</span>
         )}
       </div>
       <Problem text={error} />

@@ -5,9 +5,13 @@ import type { TrajectoryEntry } from "../api_types";
 import { poll } from "../live";
 import { url } from "../logic/addresses";
 import { ago, dateTime, number } from "../logic/format";
+import { orderAfter } from "../logic/orders";
+import type { Order } from "../logic/orders";
 import { cachedShare, modelName } from "../logic/trajectories";
 import { Choice, Loading, Problem, Wide } from "../parts";
 import { address, place, remember } from "../router";
+import { SortedHeads } from "../sorted_heads";
+import type { SortedColumn } from "../sorted_heads";
 
 const POLL_SECONDS = 10;
 const STATES = [
@@ -19,18 +23,13 @@ type State = (typeof STATES)[number][0];
 const SORTS = ["created", "used", "name", "turns", "size", "reward"] as const;
 type Sort = (typeof SORTS)[number];
 
-interface Order {
-  sort: Sort;
-  ascending: boolean;
-}
-
 interface Listing {
   trajectories: TrajectoryEntry[];
   cursor: string | null;
   pages: number;
 }
 
-function orderOfAddress(): Order {
+function orderOfAddress(): Order<Sort> {
   const sort = SORTS.find((each) => each === place.value.query.get("sort")) ?? "created";
   return { sort, ascending: place.value.query.get("ascending") === "true" };
 }
@@ -71,7 +70,7 @@ export function Trajectories() {
   }, [search, state, order, isFollowing]);
 
   const sortBy = (sort: Sort) => {
-    const next = { sort, ascending: order.sort === sort ? !order.ascending : sort === "name" };
+    const next = orderAfter(order, sort, ["name"]);
     remember({ sort, ascending: String(next.ascending) });
     setListing(null);
     setOrder(next);
@@ -115,7 +114,7 @@ export function Trajectories() {
       {listing && listing.trajectories.length > 0 && (
         <Wide label="Trajectories">
           <table class="rows trajectories">
-            <Heads order={order} sortBy={sortBy} />
+            <SortedHeads columns={COLUMNS} order={order} sortBy={sortBy} />
             <tbody>
               {listing.trajectories.map((each) => (
                 <Row key={each.id} trajectory={each} />
@@ -133,7 +132,7 @@ export function Trajectories() {
   );
 }
 
-const COLUMNS: [string, Sort | null, boolean][] = [
+const COLUMNS: SortedColumn<Sort>[] = [
   ["Name", "name", false],
   ["Model", null, false],
   ["Turns", "turns", true],
@@ -146,33 +145,6 @@ const COLUMNS: [string, Sort | null, boolean][] = [
   ["Begun", "created", false],
   ["Last used", "used", false],
 ];
-
-function Heads({ order, sortBy }: { order: Order; sortBy: (sort: Sort) => void }) {
-  const direction = order.ascending ? "ascending" : "descending";
-  return (
-    <thead>
-      <tr>
-        {COLUMNS.map(([name, sort, isNumber]) => (
-          <th
-            key={name}
-            scope="col"
-            class={isNumber ? "number" : undefined}
-            aria-sort={sort === order.sort ? direction : undefined}
-          >
-            {sort === null ? (
-              name
-            ) : (
-              <button type="button" class="sort" onClick={() => sortBy(sort)}>
-                {name}
-                <span aria-hidden="true">{sort === order.sort ? (order.ascending ? " ↑" : " ↓") : ""}</span>
-              </button>
-            )}
-          </th>
-        ))}
-      </tr>
-    </thead>
-  );
-}
 
 function Row({ trajectory }: { trajectory: TrajectoryEntry }) {
   const begun = Date.parse(trajectory.created_at) / 1000;

@@ -23,14 +23,12 @@ export function Trajectory({ id }: { id: string }) {
     () =>
       poll(
         () =>
-          outlineTrajectory(id).then(
-            (news) => {
-              setTree(news);
-              setError(null);
-            },
-            (refused: Error) => setError(refused.message),
-          ),
+          outlineTrajectory(id).then((news) => {
+            setTree(news);
+            setError(null);
+          }),
         POLL_SECONDS,
+        (refused) => setError(refused.message),
       ),
     [id],
   );

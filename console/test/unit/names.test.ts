@@ -4,7 +4,19 @@ import type { Checkpoint, Run, RunHealth } from "../../src/api_types";
 import { decoded, filled, url } from "../../src/logic/addresses";
 import { checkpointText, modelName, pathParts } from "../../src/logic/checkpoints";
 import { fits } from "../../src/logic/filters";
-import { healthClass, healthText, merged, runName, runText, shortId, together, withHealth } from "../../src/logic/runs";
+import {
+  healthClass,
+  healthText,
+  renewed,
+  runName,
+  runOrder,
+  shortId,
+  together,
+  withHealth,
+  withPage,
+} from "../../src/logic/runs";
+import { metadataColumns, metadataText } from "../../src/logic/run_metadata";
+import { orderAfter } from "../../src/logic/orders";
 
 const RUN: Run = {
   id: "0123456789ab:train:2",
@@ -81,15 +93,50 @@ test("newer health replaces the old one, and says which runs have ended", () => 
   assert.deepEqual(withHealth([RUN, other, old], { ...open, is_cut: true }).ended, []);
 });
 
-test("a filter of runs sees IDs, models, owners and metadata", () => {
-  const text = runText({ ...RUN, metadata: { optimizer: { rate: 0.5 } } });
-  for (const filter of ["train:2", "qwen3 ada", '"rate":0.5']) assert.ok(fits(filter, text), filter);
+test("the first page of a list may have new runs, and others go on behind the last one", () => {
+  const [a, b, c] = ["a", "b", "c"].map((id) => ({ ...RUN, id })) as [Run, Run, Run];
+  const renewedA = { ...a, steps: 5 };
+  assert.deepEqual(withPage([a, b], [c, renewedA], true), [c, renewedA, b]);
+  assert.deepEqual(withPage([a, b], [renewedA, c], false), [renewedA, b, c]);
+  assert.deepEqual(renewed([a, b], renewedA), [renewedA, b]);
+  assert.deepEqual(renewed([b], renewedA), [b]);
 });
 
-test("the newest answer about a run counts, and the newest run comes first", () => {
-  const younger = { ...RUN, id: "young", created_at: 200 };
-  const renewed = { ...RUN, steps: 5 };
-  assert.deepEqual(merged([RUN], [younger, renewed]), [younger, renewed]);
+test("an address says how runs are ordered, and one of nonsense says nothing", () => {
+  const order = (text: string) => runOrder(new URLSearchParams(text));
+  assert.deepEqual(order("search=half+rate&sort=rank&ascending=true"), {
+    search: "half rate",
+    sort: "rank",
+    ascending: true,
+  });
+  assert.deepEqual(order("sort=colour&ascending=1"), { search: "", sort: "created", ascending: false });
+});
+
+test("a click on a head turns the direction, or begins at a column's most telling end", () => {
+  const byRank = { sort: "rank", ascending: false };
+  assert.deepEqual(orderAfter(byRank, "rank", ["model"]), { sort: "rank", ascending: true });
+  assert.deepEqual(orderAfter(byRank, "model", ["model"]), { sort: "model", ascending: true });
+  assert.deepEqual(orderAfter(byRank, "created", ["model"]), { sort: "created", ascending: false });
+});
+
+test("metadata that most runs have becomes columns", () => {
+  const run = (metadata: Run["metadata"]): Run => ({ ...RUN, metadata });
+  const rated = run({ name: "a", optimizer: { rate: 0.5, betas: [0.9, 0.95] }, task: "sums" });
+  assert.deepEqual(metadataColumns([run({ task: "words" }), rated, run(null)]), [
+    "task",
+    "optimizer.rate",
+    "optimizer.betas",
+  ]);
+  const many = Object.fromEntries(Array.from({ length: 20 }, (_, number) => [`key ${number}`, number]));
+  const columns = metadataColumns([run({ ...many, last: 1 }), run({ last: 2 })]);
+  assert.equal(columns.length, 8);
+  assert.equal(columns.at(-1), "last");
+  assert.equal(metadataText(rated, "optimizer.betas"), "[0.9,0.95]");
+  assert.equal(metadataText(rated, "task"), "sums");
+  assert.equal(metadataText(run({ flag: false, nothing: null }), "flag"), "false");
+  assert.equal(metadataText(run({ nothing: null }), "nothing"), "null");
+  assert.equal(metadataText(rated, "missing"), "");
+  assert.equal(metadataText(run({ note: "x".repeat(100) }), "note").length, 61);
 });
 
 test("changes of both are all changes", () => {

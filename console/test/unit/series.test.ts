@@ -7,6 +7,7 @@ import {
   csv,
   headline,
   isRounding,
+  metricTitle,
   smooth,
   smoothingWeight,
   valueAt,
@@ -96,4 +97,9 @@ test("CSV quotes names, and takes no name for a formula", () => {
     ].join("\n"),
   );
   assert.equal(csv([]), "run,step,at,counted by\n");
+});
+
+test("metrics of the server have titles, and those of clients their own names", () => {
+  assert.equal(metricTitle("unclipped_grad_l2:mean"), "norm of the gradient");
+  for (const name of ["reward/total", "loss per token", "constructor"]) assert.equal(metricTitle(name), null);
 });

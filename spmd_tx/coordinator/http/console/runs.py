@@ -3,6 +3,7 @@
 import gzip
 import math
 import re
+import time
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, cast
@@ -14,7 +15,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
-from sqlalchemy import select, true
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
@@ -25,9 +26,11 @@ from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis, CurveWindow
+from spmd_tx.coordinator.requests.runs.run_listing import SEARCH_CHARACTERS, RunQuery
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
+from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
     CurvesResponse,
@@ -37,6 +40,7 @@ from spmd_tx.coordinator.wire.console.runs import (
     MetricsResponse,
     OpenRunsResponse,
     Run,
+    RunSort,
     RunsResponse,
 )
 from spmd_tx.coordinator.wire.fields import StatusResponse
@@ -75,54 +79,46 @@ def _choice(
     return _CurveChoice(names, CurveWindow(axis, *ends))
 
 
+def _selected(
+    beginning: FromQuery[str] = "",
+    search: FromQuery[str] = "",
+    sort: FromQuery[RunSort] = "created",
+    ascending: FromQuery[bool] = False,
+) -> RunQuery:
+    if BEGINNING.fullmatch(beginning) is None:
+        raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
+    if len(search) > SEARCH_CHARACTERS:
+        raise InvalidRequest(f"search has {len(search)} characters; give {SEARCH_CHARACTERS} at most")
+    return RunQuery(beginning, search, sort, ascending)
+
+
 class RunsController(Controller):
     path = "/console/api/runs"
 
-    @get("/", opt=UNMETERED, guards=[in_turn])
+    @get(
+        "/",
+        opt=UNMETERED,
+        guards=[in_turn],
+        dependencies={"selected": Provide(_selected, sync_to_thread=False)},
+    )
     async def runs(
         self,
         services: Service,
         access: Accessible,
+        selected: NamedDependency[RunQuery],
         limit: FromQuery[int] = 50,
         cursor: FromQuery[int] = 0,
-        beginning: FromQuery[str] = "",
     ) -> RunsResponse:
-        """List the runs that the caller may see, newest first; perhaps only those whose IDs begin so.
+        """List the runs that the caller may see, newest first; perhaps only those that a search finds.
 
-        A page ends when its bytes are reached.
+        A page ends when its bytes are reached, and a search when it has taken long.
         """
-        if BEGINNING.fullmatch(beginning) is None:
-            raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
         page = ListingPage(cursor, min(limit, 100)).clamped()
-        query = (
-            select(ModelRow, SessionRow)
-            .join(SessionRow, SessionRow.id == ModelRow.session_id)
-            .where(
-                SessionFilter().of(access.caller), ModelRow.id.startswith(beginning) if beginning else true()
-            )
-            .order_by(ModelRow.created_at.desc(), ModelRow.id)
-        )
-
-        async def answer() -> RunsResponse:
-            room, shown = PageRoom(services.config.bounds.answer_bytes), list[Run]()
-            states = RunStates(services)
-            async with services.database.reading() as db:
-                page_query = query.offset(page.offset).limit(page.limit + 1)
-                async with aclosing(in_pieces(db, page_query, ROWS_AT_ONCE)) as pieces:
-                    async for model, session in (row async for piece in pieces for row in piece):
-                        run = (
-                            await _run(services, states, db, model, session)
-                            if len(shown) < page.limit
-                            else None
-                        )
-                        if run is None or not room.takes(run):
-                            return RunsResponse(shown, page.offset + len(shown))
-                        shown.append(run)
-            return RunsResponse(shown, None)
-
         whose = access.caller.owner, access.caller.role
-        news = services.queue.news.told
-        return await services.shared_answers.get(("runs", *whose, *page, beginning, news), answer)
+        key = "runs", *whose, *page, selected, services.queue.news.told
+        return await services.shared_answers.get(
+            key, lambda: _listed(services, access.caller, selected, page)
+        )
 
     @get("/{run_id:str}", opt=UNMETERED, guards=[in_turn])
     async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
@@ -276,6 +272,27 @@ async def _points(services: Services, selection: _MetricsSelection) -> bytes:
         logged.following,
     )
     return msgspec.json.encode(answer)
+
+
+async def _listed(services: Services, caller: Caller, query: RunQuery, page: ListingPage) -> RunsResponse:
+    bounds, states = services.config.bounds, RunStates(services)
+    room, shown, looked_at = PageRoom(bounds.answer_bytes), list[Run](), 0
+    end = time.monotonic() + bounds.search_seconds
+    rows = query.rows(caller).offset(page.offset)
+    if not query.search:
+        rows = rows.limit(page.limit + 1)
+    async with services.database.reading() as db, aclosing(in_pieces(db, rows, ROWS_AT_ONCE)) as pieces:
+        async for model, session in (row async for piece in pieces for row in piece):
+            if query.search and looked_at and time.monotonic() > end:
+                return RunsResponse(shown, page.offset + looked_at)
+            if query.fits(model, session):
+                is_full = len(shown) == page.limit
+                run = None if is_full else await _run(services, states, db, model, session)
+                if run is None or not room.takes(run):
+                    return RunsResponse(shown, page.offset + looked_at)
+                shown.append(run)
+            looked_at += 1
+    return RunsResponse(shown, None)
 
 
 async def _unpacked(packed: bytes, request: Request) -> Response[bytes]:

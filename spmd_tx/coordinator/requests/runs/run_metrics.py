@@ -140,6 +140,11 @@ def _newest(column: Column, *conditions: ColumnElement[bool]) -> ScalarSelect[An
     return rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1).scalar_subquery()
 
 
+def newest_at() -> ScalarSelect[Any]:
+    """Select the time of the newest metrics of a model's run, for a query of models."""
+    return _newest(RunMetrics.at)
+
+
 async def _thin(db: AsyncSession, line: str) -> None:
     """Leave about THINNED_POINTS of a run's steps, evenly and with their numbers, the last one among them.
 

@@ -9,6 +9,7 @@ from spmd_tx.coordinator.wire.fields import Label
 MOST_METRICS = 256  # in one message of a client
 
 
+RunSort = Literal["created", "changed", "model", "rank", "owner"]
 RunState = Literal["running", "waiting", "silent", "finished", "errored", "interrupted"]
 
 
@@ -47,8 +48,8 @@ class OpenRunsResponse(msgspec.Struct, frozen=True):
 
 
 class RunsResponse(msgspec.Struct, frozen=True):
-    runs: list[Run]  # newest first
-    next_cursor: int | None  # null: there are no more
+    runs: list[Run]  # in the order that was asked for
+    next_cursor: int | None  # null: there are no more; a search that takes long gives few at a time
 
 
 class MetricsPoint(msgspec.Struct, frozen=True):

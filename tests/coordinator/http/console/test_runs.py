@@ -54,6 +54,68 @@ async def test_pages_of_runs_follow_each_other(api, session_id):
     assert rest["next_cursor"] is None
 
 
+@pytest.fixture
+async def three_runs(api, services, session_id):
+    """Runs of several ranks with metadata, of which the middle one has metrics."""
+    for number, (rank, name) in enumerate([(2, "Straße nach Süden"), (8, "half rate"), (4, "whole rate")]):
+        body = {
+            "session_id": session_id,
+            "model_seq_id": number,
+            "base_model": "Qwen/Qwen3-0.6B",
+            "lora_config": {"rank": rank},
+            "user_metadata": {"name": name},
+        }
+        (await api.post("create_model", json=body)).raise_for_status()
+    await step(services.database, 1, loss=2.5, line=f"{session_id}:train:1")
+
+
+async def numbers(api, **query):
+    """The numbers of the runs of one page, and where the next one begins."""
+    answer = (await api.get("http://server/console/api/runs", params=query)).raise_for_status().json()
+    return [int(run["id"].rpartition(":")[2]) for run in answer["runs"]], answer["next_cursor"]
+
+
+@pytest.mark.parametrize(
+    "query, found",
+    [
+        ({"search": "RATE"}, [2, 1]),
+        ({"search": "rate half"}, [1]),
+        ({"search": "STRASSE süden"}, [0]),
+        ({"search": "train:2"}, [2]),
+        ({"search": "half süden"}, []),
+        ({"sort": "rank"}, [1, 2, 0]),
+        ({"sort": "rank", "ascending": "true", "search": "rate"}, [2, 1]),
+        ({"sort": "created", "ascending": "true"}, [0, 1, 2]),
+        ({"sort": "changed"}, [1, 2, 0]),
+        ({"sort": "model"}, [2, 1, 0]),  # the newest first among equals
+        ({"sort": "owner"}, [2, 1, 0]),
+    ],
+)
+async def test_runs_are_searched_and_sorted(api, three_runs, query, found):
+    assert await numbers(api, **query) == (found, None)
+
+
+async def test_a_search_goes_on_where_its_page_has_ended(api, three_runs):
+    assert await numbers(api, search="rate", limit=1) == ([2], 1)
+    assert await numbers(api, search="rate", limit=1, cursor=1) == ([1], None)
+
+
+async def test_a_search_that_takes_long_goes_on_in_the_next_page(api, bound, three_runs):
+    bound(search_seconds=0)
+    assert await numbers(api, search="süden") == ([], 1)
+    assert await numbers(api, search="süden", cursor=1) == ([], 2)
+    assert await numbers(api, search="süden", cursor=2) == ([0], None)
+
+
+@pytest.mark.parametrize(
+    "query, complaint", [({"search": "x" * 201}, "search has 201 characters"), ({"sort": "colour"}, "sort")]
+)
+async def test_an_odd_search_is_refused(api, query, complaint):
+    answer = await api.get("http://server/console/api/runs", params=query)
+    assert answer.status_code == 400
+    assert complaint in str(answer.json())
+
+
 async def test_what_a_client_logs_is_read_beside_the_servers_metrics(api, services, run_id):
     assert (
         await api.post(f"training_runs/{run_id}/metrics", json={"metrics": {"reward": 0.5}})
