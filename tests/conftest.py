@@ -2,6 +2,7 @@ import gc
 import os
 import sys
 
+import pytest
 from hypothesis import settings
 
 # On a busy machine any example may take long.
@@ -26,6 +27,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Collect clients of the SDK behind their tests: their threads would go on in those of others."""
+    module = getattr(item, "module", None)
+    if module not in (None, getattr(nextitem, "module", None)) and _uses_the_sdk(module):
+        gc.collect()
+
+
+def _uses_the_sdk(module: object) -> bool:
+    """Whether a module of tests has anything of the SDK, or of its tests."""
+    origins = (
+        getattr(value, "__module__", getattr(value, "__name__", "")) for value in vars(module).values()
+    )
+    return any(str(origin).startswith(("tinker", "tests.sdk")) for origin in origins)
 
 
 pytest_plugins = ["tests.support.databases", "tests.support.disks", "tests.support.distribution"]

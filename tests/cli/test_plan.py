@@ -202,6 +202,7 @@ def test_a_server_that_asks_for_a_mesh_gives_all_options_on_which_it_depends():
         "compiles",
         "only",
         "hlo",
+        "minutes",
         "group",
         "context",
     }

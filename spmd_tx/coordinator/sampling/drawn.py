@@ -53,6 +53,7 @@ class DrawnTokens:
         if guide is not None:
             redrawn = arrays["redrawn"][drawn].tolist() if self.masks else ()
             known = known[: guide.take(known, self.masks, redrawn)]
+        drawn = _first(drawn, len(known))
         experts = arrays.get("experts")
         tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
         top = [array[drawn][:, : job.top] for array in tops if array is not None]
@@ -80,3 +81,10 @@ class DrawnTokens:
         self.guess.note(own_KF)
         steps, columns = np.nonzero(own_KF >= 0)
         return steps, self.column + columns
+
+
+def _first(places: tuple[Any, Any], count: int) -> tuple[Any, Any]:
+    steps, columns = places
+    if isinstance(steps, slice):
+        return slice(steps.start, steps.start + count), columns
+    return steps[:count], columns[:count]
