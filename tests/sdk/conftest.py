@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import httpx._transports.default as transports
 import pytest
 import tinker
@@ -79,7 +80,7 @@ def server(
 def certificates_are_read_once() -> Iterator[None]:
     """Each client of the SDK reads all certificates of this machine, though no server here has any."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
+        patch.setattr(transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
         yield
 
 

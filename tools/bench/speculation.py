@@ -68,7 +68,9 @@ class Round:
         drawn = dict[int, list[int]]()
         sampler = Sampler(self.engine, 128, speculates=self.speculates)
         texts = sampler.batch._guesses._texts.of("session", prompt)
-        for number, tokens in answers.items() if self.case.right is not None else ():
+        for number, tokens in answers.items():
+            if self.case.right is None:
+                break
             is_wrong = chance.random(len(tokens)) >= self.case.right
             others = chance.integers(0, vocabulary, len(tokens))
             texts.put(("earlier", number), np.where(is_wrong, others, tokens).tolist())
