@@ -144,6 +144,7 @@ def assert_same_through_a_kill(address: Address, rank: int = 8) -> None:
     found = learn(address, 2, lambda step: address.kill(ROLLOUTS) if step == 1 else None, rank)
     assert_equal(found, expected)
     assert generation_of(address.server, "main") == generation
+    both_ready(address)  # also the one that was killed: others did its work until then
     assert_counted(address.server)
     address.server.terminate()
     assert has_sampled(address.server, ROLLOUTS)
