@@ -4,6 +4,7 @@ import importlib
 import math
 import os
 import resource
+import signal
 import sys
 import time
 import traceback
@@ -51,10 +52,19 @@ def _next(calls: BinaryIO) -> ChildCall | None:
 
 
 def _limit(call: ChildCall) -> None:
-    _, hardest = resource.getrlimit(resource.RLIMIT_CPU)
-    seconds = math.ceil(time.process_time() + call.seconds) + LATE_SECONDS
+    """Limit the memory and the processor time of a call.
+
+    The kernel counts RLIMIT_CPU from the start of the process, and by clock ticks: of a process that lasts,
+    neither it nor process_time shows how much is left. So each of its calls has a timer, which the next one
+    sets again. A process of one call has a limit that its code cannot raise.
+    """
+    seconds = math.ceil(call.seconds) + LATE_SECONDS
     _set_limit(resource.RLIMIT_AS, call.memory, call.memory)
-    _set_limit(resource.RLIMIT_CPU, seconds, seconds if call.is_only else hardest)  # the next call raises it
+    if call.is_only:
+        seconds += math.ceil(time.process_time())
+        _set_limit(resource.RLIMIT_CPU, seconds, seconds)
+    else:
+        signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def _set_limit(limit: int, soft: int, hard: int) -> None:

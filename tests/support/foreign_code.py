@@ -88,7 +88,7 @@ def surroundings() -> dict:
         "session": _session(),
         "oom_score_adj": Path("/proc/self/oom_score_adj").read_text().strip(),
         "processor_seconds": resource.getrlimit(resource.RLIMIT_CPU),
-        "used": time.process_time(),
+        "processor_seconds_left": signal.getitimer(signal.ITIMER_PROF)[0],
         "pid": os.getpid(),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }

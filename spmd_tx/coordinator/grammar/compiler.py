@@ -7,10 +7,8 @@ tried in a child process first, and compiled in a thread when it is known what t
 import asyncio
 import functools
 import hashlib
-import math
-import resource
+import signal
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -173,15 +171,17 @@ def try_outside(source: str, directory: str, vocab_size: int) -> None:
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Limit the processor time of this process, and the stack of new threads; the next call has its own."""
-    before = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(time.process_time() + MOST_SECONDS), before[1]))
+    """Limit the processor time of this process, and the stack of new threads, as long as it lasts.
+
+    Behind it the process has at least the time again that its caller has left it.
+    """
+    before = signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     stack = threading.stack_size(TRIAL_STACK)
     try:
         yield
     finally:
         threading.stack_size(stack)
-        resource.setrlimit(resource.RLIMIT_CPU, before)
+        signal.setitimer(signal.ITIMER_PROF, *before)
 
 
 def be_ready(directory: str, vocab_size: int) -> None:
