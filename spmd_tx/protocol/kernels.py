@@ -21,6 +21,7 @@ class Kernels(msgspec.Struct, frozen=True):
     pages: str = "row_by_row"  # attention to pages: of models/attention/paged/attention.py's
     products: str = "reference"  # of experts, with the sums of training: of models/experts/product.py's
     decode: str = "plain"  # of worker/decode_ways.py's WAYS
+    images: str = "reference"  # attention among patches: of models/vision/attention.py's IMPLEMENTATIONS
     interpret: bool = False  # whether Pallas kernels run as plain XLA programs, in tests
 
 

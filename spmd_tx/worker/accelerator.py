@@ -19,12 +19,14 @@ from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.vision import attention as vision
 from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
 from spmd_tx.worker.kernel_choices import settle
 from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
+from spmd_tx.worker.self_tests.images import ImageSizes
 from spmd_tx.worker.self_tests.process import run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.xla_flags import MEMORY_FRACTION, joined_flags, wanted_flags
@@ -65,6 +67,11 @@ def prepare_accelerator(
     of_experts = settle(folder, choice.flags, expert_sizes_of(setup, model, platform, sizes.device), try_one)
     rows, pages, products = (each.implementation for each in (choice, of_pages, of_experts))
     kernels = Kernels(platform, rows, pages, products)
+    of_images = image_sizes_of(setup, model, platform, sizes.device)
+    if of_images is not None:
+        progress("trying attention of images")
+        images = settle(folder, choice.flags, of_images, try_one).implementation
+        kernels = msgspec.structs.replace(kernels, images=images)
     if is_gpu:
         ways = decode_sizes_of(setup, model, device_ids, kernels.pages)
         if ways.implementations != [PLAIN]:
@@ -143,6 +150,16 @@ def expert_sizes_of(setup: Setup, model: Model, platform: Platform, device: int)
         memory=(linear.k_width, linear.v_width) if isinstance(linear, DeltaRule) else (0, 0),
         is_mixture=mixture is not None,
     )
+
+
+def image_sizes_of(setup: Setup, model: Model, platform: Platform, device: int) -> ImageSizes | None:
+    """Return the sizes of the tower's attention; None: there is no tower, or nothing to choose from."""
+    tower = model.tower
+    sees = tower is not None and setup.image_tokens != 0
+    names = vision.candidates(platform, sees, setup.dtype != "float32")
+    if tower is None or len(names) == 1:
+        return None
+    return ImageSizes(names, tower.heads, tower.head_width, device)
 
 
 def decode_sizes_of(setup: Setup, model: Model, device_ids: Sequence[int] | None, pages: str) -> DecodeSizes:

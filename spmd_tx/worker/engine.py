@@ -129,6 +129,7 @@ class Engine:
         """The mesh's devices, and what attends on them if it is not the reference, as text."""
         kernels = self.setup.kernels
         tasks = [("attention", kernels.rows), ("paged attention", kernels.pages)]
+        tasks += [("attention of images", kernels.images)]
         names = [f", {task} {name}" for task, name in tasks if name not in ("reference", "row_by_row")]
         return f"{self.mesh.size} x {self.mesh.devices.flat[0].device_kind}{''.join(names)}"
 

@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 from spmd_tx.models.attention import packed_rows
 from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.experts import product
+from spmd_tx.models.vision import attention as vision
 from spmd_tx.protocol.kernels import Kernels, Platform, references
 from spmd_tx.worker.decode_ways import WAYS
 from spmd_tx.worker.self_tests.process import AnySizes, RunSelfTest
@@ -32,6 +33,7 @@ ORDER = {
     "pages": list(paged.IMPLEMENTATIONS),
     "products": list(product.IMPLEMENTATIONS),
     "decode": list(WAYS),
+    "images": list(vision.IMPLEMENTATIONS),
 }
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ def numerics(plan: Plan, mesh: Mesh, choices: str) -> dict[str, str]:
         "device": _processor() if device.platform == "cpu" else device.device_kind,
         "jaxlib": metadata.version("jaxlib"),
         "compiler": ", ".join([*(str(jax.config.values[name]) for name in SETTINGS), *_flags()]),
-        "kernels": ", ".join([kernels.rows, kernels.pages, kernels.products, kernels.decode]),
+        "kernels": ", ".join([kernels.rows, kernels.pages, kernels.products, kernels.decode, kernels.images]),
         "choices of kernels": choices or "none",
     }
 

@@ -16,7 +16,7 @@ from tools.bench import tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance_calculated.md"
 MARK = "make aot"
-ROLES = ("train", "prefill", "decode")
+ROLES = ("train", "prefill", "decode", "encode 1024", "encode 4096")
 HEADER = (
     *("model", "devices", "mesh (fsdp, ep, tp)", "program, per data shard"),
     *("TFLOP", "GB moved", "roofline, ms", "tokens/s at most"),
@@ -26,7 +26,7 @@ Line = list[str]  # its cells
 
 def lines(cases: Sequence[Case], found: dict[str, Reports], before: Sequence[Line] = ()) -> list[Line]:
     """Return the lines of the table, in the order of the cases. ``before`` are those that the page has."""
-    kept = {(*line[:3], line[3].split()[0]): line for line in before}
+    kept = {(*line[:3], _role(line[3])): line for line in before}
     for case in cases:
         for role in ROLES:
             if case.name in found and role in found[case.name].programs:
@@ -43,6 +43,10 @@ def read_lines(text: str) -> list[Line]:
     table = rest.partition(f"<!-- end of {MARK} -->")[0]
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     return [row for row in rows if len(row) == len(HEADER)][2:]
+
+
+def _role(program: str) -> str:
+    return program if program in ROLES else program.split()[0]
 
 
 def _place(case: Case) -> tuple[str, str, str]:

@@ -46,5 +46,13 @@ def test_what_is_not_compiled_again_keeps_its_line():
     assert [line[3] for line in lines([CASE], {NAME: found}, [old])] == ["train mlp 4x2048"]
 
 
+def test_each_size_of_an_image_has_its_line():
+    (case,) = read(f'["{NAME}"."encode 1024"]\nsorts = 0\n["{NAME}"."encode 4096"]\nsorts = 0\n')
+    names = ["encode 1024", "encode 4096"]
+    found = Reports(case=NAME, programs={name: program(name) for name in names})
+    table = lines([case], {NAME: found})
+    assert [line[3] for line in table] == [line[3] for line in lines([case], {}, table)] == names
+
+
 def test_the_page_has_the_table_of_the_cases():
     assert read_lines(PAGE.read_text())

@@ -1,5 +1,6 @@
 import os
 import shutil
+from dataclasses import replace as replace_fields
 
 import msgspec
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.models.declared.tower import Tower
 from spmd_tx.protocol.kernels import Kernels, references
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator, kernel_choices, xla_flags
 from spmd_tx.worker.accelerator import prepare_accelerator
 from spmd_tx.worker.kernel_choices import Choice, agreed, identity_of_choices, try_out
 from spmd_tx.worker.self_tests.attention import AttentionSizes
+from spmd_tx.worker.self_tests.images import ImageSizes
 from spmd_tx.worker.self_tests.process import Ended, run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.self_tests.verdict import Verdict
@@ -246,6 +249,31 @@ def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeyp
     prepare_accelerator(msgspec.structs.replace(SETUP, **folders), None, lambda _: None)
     assert [file.suffix for file in (tmp_path / "kernel_choices").iterdir()] == [".json"] * 4
     assert not (tmp_path / "compilation_cache").exists()
+
+
+def test_attention_of_images_is_tried_where_a_model_sees_in_bfloat16(tmp_path, monkeypatch):
+    tower = Tower(depth=2, width=64, inner=128, heads=4, side=8, out=64)
+    sees, tried = replace_fields(TINY, tower=tower), []
+    monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
+    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: sees)
+    monkeypatch.setattr(
+        accelerator,
+        "run_self_test",
+        lambda _, flags, sizes, **_e: tried.append(sizes) or FakeGpu()(flags, sizes),
+    )
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
+
+    def images_of(**different):
+        options = {"image_tokens": None, "compilation_cache": str(tmp_path)} | different
+        here = replace(SETUP, **options)
+        return prepare_accelerator(here, [3], lambda _: None).kernels.images
+
+    assert images_of() == "cudnn"
+    (sizes,) = (each for each in tried if isinstance(each, ImageSizes))
+    assert (sizes.heads, sizes.width, sizes.device) == (4, 16, 3)
+    assert images_of(image_tokens=0) == images_of(dtype="float32") == "reference"
+    assert sum(isinstance(each, ImageSizes) for each in tried) == 1
 
 
 def test_one_device_has_no_collectives_to_hide():

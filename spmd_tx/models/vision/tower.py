@@ -7,6 +7,9 @@ O width of a token, P plane: tokens for the embedding, then those of each deep m
 output is kept, C numbers of a patch.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,18 +19,22 @@ from jaxtyping import Float, UInt8
 from spmd_tx.models.declared.tower import MERGED, PATCH_NUMBERS, Tower
 from spmd_tx.models.layers import product
 from spmd_tx.models.named import Named
+from spmd_tx.models.vision.attention import attend
 from spmd_tx.models.vision.patches import Grid, patch_places, resampled
-from spmd_tx.models.vision.tower_weights import TowerWeights
+from spmd_tx.models.vision.tower_weights import TowerWeights, whole
+from spmd_tx.protocol.kernels import Kernels
 
-SCORES = 2**21  # of a head that are held at once
 EPS = 1e-6  # of all norms
 THETA = 10000.0  # of the rotary embedding
 MEAN, STD = 0.5, 0.5  # of pixels, in all channels
-FARTHEST = -1e30  # the score of a patch that is not there
 
 
 def encode(
-    tower: Tower, w: TowerWeights[Array], patches_NC: UInt8[Array, "N C"], grid: Grid
+    tower: Tower,
+    w: TowerWeights[Array],
+    patches_NC: UInt8[Array, "N C"],
+    grid: Grid,
+    kernels: Kernels = Kernels(),
 ) -> Float[Array, "P M O"]:
     """Return the tokens of an image, row after row of the merged grid.
 
@@ -35,9 +42,12 @@ def encode(
     of patches. What stands behind the image's end means nothing.
     """
     places = patch_places(grid, patches_NC.shape[0])
-    x_ND = _embedded(w.once, patches_NC) + resampled(w.once.positions, tower.side, grid, places)
+    once = whole(tower.once, w.once)
+    x_ND = _embedded(once, patches_NC) + resampled(once.positions, tower.side, grid, places)
     turn = _rotation(tower, places)
-    is_there_N = jnp.arange(patches_NC.shape[0]) < grid[0] * grid[1]
+    attention = partial(
+        _attention, tower, turn=turn, attend=partial(attend, kernels, count=grid[0] * grid[1])
+    )
 
     kept = [
         tower.deep.index(number) if number in tower.deep else len(tower.deep) for number in range(tower.depth)
@@ -47,7 +57,8 @@ def encode(
         carry: tuple[Array, Array], inputs: tuple[Named[Array], Array]
     ) -> tuple[tuple[Array, Array], None]:
         (x_ND, outputs_KND), (block, slot) = carry, inputs
-        x_ND = _attention(tower, block, x_ND, turn, is_there_N)
+        block = whole(tower.block, block)
+        x_ND = attention(block, x_ND)
         h_ND = _norm(x_ND, block, "mlp_norm")
         h_NF = jax.nn.gelu(_linear(h_ND, block, "up"), approximate=True)
         x_ND = x_ND + _linear(h_NF, block, "down")
@@ -56,9 +67,10 @@ def encode(
     # The outputs of blocks with a deep merger; all others leave theirs in the last place.
     outputs_KND = jnp.broadcast_to(x_ND[None], (tower.planes, *x_ND.shape))
     (x_ND, outputs_KND), _ = lax.scan(run, (x_ND, outputs_KND), (w.blocks, jnp.array(kept)))
-    planes = [_merged(w.once, _joined(_norm(x_ND, w.once, "norm")))]
+    planes = [_merged(once, _joined(_norm(x_ND, once, "norm")))]
     for number in range(len(tower.deep)):
         merger = jax.tree.map(lambda leaf, number=number: leaf[number], w.deep)
+        merger = whole(tower.deep_merger, merger)
         planes.append(_merged(merger, _norm(_joined(outputs_KND[number]), merger, "norm")))
     return jnp.stack(planes)
 
@@ -87,39 +99,20 @@ def _turned(x_NHE: Array, turn: tuple[Array, Array]) -> Array:
 
 
 def _attention(
-    tower: Tower, block: Named[Array], x_ND: Array, turn: tuple[Array, Array], is_there_N: Array
+    tower: Tower,
+    block: Named[Array],
+    x_ND: Array,
+    *,
+    turn: tuple[Array, Array],
+    attend: Callable[[Array, Array, Array], Array],
 ) -> Array:
     """Run attention among all patches of the image, with its residual."""
     qkv_N3HE = _linear(_norm(x_ND, block, "attention_norm"), block, "qkv").reshape(
         -1, 3, tower.heads, tower.head_width
     )
     q_NHE, k_NHE, v_NHE = (qkv_N3HE[:, part] for part in range(3))
-    y_NHE = attend(_turned(q_NHE, turn), _turned(k_NHE, turn), v_NHE, is_there_N)
+    y_NHE = attend(_turned(q_NHE, turn), _turned(k_NHE, turn), v_NHE)
     return x_ND + _linear(y_NHE.reshape(x_ND.shape), block, "o")
-
-
-def attend(
-    q_NHE: Float[Array, "N H E"],
-    k_NHE: Float[Array, "N H E"],
-    v_NHE: Float[Array, "N H E"],
-    is_there_N: Array,
-) -> Float[Array, "N H E"]:
-    """Attend to the patches that are there, before and behind, for some queries at a time."""
-    scale = q_NHE.shape[-1] ** -0.5
-
-    def some(q_QHE: Array) -> Array:
-        scores_HQN = product("QHE,NHE->HQN", q_QHE, k_NHE) * scale
-        scores_HQN = jnp.where(is_there_N[None, None], scores_HQN, FARTHEST)
-        shares_HQN = jax.nn.softmax(scores_HQN, axis=-1).astype(v_NHE.dtype)
-        return product("HQN,NHE->QHE", shares_HQN, v_NHE).astype(v_NHE.dtype)
-
-    parts = q_NHE.reshape(-1, queries_at_once(len(q_NHE)), *q_NHE.shape[1:])
-    return lax.map(some, parts).reshape(q_NHE.shape)
-
-
-def queries_at_once(patches: int) -> int:
-    """Return how many patches of so many attend at once: both are powers of two."""
-    return min(patches, max(1, SCORES // patches))
 
 
 def _linear(x: Array, w: Named[Array], name: str) -> Array:

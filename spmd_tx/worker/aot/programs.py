@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from spmd_tx.models.declared.tower import MERGED
 from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
 from spmd_tx.protocol.places import MOVE_STEPS, MOVE_STEPS_OF_SAMPLING
 from spmd_tx.protocol.programs import ProgramShape
@@ -22,7 +23,7 @@ class WantedProgram:
     kind: WantedKind
     shape: ProgramShape
     planned: int | None = None  # bytes that the plan has for it while it runs; None: it has no figure
-    tokens: int = 0  # of all data shards, that one run computes
+    tokens: int = 0  # of all devices, that one run computes
     is_usual: bool = False  # whether predictions are made from it
 
 
@@ -105,7 +106,13 @@ def _images(plan: Plan) -> Iterator[WantedProgram]:
     for patches in COMMON_PATCHES if sizes.sight is not None else ():
         if patches <= sizes.most_patches:
             shape = ProgramShape(step="encode_images", patches=patches)
-            yield WantedProgram(f"encode {patches}", "encode", shape, planned=plan.steps.encode(patches))
+            yield WantedProgram(
+                f"encode {patches}",
+                "encode",
+                shape,
+                planned=plan.steps.encode(patches),
+                tokens=patches // MERGED * sizes.mesh.size,  # each device has an image
+            )
 
 
 def _of_rows(

@@ -5,6 +5,7 @@ import msgspec
 from spmd_tx.models.attention import packed_rows
 from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.vision import attention as vision
 from spmd_tx.protocol.kernels import PALLAS, Kernels
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
@@ -36,6 +37,7 @@ def with_kernels(setup: Setup, model: Model, devices: Devices) -> Setup:
         platform,
         rows=packed_rows.candidates(platform, model.head_dim, is_bfloat16)[0],
         pages=paged.candidates(platform, model.head_dim, setup.page_size, is_bfloat16)[0],
+        images=vision.candidates(platform, model.tower is not None, is_bfloat16)[0],
         products=PALLAS.get(platform, "reference"),
     )
     return msgspec.structs.replace(setup, kernels=kernels)

@@ -224,7 +224,7 @@ class Sizes:
     def sight(self) -> Sight | None:
         """What it takes to read images; None: only text is read."""
         tower, rows = self.model.tower, self.image_tokens
-        return None if tower is None or not rows else sight(tower, rows, self.mesh.shape[TP], self.dtype)
+        return None if tower is None or not rows else sight(tower, rows, self.mesh, self.dtype)
 
     @cached_property
     def of_images(self) -> int:

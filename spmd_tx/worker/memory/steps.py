@@ -132,7 +132,9 @@ class StepMemory:
     def encode(self, patches: int) -> int:
         """Return the bytes of an image of so many patches, padded, on its way through the tower."""
         assert self.model.tower is not None
-        return self._corrected("encode", encoding(self.model.tower, patches, self.itemsize))
+        attention, devices = self.sizes.setup.kernels.images, self.mesh.size
+        estimate = encoding(self.model.tower, patches, self.itemsize, attention, devices)
+        return self._corrected("encode", estimate)
 
     @property
     def compiling(self) -> int:

@@ -44,7 +44,7 @@ class Calls:
         tower, images = declared.tower, declared.base.images
         self._encode_images, self._sees = None, bool(plan.sizes.image_tokens)
         if tower is not None and images is not None:
-            self._encode_images = make_encode_images(model, mesh, tower, images)
+            self._encode_images = make_encode_images(model, mesh, tower, images, kernels)
         self._copy_pages = make_copy_pages(mesh, declared.cache)
         self._copy_states = make_copy_states(mesh, declared.cache)
         self._place_tables = make_place_tables(mesh, declared.tables)

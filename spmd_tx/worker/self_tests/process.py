@@ -10,6 +10,7 @@ import msgspec
 
 from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
+from spmd_tx.worker.self_tests.images import ImageSizes
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.self_tests.verdict import Verdict
 from spmd_tx.worker.xla_flags import joined_flags
@@ -19,9 +20,10 @@ MODULES = {  # that try what the sizes are of
     AttentionSizes: "spmd_tx.worker.self_tests.attention",
     ExpertSizes: "spmd_tx.worker.self_tests.products",
     DecodeSizes: "spmd_tx.worker.self_tests.decode",
+    ImageSizes: "spmd_tx.worker.self_tests.images",
 }
 
-AnySizes = AttentionSizes | ExpertSizes | DecodeSizes
+AnySizes = AttentionSizes | ExpertSizes | DecodeSizes | ImageSizes
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -17,12 +17,13 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.vision.tower import encode
 from spmd_tx.models.vision.tower_weights import TowerWeights
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import AXES, TP
 from spmd_tx.sharding.weight import Weight, specs
 
 
 def make_encode_images(
-    model: Model, mesh: Mesh, tower: TowerWeights[Weight], pool: Weight
+    model: Model, mesh: Mesh, tower: TowerWeights[Weight], pool: Weight, kernels: Kernels
 ) -> Callable[..., Any]:
     """Make (tower, pool, patches, grids, rows) -> pool, which is donated.
 
@@ -30,7 +31,7 @@ def make_encode_images(
     says where in the pool each token goes; -1: nowhere.
     """
     assert model.tower is not None
-    run = partial(encode, model.tower)
+    run = partial(encode, model.tower, kernels=kernels)
     in_specs = (specs(tower), pool.spec, P(AXES), P(AXES), P())
 
     @partial(jax.jit, donate_argnums=1)

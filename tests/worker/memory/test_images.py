@@ -2,15 +2,19 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import msgspec
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from spmd_tx.errors import DoesNotFit
 from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.families.registry import declare
+from spmd_tx.models.vision.tower_weights import tower_weights
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import abstract_mesh
+from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.memory.plan import UsableMemory, report
 from spmd_tx.worker.memory.planner import best_plan
 from spmd_tx.worker.memory.refusal import make_plan
@@ -20,6 +24,7 @@ from tests.golden.vision_cases import D_MODEL
 from tests.support.tiny_engine import MODEL
 from tests.support.tiny_setup import tiny_setup
 
+MEMORY = UsableMemory(2**30, "tpu")
 SEES = declare(vision_cases.CONFIGS["qwen3_5"])
 
 
@@ -81,3 +86,22 @@ def test_taking_text_alone_is_proposed_where_it_makes_a_model_fit():
 
 def _fits(server: Sizes, size: int) -> bool:
     return best_plan(server, UsableMemory(size, "tpu")) is not None
+
+
+def test_devices_share_the_towers_matrices():
+    alone, eight = sizes((1, 1, 1)), sizes((2, 2, 2))
+    whole, part = (report(best_plan(each, MEMORY)).tower_bytes for each in (alone, eight))
+    assert whole / 8 < part < whole / 7, "vectors are whole on each"
+    tower = Tower(depth=4, width=32, inner=64, heads=2, side=8, out=64)
+    of_seven = jax.tree.leaves(specs(tower_weights(tower, jnp.float32, devices=7)))
+    assert set(of_seven) == {P()}, "no dimension is a multiple of it"
+
+
+def test_kernels_hold_no_scores():
+    usual = {"image_tokens": 4096, "max_context": 4096}
+    plans = [
+        best_plan(sizes(**usual, kernels=Kernels("tpu", images=images)), MEMORY)
+        for images in ("reference", "mosaic")
+    ]
+    scores = 4 * 2 * SEES.tower.heads * 2**21
+    assert plans[0].steps.encode(4096) - plans[1].steps.encode(4096) > scores
