@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import anthropic
 import httpx
@@ -14,6 +15,7 @@ import numpy as np
 import openai
 import pytest
 import tinker
+from safetensors.numpy import load_file
 from tinker import types
 
 from spmd_tx.demo import tiny_model
@@ -166,10 +168,10 @@ def test_a_damaged_picture_fails_its_own_request(service):
     assert np.isfinite(logprobs(trainer, PROMPT)[-5:]).all()
 
 
-def run(url: str, interrupt: Callable[[], None]) -> tuple[list[float], list[list[int]]]:
+def run(url: str, interrupt: Callable[[], None], rank: int) -> tuple[list[float], list[list[int]]]:
     """Train and sample with images, and interrupt both; (log-probabilities, tokens of samples)."""
     with tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
-        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=rank, seed=1).result(SECONDS)
         for step in range(4):
             gradient = trainer.forward_backward([datum(PROMPT), datum([text(20, step)])], "cross_entropy")
             update = trainer.optim_step(ADAM_STEP)
@@ -182,17 +184,20 @@ def run(url: str, interrupt: Callable[[], None]) -> tuple[list[float], list[list
         asked = sampler.sample(types.ModelInput(chunks=PROMPT), num_samples=2, sampling_params=params)
         interrupt()
         tokens = [list(each.tokens) for each in asked.result(SECONDS).sequences]
+        trainer.save_weights_for_sampler("saved").result(SECONDS)
         return list(logprobs(trainer, PROMPT)), tokens
 
 
 @pytest.mark.slow
-def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path):
+@pytest.mark.parametrize("rank", [8, 0], ids=["adapter", "all weights"])
+def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path, rank):
     spec = tiny_model.Spec(family="qwen3_vl", vocab_size=VOCABULARY, max_positions=CONTEXT)
-    model, sees = tiny_model.write(tmp_path / "model", spec), {"image_tokens": 1024}
+    model = tiny_model.write(tmp_path / "model", spec)
+    sees = {"image_tokens": 1024, "full_parameters": not rank}
     with ExitStack() as servers:
         started = [servers.enter_context(serving(model, tmp_path / "data", **sees))]
         started[0].wait_until_ready()
-        expected = run(started[0].url, lambda: None)
+        expected = run(started[0].url, lambda: None, rank)
 
         def kill() -> None:
             os.kill(started[-1].process.pid, signal.SIGKILL)
@@ -200,8 +205,21 @@ def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path):
             port = started[-1].url.rpartition(":")[2]
             started.append(servers.enter_context(serving(model, tmp_path / "data", port=port, **sees)))
 
-        assert run(started[0].url, kill) == expected
+        assert run(started[0].url, kill, rank) == expected
     assert len(started) == 3
+    if not rank:
+        _check_tower(model, tmp_path / "data")
+
+
+def _check_tower(model: Path, data: Path) -> None:
+    """Check that models that were saved have the tower of the base, bit for bit, and other layers."""
+    before, saved = load_file(model / "model.safetensors"), list(data.glob("checkpoints/*/*/saved"))
+    assert saved
+    for folder in saved:
+        after = load_file(folder / "model.safetensors")
+        assert after.keys() == before.keys()
+        same = {name for name in before if before[name].tobytes() == after[name].tobytes()}
+        assert same == {name for name in before if name.startswith("model.visual.")}
 
 
 def test_chats_of_both_dialects_see_the_same(server):

@@ -21,7 +21,9 @@ SLOT = 1  # of states
 FIRST = 64  # the pool's row in which the first image of the prompt begins
 
 
-def start(path: Path, name: str, mesh: tuple[int, int, int], image_tokens: int = POOL) -> Engine:
+def start(
+    path: Path, name: str, mesh: tuple[int, int, int], image_tokens: int = POOL, **options: Any
+) -> Engine:
     """Write a model, and start an engine for it, whose training slot 0 has no adapter."""
     setup = tiny_setup(
         model_dir=str(vision_cases.write(path, name)),
@@ -33,6 +35,7 @@ def start(path: Path, name: str, mesh: tuple[int, int, int], image_tokens: int =
         decode_steps=STEPS,
         image_tokens=image_tokens,
         compilation_cache="",
+        **options,
     )
     return Engine.start(setup, Programs(lambda what: None), lambda what: None)
 
@@ -122,8 +125,13 @@ def forward(engine: Engine, tokens: np.ndarray, where: np.ndarray | None) -> np.
     return np.asarray(engine.execute(commands.Forward(rows=rows, loss=loss(rows)))[0]["logprobs"])[-1]
 
 
-def prefill(engine: Engine, tokens: np.ndarray, where: np.ndarray, part: int = PART) -> np.ndarray:
-    """Read all tokens but the last, in parts; return the log-probabilities of their followers."""
+def prefill(
+    engine: Engine, tokens: np.ndarray, where: np.ndarray, part: int = PART, slot: int = 0
+) -> np.ndarray:
+    """Read all tokens but the last, in parts; return the log-probabilities of their followers.
+
+    ``slot`` is the version's, in the bank.
+    """
     found, shards = [], engine.setup.fsdp * engine.setup.ep
     for begin in range(0, len(tokens) - 1, part):
         end = min(begin + part, len(tokens) - 1)
@@ -133,7 +141,7 @@ def prefill(engine: Engine, tokens: np.ndarray, where: np.ndarray, part: int = P
                 field: getattr(row, field)[:, :part]
                 for field in ("tokens", "targets", "segments", "positions", "places")
             },
-            slots=row.slots,
+            slots=row.slots + slot,
         )
         row.segments[-1, end - begin :] = 0
         pages = np.where(row.segments > 0, PAGES[row.positions // PAGE_SIZE], 0).astype(np.int32)

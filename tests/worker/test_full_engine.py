@@ -11,7 +11,8 @@ from spmd_tx.protocol.places import Idle
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from spmd_tx.worker.stores import store
-from tests.support import moves
+from tests.golden import vision_cases
+from tests.support import moves, seeing_engine
 from tests.support.tiny_engine import to_numpy
 from tests.support.tiny_setup import tiny_setup
 
@@ -87,3 +88,36 @@ def start(model):
         max_rank=1,
     )
     return Engine.start(setup, Programs(lambda what: None), lambda what: None)
+
+
+@pytest.mark.parametrize(
+    "name, shape", [("qwen3_5", (1, 1, 1)), pytest.param("qwen3_vl", (2, 1, 2), marks=pytest.mark.slow)]
+)
+def test_all_weights_of_the_language_model_train_on_images_and_the_tower_stays(name, shape, tmp_path):
+    options = {"full_copies": 3, "bank_slots": 2, "idle_adapters": str(tmp_path / "idle")}
+    engine = seeing_engine.start(tmp_path, name, shape, **options)
+    seeing_engine.encode_prompt(engine)
+    engine.execute(moves.create_adapter(adapter=ADAPTER))
+    tokens, where = seeing_engine.prompt(), seeing_engine.places(name)
+    row = seeing_engine.row_of(engine, tokens, where)
+    before = seeing_engine.forward(engine, tokens, where)
+    read = seeing_engine.prefill(engine, tokens, where)
+    is_text = np.flatnonzero(~vision_cases.is_image()[1:])
+    np.testing.assert_allclose(read[is_text], before[is_text], rtol=0, atol=1e-4)
+    engine.execute(commands.ForwardBackward(rows=row, loss=seeing_engine.loss(row, vision_cases.FROM)))
+    golden = np.load(vision_cases.NUMBERS)
+    for each in vision_cases.sloped(engine.model):
+        found = np.asarray(engine.state.train.grad_sum.layers[each])[:, :, : vision_cases.KEPT]
+        wanted = golden[f"{name}/slope/{each}"]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-4 * np.abs(wanted).max(), err_msg=each)
+
+    frozen = to_numpy((engine.state.tower, seeing_engine.pool(engine)))
+    rest = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "grad_clip_norm": 0.0}
+    engine.execute(commands.OptimStep(slot=0, learning_rate=1e-2, **rest))
+    engine.execute(moves.save_sampler(0, 1, ADAPTER))
+    after = seeing_engine.forward(engine, tokens, where)
+    assert np.abs(after - before)[is_text].max() > 0.01
+    of_copy = seeing_engine.prefill(engine, tokens, where, slot=1)
+    np.testing.assert_allclose(of_copy[is_text], after[is_text], rtol=0, atol=1e-4)
+    kept = to_numpy((engine.state.tower, seeing_engine.pool(engine)))
+    assert all(map(np.array_equal, jax.tree.leaves(kept), jax.tree.leaves(frozen)))

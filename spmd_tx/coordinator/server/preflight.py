@@ -100,10 +100,6 @@ def check_sight(config: ServerConfig, model: Model) -> None:
     asked = f"--image-tokens is {config.image_tokens}"
     if model.tower is None:
         raise StartError(f"{asked}, but {config.base_model} has no vision tower; leave the option out")
-    if config.full_parameters:
-        raise StartError(
-            f"{asked}, but with --full-parameters a model takes text alone; leave one of them out"
-        )
 
 
 def check_folders(config: ServerConfig) -> None:

@@ -75,7 +75,7 @@ def _processor(config: ServerConfig, model: Model, directory: Path) -> ImageProc
 
     A model that could see is served without, and with a warning, if nobody has asked for images.
     """
-    if model.tower is None or config.image_tokens == 0 or config.full_parameters:
+    if model.tower is None or config.image_tokens == 0:
         return None
     try:
         return find_processor(directory)

@@ -57,9 +57,7 @@ def compilation_cache(config: ServerConfig) -> Path:
 
 def _image_tokens(config: ServerConfig) -> int | None:
     """For how many tokens of images there are rows; None: as many as workers find useful."""
-    if config.image_tokens == AUTO:
-        return 0 if config.full_parameters else None
-    return config.image_tokens
+    return None if config.image_tokens == AUTO else config.image_tokens
 
 
 def training_slots(config: ServerConfig) -> int:

@@ -33,16 +33,16 @@ class ModelPrograms:
             level: make_full_forward_backward(*training, level, kernels=kernels) for level in plan.levels
         }
         self._optim_step = make_full_optim_step(model, mesh, declared.train)
-        self._publish = make_publish(mesh, declared.base)
+        self._publish = make_publish(mesh, declared.base.replace(images=None))
         self._whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     def evaluated(self, state: WorkerState) -> tuple[Any, ...]:
         """Return the arrays of ``forward``."""
-        return (state.train.w,)
+        return state.train.w, state.base.images
 
     def differentiated(self, state: WorkerState) -> tuple[Any, ...]:
         """Return the arrays of ``forward_backward``."""
-        return state.train.w, state.train.grad_sum
+        return state.train.w, state.train.grad_sum, state.base.images
 
     def optim_step(self, state: WorkerState, command: OptimStep) -> Call:
         return Call("optim_step", (), self._optim_step, (state.train,), rest=(adamw_inputs(command),))

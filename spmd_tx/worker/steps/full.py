@@ -126,8 +126,13 @@ class _Steps:
         self._dtype = base.embed.dtype
         self.logits = partial(_logits, dtype=self._dtype)
 
-    def hidden(self, w: Weights[Array], rows: Rows, remat: str | None) -> tuple[Array, Array]:
-        """Return hidden states [B, T, D], and the head's whole table [V, D] in fp32."""
+    def hidden(
+        self, w: Weights[Array], images: Array | None, rows: Rows, remat: str | None
+    ) -> tuple[Array, Array]:
+        """Return hidden states [B, T, D], and the head's whole table [V, D] in fp32.
+
+        ``images`` are tokens of images as in Weights, which are not trained.
+        """
         w = jax.tree.map(varying, w)
         # Without a slot axis: nothing adapts anything.
         loras = both_loras(lambda slots, scale: _no_lora, rows.slots, jnp.ones((1, 2)))
@@ -139,12 +144,14 @@ class _Steps:
             take_weights=self._take,
             kernels=self._kernels,
             segments=rows.segments,
+            places=rows.places,
         )
         embed = Weights(
             embed=w.embed.astype(self._dtype),
             layers=w.layers,
             final_norm=w.final_norm.astype(self._base.final_norm.dtype),
             head=None,
+            images=images,
         )
         nothing = Adapters[Array]({}, Lora(jnp.zeros(()), jnp.zeros(())))
         h_BTD = backbone(self._model, embed, nothing, rows.tokens, rows.positions, how)[0]
@@ -169,13 +176,14 @@ def make_full_forward(
     *,
     kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
-    """Make (w, rows, loss) -> (logprobs, losses), float32, on every process."""
+    """Make (w, images, rows, loss) -> (logprobs, losses), float32, on every process."""
     steps = _Steps(model, base, state, kernels)
+    in_specs = (specs(state.w), specs(base.images), P(DATA), P(DATA))
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=(specs(state.w), P(DATA), P(DATA)), out_specs=P())
-    def forward(w: Weights[Array], rows: Rows, loss: TokenLossInputs) -> Any:
-        h_BTD, table_VD = steps.hidden(w, rows, None)
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=P())
+    def forward(w: Weights[Array], images: Array | None, rows: Rows, loss: TokenLossInputs) -> Any:
+        h_BTD, table_VD = steps.hidden(w, images, rows, None)
         return logprobs_and_losses(partial(steps.logits, table_VD), h_BTD, rows, loss)
 
     return forward
@@ -190,19 +198,20 @@ def make_full_forward_backward(
     *,
     kernels: Kernels = Kernels(),
 ) -> Callable[..., Any]:
-    """Make (w, grad_sum, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
+    """Make (w, grad_sum, images, rows, loss) -> (grad_sum, logprobs, losses); donates ``grad_sum``.
 
-    ``base`` declares the published copy. ``remat`` is a level of remat.REMAT_LEVELS.
+    ``base`` declares the published copy, and tokens of images. ``remat`` is a level of remat.REMAT_LEVELS.
     """
     steps, of_w = _Steps(model, base, state, kernels), specs(state.w)
+    in_specs = (of_w, of_w, specs(base.images), P(DATA), P(DATA))
 
     @partial(jax.jit, donate_argnums=1)
-    @partial(jax.shard_map, mesh=mesh, in_specs=(of_w, of_w, P(DATA), P(DATA)), out_specs=(of_w, P(), P()))
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(of_w, P(), P()))
     def forward_backward(
-        w: Weights[Array], grad_sum: Weights[Array], rows: Rows, loss: TokenLossInputs
+        w: Weights[Array], grad_sum: Weights[Array], images: Array | None, rows: Rows, loss: TokenLossInputs
     ) -> Any:
         # As in train.py, each device differentiates the loss of its own rows.
-        (h_BTD, table_VD), pull_back = jax.vjp(lambda w: steps.hidden(w, rows, remat), w)
+        (h_BTD, table_VD), pull_back = jax.vjp(lambda w: steps.hidden(w, images, rows, remat), w)
         losses, logprobs, grad_h, grad_table = loss_and_grad(steps.logits, table_VD, h_BTD, rows, loss)
         (grad,) = pull_back((grad_h.astype(h_BTD.dtype), grad_table))
         return jax.tree.map(jnp.add, grad_sum, grad), replicate_rows(logprobs), replicate_rows(losses)

@@ -29,7 +29,7 @@ from spmd_tx.worker.stores.store import Sampling, Store, adapter_of
 
 
 class ModelStore(Store):
-    """Moves whole models. A copy in a bank slot is declared as the base model is.
+    """Moves whole models. A copy in a bank slot is declared as the base model is, without tokens of images.
 
     All rows of a Prefill or Decode use the same copy.
     """
@@ -40,7 +40,8 @@ class ModelStore(Store):
         super().__init__(programs.setup, state, run, on_written)
         self._programs, self._declared, self._mesh = programs, programs.declared, programs.mesh
         self._base_model = Path(programs.setup.model_dir)
-        self._copies: dict[int, Weights[Array]] = {0: state.base}  # by bank slot
+        self._copy: Weights[Weight] = programs.declared.base.replace(images=None)
+        self._copies: dict[int, Weights[Array]] = {0: state.base.replace(images=None)}  # by bank slot
 
     def for_programs(self, command: Sampling) -> Sampling:
         """Let the next programs use the copy of these rows, which is all that they know."""
@@ -56,7 +57,7 @@ class ModelStore(Store):
         used = np.unique(slots)
         assert used.size <= 1, f"rows of one command use the copies {used}"
         if used.size:
-            self._state.base = self._copies[int(used[0])]
+            self._state.base = self._copies[int(used[0])].replace(images=self._state.base.images)
 
     def _check(self, folder: StateFolder | WeightsFolder) -> None:
         path = Path(folder.path)
@@ -64,7 +65,7 @@ class ModelStore(Store):
             check_shapes(path, self._like())
             return
         try:
-            check(Files(path), jax.tree.leaves(self._declared.base), self._programs.model.unread)
+            check(Files(path), jax.tree.leaves(self._copy), self._programs.model.unread)
         except StartError as problem:
             raise ForeignWeights(f"{path} is of another base model: {problem}") from problem
 
@@ -98,7 +99,7 @@ class ModelStore(Store):
         declared, like = self._declared.train, self._like()
         match move.source:
             case WeightsFolder(path=path):
-                return self._weights(Path(path), self._declared.base)
+                return self._weights(Path(path), self._copy)
             case StateFolder(path=path) if not _is_model(Path(path)):
                 saved = restore_state(Path(path), like, move.with_optimizer)
             case StateFolder(path=path):
@@ -146,7 +147,7 @@ class ModelStore(Store):
             self._writer.begin(path, whole_copy, size, adapter)
 
     def _write_folder(self, path: Path, copies: Any, adapter: AdapterSpec) -> None:
-        write_model(path, copies, self._declared.base, self._programs.model, self._base_model)
+        write_model(path, copies, self._copy, self._programs.model, self._base_model)
 
 
 def _is_model(path: Path) -> bool:

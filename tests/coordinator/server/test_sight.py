@@ -39,7 +39,7 @@ def test_without_its_processor_a_model_takes_text_alone_unless_images_are_asked_
 
 @pytest.mark.parametrize(
     "options, tokens",
-    [({}, None), ({"full_parameters": True}, 0), ({"image_tokens": 0}, 0), ({"image_tokens": 300}, 300)],
+    [({}, None), ({"full_parameters": True}, None), ({"image_tokens": 0}, 0), ({"image_tokens": 300}, 300)],
 )
 def test_workers_are_told_what_was_asked_for(options, tokens):
     config = ServerConfig(base_model="tiny", **options).with_mesh((1, 1, 1))
