@@ -21,7 +21,9 @@ from spmd_tx.worker.self_tests.verdict import on_device, problem_between, tell_v
 # Of padded images: how many patches are there.
 COUNTS = {256: (4, 252, 256), 1024: (516, 1024), 4096: (2200,)}
 
-Attend = Callable[[Array, Array, Array, Array], Array]  # queries, keys, values [N, H, E], and the count
+AttendPatches = Callable[
+    [Array, Array, Array, Array], Array
+]  # queries, keys, values [N, H, E], and the count
 
 
 class ImageSizes(msgspec.Struct, frozen=True):
@@ -38,7 +40,9 @@ class ImageSizes(msgspec.Struct, frozen=True):
         return "attention of images"
 
 
-def problem_of(attend: Attend, sizes: ImageSizes, counts: dict[int, tuple[int, ...]] = COUNTS) -> str | None:
+def problem_of(
+    attend: AttendPatches, sizes: ImageSizes, counts: dict[int, tuple[int, ...]] = COUNTS
+) -> str | None:
     """Say why an implementation must not be used; None if it is correct.
 
     It must be close to the reference, give the same bits twice, and the same whatever stands behind the
@@ -67,7 +71,7 @@ def problem_of(attend: Attend, sizes: ImageSizes, counts: dict[int, tuple[int, .
     return None
 
 
-def implementation(kernels: Kernels, device: int) -> Attend:
+def implementation(kernels: Kernels, device: int) -> AttendPatches:
     """Return attention as the tower uses it: inside shard_map, on one device."""
     return on_device(device, lambda *arrays: attend(kernels, *arrays))
 
