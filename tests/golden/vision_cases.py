@@ -29,7 +29,7 @@ IMAGE_ID = 90
 
 Piece = int | tuple[int, int]  # text tokens, or the grid of an image
 PROMPT: tuple[Piece, ...] = (5, (22, 30), 7, (28, 10), 9)
-GREEDY = 10  # tokens
+GREEDY = 32  # tokens
 KEPT, FROM = 8, 170  # columns; behind the first image
 ROWS = (0, 4, 5, 6, 100, 169, 170, 176, 177, 246, 247, 255)
 

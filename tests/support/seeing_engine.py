@@ -15,8 +15,8 @@ from tests.support.tiny_setup import tiny_setup
 
 POOL = 320  # rows
 PAGE_SIZE, PART = 8, 64  # tokens
-STEPS = 5  # of a Decode
-PAGES = np.arange(1, 35, dtype=np.int32)
+STEPS = 8  # of a Decode
+PAGES = np.arange(1, 37, dtype=np.int32)  # for the prompt and a greedy text
 SLOT = 1  # of states
 FIRST = 64  # the pool's row in which the first image of the prompt begins
 

@@ -16,14 +16,14 @@ CLOSE, CLOSE_OF_LINEAR = 2e-5, 1e-4  # nats; linear attention divides by sums th
 GRADIENT = 1e-4  # of the largest number of a factor
 ADAPTER = AdapterSpec(rank=2)
 QUICK = ("qwen3_5", (1, 1, 2))
-OTHERS = [(name, shape) for name in CONFIGS for shape in ((1, 1, 1), (2, 1, 2), (1, 2, 2))]
+OTHERS = [(name, shape) for name in CONFIGS for shape in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))]
 
 
 @pytest.fixture(
     scope="module",
     params=[
         QUICK,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (*OTHERS, ("qwen3_vl_moe", (2, 2, 2)))),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS),
     ],
     ids=lambda param: f"{param[0]}-{'x'.join(map(str, param[1]))}",
 )

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 GOLDEN = np.load(NUMBERS)
 TOLERANCE = 1e-5  # relative to the largest logit
-SHAPES = [(1, 1, 1), (2, 1, 2), (1, 2, 2)]
+SHAPES = [(1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
 QUICK = [("qwen3_5", (2, 1, 2)), ("qwen3_vl_moe", (1, 2, 2))]
 
 
