@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tests.chaos import points
 from tests.chaos.answers import Program
-from tests.chaos.cluster import ROLES, SAMPLERS, Cluster
+from tests.chaos.cluster import ROLES, Cluster
 
 COORDINATOR_POINTS = (
     "row.before",  # a request is about to be written down
@@ -51,6 +51,18 @@ PUBLISHING_POINTS = (
     "sampler.load_sampler.during",
     "sampler.load_sampler.after",
     "sampler.decode.during",
+)
+POINTS_OF_IMAGES = (
+    "image_row.before",  # a request with an image is about to be written down
+    "image_row.after",  # both are durable, and nothing is decoded
+    "image.before",
+    "image.after",  # it is decoded, and no command has it
+    "image_command.after",  # EncodeImages is sent, and the command that reads is not
+    "w0.encode_images.before",
+    "w0.encode_images.during",
+    "w1.encode_images.after",  # its tokens are on the devices, and nobody has read them
+    "w0.forward_backward.during",
+    "w1.decode.during",
 )
 POINT_SECONDS = 6.0  # until a point that nobody passes is given up
 STUCK_SECONDS = 120.0  # without any answer to a client
@@ -98,14 +110,15 @@ class Attack:
                 self._kill(target, target)
                 self._pause(0.05)
 
-    def kill_at_each(self, points: Sequence[str]) -> None:
-        """Kill a process at every named point, in random order, and let a replica leave between them."""
+    def kill_at_each(self, points: Sequence[str], leaving: Sequence[str] = ()) -> None:
+        """Kill a process at every named point, in random order; between them one of ``leaving`` leaves."""
         for point in self._random.sample(points, len(points)):
             while not self.kills[point] and not self._is_over():
                 self._wait_for_progress(self._random.randint(2, 5))
                 self._kill_at(point)
-            self._wait_for_progress(1)
-            self.leavings += self._cluster.let_leave(self._random.choice(SAMPLERS))
+            if leaving:
+                self._wait_for_progress(1)
+                self.leavings += self._cluster.let_leave(self._random.choice(leaving))
 
     def _is_over(self) -> bool:
         return self._program.is_over() or time.monotonic() > self._deadline

@@ -1,5 +1,6 @@
 """Runs a coordinator, agents and their workers, and restarts what was killed, like a service manager."""
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,9 @@ from tests.support import quick_compilation
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
 SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=512, max_positions=64)
+SEES = replace(SPEC, family="qwen3_5", sees=True, max_positions=128)
+IMAGE_TOKENS = 16  # of the pool: fewer than those of the images that are used
+SMALL = 32 * 32  # pixels of an image that becomes one token
 SECRET = "of the crash tests"
 RESTART_SECONDS = 0.1  # that the service manager takes
 STOP_SECONDS = 60
@@ -60,11 +64,18 @@ class Cluster:
     """Holds what an operator runs; clients see ``url`` only."""
 
     def __init__(
-        self, folder: Path, *, has_teacher: bool = False, has_samplers: bool = False, **options: object
+        self,
+        folder: Path,
+        *,
+        has_teacher: bool = False,
+        has_samplers: bool = False,
+        sees: bool = False,
+        **options: object,
     ) -> None:
         """``has_teacher`` adds a group of one worker with another model, from which clients sample.
 
-        ``has_samplers`` adds replicas that sample what the first group trains.
+        ``has_samplers`` adds replicas that sample what the first group trains. With ``sees`` the model takes
+        images.
         """
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
         self.points.mkdir()
@@ -73,7 +84,10 @@ class Cluster:
         port, worker_port = free_port(), free_port()
         self.clients, self.link = Proxy(port), Proxy(worker_port)
         self.url = f"http://127.0.0.1:{self.clients.port}"
-        model = tiny_model.write(folder / "model", SPEC)
+        model = tiny_model.write(folder / "model", SEES if sees else SPEC)
+        if sees:
+            keep_images_small(model / "preprocessor_config.json")
+            options |= {"image_tokens": IMAGE_TOKENS}
         if has_teacher:
             teacher = tiny_model.write(folder / TEACHER, replace(SPEC, n_layers=1), seed=5)
             pairs = f"name={TEACHER},base_model={teacher},served_model_name={TEACHER},role=sample"
@@ -182,6 +196,13 @@ class Cluster:
                 env=environment(self.points, POINTS_OF_SAMPLERS if role in SAMPLERS else ""),
             )
             self._leaving.discard(role)
+
+
+def keep_images_small(path: Path) -> None:
+    """Have a model take small images as they are."""
+    processor = json.loads(path.read_text())
+    processor["size"]["shortest_edge"] = SMALL
+    path.write_text(json.dumps(processor))
 
 
 def share_compiled_programs(data_dir: Path) -> None:

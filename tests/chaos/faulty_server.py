@@ -1,6 +1,7 @@
 """Runs ``spmd-tx serve`` or ``spmd-tx worker`` with named points (points.py) around what they do."""
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.writes import Writes
+from spmd_tx.coordinator.images.prepared import PreparedImages
 from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.requests.group_writer import Submission
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.server import serve
@@ -29,6 +32,13 @@ def put_in_points() -> None:
     wrap(CheckpointCatalog, "complete", "checkpoint")
     wrap(Snapshots, "record", "snapshot")
     wrap(Writes, "take", "written")
+    wrap(RequestQueue, "_write", "image_row", _have_images)
+    wrap(PreparedImages, "_prepare", "image")
+    wrap(Hub, "send", "image_command", lambda _, command, *__: command.name == "encode_images")
+
+
+def _have_images(_: RequestQueue, submissions: Sequence[Submission], __: object) -> bool:
+    return any(submission.images for submission in submissions)
 
 
 if __name__ == "__main__":

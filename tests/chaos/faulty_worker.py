@@ -20,7 +20,7 @@ from tests.chaos.points import wrap
 
 STEPS = (
     *("forward_backward", "optim_step", "decode", "save_state", "save_sampler", "load_sampler", "load_state"),
-    "snapshot",
+    *("snapshot", "encode_images"),
 )
 
 

@@ -7,6 +7,8 @@ import numpy as np
 import tinker
 from tinker import types
 
+from tests.support.pictures import png
+
 BASE_MODEL, TEACHER = "tiny", "teacher"
 VOCABULARY = 512
 ADAM = types.AdamParams(learning_rate=0.003, weight_decay=0.01, grad_clip_norm=1.0)
@@ -124,9 +126,46 @@ def in_flight(service: tinker.ServiceClient, note: Note, seed: int, rounds: int)
     _note_checkpoints(note, trainer, steps=rounds)
 
 
+def seeing(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Samples behind pictures, which it also scores, and reinforces what had many even tokens."""
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed + 6).result()
+    random = np.random.default_rng([seed, 6])
+    pictures = list[types.ImageChunk]()
+    for number in range(rounds):
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+        before, after = (random.integers(0, VOCABULARY, length).tolist() for length in (4, 5))
+        if number % 3 != 2:  # two new ones, and one that was there before
+            pictures.append(_picture(64, 32 * int(random.integers(1, 5)), seed * 1000 + number))
+        picture = pictures[-1] if number % 3 != 2 else pictures[random.integers(len(pictures))]
+        prompt = [types.EncodedTextChunk(tokens=before), picture]
+        whole = types.ModelInput(chunks=[*prompt, types.EncodedTextChunk(tokens=after)])
+        params = types.SamplingParams(max_tokens=8, seed=seed * 1000 + number, stop=[])
+        answers = sampler.sample(whole, 3, params).result().sequences
+        note("samples", [list(answer.tokens) for answer in answers])
+        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        rewards = [float(np.mean([token % 2 == 0 for token in answer.tokens])) for answer in answers]
+        data = list[types.Datum]()
+        for answer, reward in zip(answers, rewards, strict=True):
+            ids = [*before, *[0] * picture.length, *after]
+            datum = _reinforced(ids, answer, reward - float(np.mean(rewards)))
+            text = types.EncodedTextChunk(tokens=[*after, *answer.tokens[:-1]])
+            seen = types.ModelInput(chunks=[*prompt, text])
+            data.append(types.Datum(model_input=seen, loss_fn_inputs=datum.loss_fn_inputs))
+        gradient, step = trainer.forward_backward(data, "importance_sampling"), trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+    _note_checkpoints(note, trainer, steps=rounds)
+
+
 ALL = (supervised, reinforced, checkpointing)
 WITH_TEACHER = (distilled, reinforced)
+WITH_IMAGES = (seeing, supervised)
 WITH_SAMPLERS = (reinforced, checkpointing, in_flight)
+
+
+def _picture(height: int, width: int, seed: int) -> types.ImageChunk:
+    tokens = height * width // 32**2
+    return types.ImageChunk(data=png(height, width, seed), format="png", expected_tokens=tokens)
 
 
 def _note_training(note: Note, output: types.ForwardBackwardOutput) -> None:

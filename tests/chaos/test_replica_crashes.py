@@ -36,7 +36,7 @@ def test_all_ends_with_the_same_bits_whoever_is_killed(tmp_path, undisturbed, ou
 
     def strike(attack: Attack, database: Postgres | None = database) -> None:
         nonlocal leavings
-        attack.kill_at_each(PUBLISHING_POINTS)
+        attack.kill_at_each(PUBLISHING_POINTS, SAMPLERS)
         attack.kill_each(EVERYBODY, 1, database and database.kill)
         leavings = attack.leavings
 
