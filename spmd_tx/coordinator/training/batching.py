@@ -3,6 +3,7 @@
 The chunks depend on the request alone. Dimension key: N token, K target of a position.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -186,9 +187,10 @@ def pack(
         else spread(np.concatenate([_places(each, seen) for each in datums]), np.int32),
     )
     images = () if seen is None else _row_images(datums, layout, seen)
+    chunks = _with_room(layout.chunks, images, shapes.image_tokens) if shapes.image_tokens else layout.chunks
     losses = _loss_inputs(datums, loss, spread)
     return PackedRequest(
-        chunks=_split(Chunk(rows, losses, 0, forward_only, images), layout.chunks),
+        chunks=_split(Chunk(rows, losses, 0, forward_only, images), chunks),
         destination=destination,
         shapes=[datum.loss_inputs["target_tokens"].shape for datum in datums],
         learned=None if loss.name == "cross_entropy" else advantages_of_samples(datums),
@@ -282,6 +284,24 @@ def _split(whole: Chunk, sizes: list[tuple[int, int]]) -> list[Chunk]:
         )
         start = end
     return chunks
+
+
+def _with_room(chunks: list[tuple[int, int]], images: Iterable[RowImage], room: int) -> list[tuple[int, int]]:
+    """Cut chunks before rows whose images find no room beside those before; one row is never cut."""
+    of_rows: dict[int, dict[ImageKey, int]] = defaultdict(dict)
+    for row, _, image in images:
+        of_rows[row][image.key] = image.tokens
+    cut, first = list[tuple[int, int]](), 0
+    for used, size in chunks:
+        end, held = first + used, dict[ImageKey, int]()
+        for row in range(first, end):
+            if row > first and sum((held | of_rows[row]).values()) > room:
+                cut.append((row - first, size))
+                first, held = row, {}
+            held |= of_rows[row]
+        cut.append((end - first, size))
+        first = end
+    return cut
 
 
 def _places(datum: Datum, seen: SeenImages) -> np.ndarray:

@@ -37,7 +37,7 @@ from spmd_tx.coordinator.training import custom_loss
 from spmd_tx.coordinator.training.batching import PackedRequest, pack
 from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
-from spmd_tx.coordinator.training.images import check_room, see
+from spmd_tx.coordinator.training.images import check_room, see, with_room
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import (
     Begun,
@@ -163,10 +163,9 @@ class Training:
                 raise AssertionError(f"a {request.kind} request has no place in a line")
 
     async def _loss(self, model: TrainedModel, sent: ForwardBackwardRequest, layout: str | None) -> Begun:
-        shapes = self.shapes.as_recorded(layout)
-        pack = partial(
-            self._pack, model, is_again=layout is not None, seen=await see(self.images, model, sent)
-        )
+        seen = await see(self.images, model, sent)
+        shapes = with_room(self.shapes.as_recorded(layout), seen, self.pool)
+        pack = partial(self._pack, model, is_again=layout is not None, seen=seen)
         packed = await compute(self._size(sent), pack, sent, shapes)
         outputs = model.put_chunks(packed.chunks)
         return Begun(partial(outcome_of_loss, packed, outputs, shapes.layout))
@@ -314,12 +313,14 @@ class Training:
 
         A replayed request has no ``limits``: it was within them the first time, and must not fail now.
         """
-        shapes, is_again = self.shapes.as_recorded(layout), limits is None
+        is_again = limits is None
         loss_id = custom_loss.loss_id(sent)
         stored = await self.custom_losses.open(loss_id, model.session_id)
         if stored.refusal is not None and not is_again:
             raise InvalidRequest(stored.refusal)
-        pack = partial(self._pack, model, shapes=shapes, seen=await see(self.images, model, sent))
+        seen = await see(self.images, model, sent)
+        shapes = with_room(self.shapes.as_recorded(layout), seen, self.pool)
+        pack = partial(self._pack, model, shapes=shapes, seen=seen)
         run = partial(self.loss_runs.run, model)
         try:
             packed, outputs, differentiated = await custom_loss.differentiate(

@@ -38,6 +38,7 @@ def row_lengths(max_context: int) -> tuple[int, ...]:
 
 
 WITH_KERNELS = " with kernels "  # in a layout
+OF_IMAGES = " with images of "  # in a layout
 FITTED = "+"  # behind the context in a layout: its longest rows just hold it, and were chosen like others
 
 
@@ -53,6 +54,7 @@ class TrainingShapes:
     expert_shards: int = 1  # data shards that each have a part of the experts, and rows of each other
     kernels: str = ""  # as Ready has it (protocol/reports.py)
     spares_longest: bool = False  # whether the longest rows are only for what no other row holds
+    image_tokens: int = 0  # of the images of a chunk, each counted once; 0: any number finds room
 
     @property
     def is_fitted(self) -> bool:
@@ -69,6 +71,7 @@ class TrainingShapes:
         blocks = "+".join(map(str, self.block_tokens))
         context = f"{self.max_context}{FITTED if self.is_fitted and not self.spares_longest else ''}"
         cut = f"{self.data_shards}x{context}x{self.attention} in blocks of {blocks}"
+        cut += f"{OF_IMAGES}{self.image_tokens}" if self.image_tokens else ""
         return f"{cut}{WITH_KERNELS}{self.kernels}" if self.kernels else cut
 
     def has_other_kernels(self, layout: str | None) -> bool:
@@ -87,14 +90,20 @@ class TrainingShapes:
         if not is_ours:
             return self
         shards, context, cost = given.split("x")
+        blocks, _, images = blocks.partition(OF_IMAGES)
         recorded = replace(
             self,
             block_tokens=tuple(map(int, blocks.split("+"))),
             max_context=int(context.removesuffix(FITTED)),
             attention=AttentionCost.read(cost),
+            image_tokens=int(images or 0),
         )
         recorded = replace(recorded, spares_longest=recorded.is_fitted and not context.endswith(FITTED))
         return recorded if int(shards) == self.data_shards else self
+
+    def holding(self, tokens: int, room: int) -> "TrainingShapes":
+        """Return shapes for a request with images of so many tokens, where devices have ``room`` for some."""
+        return self if tokens <= room else replace(self, image_tokens=min(room, self.image_tokens or room))
 
     def blocks(self) -> list[tuple[int, int]]:
         """Return all shapes: (rows over all data shards, row length)."""

@@ -7,7 +7,7 @@ import pytest
 
 from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.training.batching import pack
-from spmd_tx.coordinator.training.images import check_room
+from spmd_tx.coordinator.training.images import check_room, with_room
 from spmd_tx.coordinator.training.losses import loss_settings
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.errors import InvalidRequest
@@ -91,8 +91,45 @@ def test_text_of_a_model_that_sees_has_places_and_of_one_that_does_not_none():
     assert packed([DATUMS[1]], seen=None).chunks[0].rows.places is None
 
 
-def test_more_images_than_devices_hold_are_refused():
+def test_a_row_with_more_images_than_devices_hold_is_refused():
     request = packed(DATUMS)
     check_room(ImagePool(LARGE.tokens + SMALL.tokens, 1, VOCABULARY), request)
-    with pytest.raises(InvalidRequest, match=r"images of more than 143 tokens; send fewer at once"):
+    message = r"images of 144 tokens, and this server holds 143 at a time; .* raises --image-tokens"
+    with pytest.raises(InvalidRequest, match=message):
         check_room(ImagePool(143, 1, VOCABULARY), request)
+
+
+def test_a_request_with_more_images_than_devices_hold_is_cut_between_its_rows():
+    images = [seen(name) for name in "abcdefgh"]
+    datums, pool = [datum(100, each, 90) for each in images], ImagePool(3 * 64 + 1, 1, VOCABULARY)
+    whole = with_room(SHAPES, together(images[:3]), pool)
+    assert whole is SHAPES, "these find room"
+    shapes = with_room(SHAPES, together(images), pool)
+    assert (shapes.image_tokens, SHAPES.as_recorded(shapes.layout)) == (193, shapes)
+    assert shapes.layout.endswith(" in blocks of 256+2048 with images of 193")
+    one, several = (
+        pack(datums, loss_settings("cross_entropy", {}), False, each, (), together(images))
+        for each in (SHAPES, shapes)
+    )
+    check_room(pool, several)
+    with pytest.raises(InvalidRequest):
+        check_room(pool, one)
+    assert len(several.chunks) > len(one.chunks)
+    for field in ("tokens", "targets", "segments"):
+        assert np.array_equal(*(rows_end_to_end(each.chunks, field) for each in (one, several)))
+    assert [image.image.key.digest for chunk in several.chunks for image in chunk.images] == [
+        image.image.key.digest for chunk in one.chunks for image in chunk.images
+    ]
+    again = with_room(SHAPES.as_recorded(shapes.layout), together(images), ImagePool(9000, 1, VOCABULARY))
+    assert again == shapes, "what ran once is cut as it was, whatever finds room now"
+    assert with_room(shapes, together(images), ImagePool(130, 1, VOCABULARY)).image_tokens == 130
+
+
+def test_an_image_that_rows_share_counts_once():
+    datums = [datum(100, LARGE, 90) for _ in range(12)]
+    shapes = replace(SHAPES, image_tokens=LARGE.tokens)
+    chunks = [
+        pack(datums, loss_settings("cross_entropy", {}), False, each, (), SEEN).chunks
+        for each in (SHAPES, shapes)
+    ]
+    assert len(chunks[0]) == len(chunks[1])
