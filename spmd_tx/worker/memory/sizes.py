@@ -36,7 +36,9 @@ TP_OF_MOST = 4  # but on GPUs where tp is larger, starting operations takes long
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
-MOST_IMAGE_VECTORS = 65536  # of the pool of images' tokens, where its size is left to the server
+# Of the pool of images' tokens, where its size is left to the server: two of the largest images that are usual,
+# beside those of parts of prompts.
+MOST_IMAGE_VECTORS = 34 << 10
 KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
 
 
@@ -218,7 +220,7 @@ class Sizes:
             return setup.image_tokens
         tokens = max(self.train_tokens(setup.kernels.platform)[0], PREFILL_TOKENS)
         most = MOST_IMAGE_VECTORS // tower.planes
-        return min(most, max(self.data_shards * tokens, self.most_of_image))
+        return max(min(most, self.data_shards * tokens), self.most_of_image)
 
     @cached_property
     def sight(self) -> Sight | None:

@@ -44,7 +44,7 @@ def sizes(mesh=(1, 1, 1), model=SEES, **different) -> Sizes:
         ((2, 2, 2), {}, 4 * 8192),
         ((2, 1, 1), {"train_tokens": 512}, 2 * 1024),  # no less than a prompt's part of each shard
         ((2, 1, 1), {"role": "sample"}, 2 * 1024),
-        ((64, 1, 1), {}, 65536),
+        ((64, 1, 1), {}, 34 << 10),
         ((1, 1, 1), {"train_tokens": 512, "max_context": 4096}, 4096),  # of the largest image
         ((1, 1, 1), {"train_tokens": 512, "max_context": 1 << 17}, 16384),
         ((2, 1, 1), {"image_tokens": 300}, 300),
@@ -57,7 +57,7 @@ def test_a_model_that_sees_has_room_for_the_images_of_a_micro_batch(mesh, option
 
 def test_deep_layers_have_their_part_of_the_most_that_is_held():
     deep = Tower(depth=4, width=32, inner=64, heads=2, side=8, out=D_MODEL, deep=(0, 1, 2))
-    assert sizes((64, 1, 1), replace(SEES, tower=deep)).image_tokens == 16384
+    assert sizes((64, 1, 1), replace(SEES, tower=deep)).image_tokens == (34 << 10) // 4
 
 
 def test_a_model_that_does_not_see_holds_nothing_of_images():
