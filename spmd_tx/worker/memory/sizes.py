@@ -36,8 +36,8 @@ TP_OF_MOST = 4  # but on GPUs where tp is larger, starting operations takes long
 CPU_TRAIN_TOKENS = 4096  # a sample waits for two micro-batches at most
 USUAL_LENGTH = 2048  # tokens of a sequence, to judge how fast a plan is
 FEWER_ROWS = 4  # divides the rows of decode when a plan does not fit
-# Of the pool of images' tokens, where its size is left to the server: two of the largest images that are usual,
-# beside those of parts of prompts.
+# Of the pool of images' tokens, where its size is left to the server: those of two of the largest images, and
+# of two parts of prompts.
 MOST_IMAGE_VECTORS = 34 << 10
 KEPT_PROMPTS = 4  # states of prompts whose later samples wait, where no prefix cache keeps them
 
