@@ -83,7 +83,8 @@ class SamplingShapes:
         """Numbers of rows of a Decode, ascending. Above FEW_ROWS its cost grows with them."""
         if self.decode_block:
             return list(range(self.decode_block, self.rows + 1, self.decode_block))
-        doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > FEW_ROWS]
+        fewest = GROWTH if self.speculates else FEW_ROWS  # whose programs are a factor of two apart
+        doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > fewest]
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 
     @cached_property

@@ -72,7 +72,8 @@ def test_a_wrong_draft_changes_nothing_and_is_tried_no_more():
         bench.admit(name, PROMPT, seed=number + 10, max_tokens=40, sampler="s:sample:2")
         bench.run()
         assert bench.tokens(name) == [expected(name, PROMPT, 40, seed=number + 10)[0]]
-    assert any((reply["tokens"] == REJECTED).any() for reply in bench.decoded)
+    rejected = [int((reply["tokens"] == REJECTED).any(axis=1).sum()) for reply in bench.decoded]
+    assert 0 < sum(rejected) <= 24  # of 240 steps
 
 
 def test_a_full_batch_does_not_speculate():

@@ -8,24 +8,30 @@ from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.protocol.commands import REJECTED
 
 LIKELY = 0.7  # that a draft is right, before any is known
-WEIGHT_OF_LAST = 0.25  # of a Decode in a running average
+EVIDENCE = 8  # drafts that count as much as all that was known before
 RECOVERY = 0.01  # of the way back to what is likely, with each Decode that has no followers
 
 
 class Record:
-    """Keeps how many of a sample's drafts were right, as a running average."""
+    """Keeps how many of a sample's drafts were right, as a running average.
 
-    def __init__(self, of_prompt: "Record | None" = None) -> None:
-        """Expect what came of other samples of a prompt, and tell their record what comes of this one."""
-        self._of_prompt = of_prompt
-        self.acceptance = LIKELY if of_prompt is None else of_prompt.acceptance
+    A sample has the record of its prompt as its parent, and that one has the record of its session.
+    """
+
+    def __init__(self, parent: "Record | None" = None) -> None:
+        """Expect what the parent has seen, and tell it what comes of this one's drafts."""
+        self._parent = parent
+        self.acceptance = LIKELY if parent is None else parent.acceptance
+        self.is_untried = parent is None or parent.is_untried
 
     def note(self, right: int, wrong: int) -> None:
         """Take in a Decode in which so many drafts were right and wrong, without those behind a wrong one."""
-        if right + wrong:
-            self.acceptance += WEIGHT_OF_LAST * (right / (right + wrong) - self.acceptance)
-            if self._of_prompt is not None:
-                self._of_prompt.note(right, wrong)
+        drafts = right + wrong
+        if drafts:
+            self.acceptance += (right - drafts * self.acceptance) / (drafts + EVIDENCE)
+            self.is_untried = False
+            if self._parent is not None:
+                self._parent.note(right, wrong)
 
     def pass_by(self) -> None:
         """Forget a little, so that it is tried again some day."""

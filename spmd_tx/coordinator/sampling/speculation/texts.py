@@ -5,6 +5,7 @@ not even how long it takes.
 """
 
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from spmd_tx.coordinator.sampling.speculation.guess import Record
 
@@ -26,14 +27,14 @@ _Place = tuple[int, int]  # number of a text, and of a token in it
 class DraftTexts:
     """Holds the answers to one prompt in one session, and the prompt."""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], of_session: Record | None = None) -> None:
         self._beginning = list(prompt[-CONTEXT:])  # of every answer, so that its first tokens are found
         self._texts: list[list[int]] = []
         self._older: list[list[_Place | None]] = []  # of each token: where else what is before it was
         self._numbers: dict[Owner, int] = {}
         self._newest: dict[tuple[int, ...], _Place] = {}  # what follows so many tokens
         self._whole: dict[Owner, Sequence[int]] = {}  # answers that are not read yet
-        self.record = Record()  # of what came of drafts
+        self.record = Record(of_session)  # of what came of drafts
         self._lengths: dict[Owner, int] = {}
         self.size = 0  # tokens of all texts
         self.put(PROMPT, prompt[-MOST_OF_PROMPT:])
@@ -103,6 +104,7 @@ class SessionTexts:
 
     def __init__(self) -> None:
         self._by_prompt: dict[tuple[str, tuple[int, ...]], DraftTexts] = {}  # least recently used first
+        self._of_session = WeakValueDictionary[str, Record]()  # lives as long as one of its prompts
 
     @property
     def size(self) -> int:
@@ -114,7 +116,8 @@ class SessionTexts:
         key = session, tuple(prompt)
         texts = self._by_prompt.pop(key, None)
         if texts is None or texts.size > MOST_PER_PROMPT:
-            texts = DraftTexts(prompt)
+            of_session = self._of_session.setdefault(session, Record())
+            texts = DraftTexts(prompt, of_session)
         self._by_prompt[key] = texts
         while len(self._by_prompt) > MOST_PROMPTS or (self.size > MOST_TOKENS and len(self._by_prompt) > 1):
             self._by_prompt.pop(next(iter(self._by_prompt)))
