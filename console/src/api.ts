@@ -1,7 +1,7 @@
 // The routes under /console/api, and those of the SDK that pages use. Decides nothing about how things are shown.
 import { signal } from "@preact/signals";
-import type { LoggedPoint, MetricsPoint, paths, SignedIn } from "./api_types";
-import { filled, type Parameters } from "./logic/addresses";
+import type { LoggedPoint, MetricsPoint, paths, Run, SignedIn } from "./api_types";
+import { filled, url, type Parameters } from "./logic/addresses";
 import type { RunOrder } from "./logic/runs";
 import type { View } from "./logic/series";
 
@@ -127,6 +127,16 @@ export const listRuns = (order: Partial<RunOrder> = {}, cursor = 0) =>
 /** How the newest runs are whose sessions are open. */
 export const getOpenRuns = () => get("/console/api/open_runs");
 export const getRun = (run_id: string) => get("/console/api/runs/{run_id}", { path: { run_id } });
+
+/** Under what a run is listed; what is left out stays as it is, and null takes a label away. */
+export interface RunChange {
+  name?: string | null;
+  group?: string | null;
+  archived?: boolean;
+}
+
+export const changeRun = async (run: string, change: RunChange): Promise<Run> =>
+  (await request("PATCH", url`/console/api/runs/${run}`, change)).json();
 
 export const getTiming = (run_id: string, seconds: number) =>
   get("/console/api/runs/{run_id}/timing", { path: { run_id }, query: { seconds } });

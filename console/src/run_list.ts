@@ -13,6 +13,7 @@ export interface RunList {
   runs: Run[] | null; // null: not known yet
   more: (() => void) | null; // null: there are no more
   error: string | null;
+  renew: (run: Run) => void; // with a newer answer about it
 }
 
 export function useRuns(order: RunOrder): RunList {
@@ -38,11 +39,8 @@ export function useRuns(order: RunOrder): RunList {
       if (newest.current === asked) setError((refused as Error).message);
     }
   };
-  const loadOne = (id: string) =>
-    getRun(id).then(
-      (run) => setRuns((known) => known && renewed(known, run)),
-      () => undefined,
-    );
+  const renew = (run: Run) => setRuns((known) => known && renewed(known, run));
+  const loadOne = (id: string) => getRun(id).then(renew, () => undefined);
   const look = () =>
     getOpenRuns().then((answer) =>
       setRuns((known) => {
@@ -60,5 +58,6 @@ export function useRuns(order: RunOrder): RunList {
       else void load(null);
     });
   }, [asked]);
-  return { runs, more: next === null ? null : () => void load(next), error };
+  const listed = runs && (order.archived ? runs : runs.filter((run) => run.archived_at === null));
+  return { runs: listed, renew, more: next === null ? null : () => void load(next), error };
 }

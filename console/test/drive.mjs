@@ -70,12 +70,13 @@ const STORIES = {
     await page.getByText("Table", { exact: true }).click();
     await page.waitForURL(/view=table/);
     const heads = page.locator(".run-table thead th");
-    await page.getByRole("row", { name: /^arithmetic rl silent 400 reward/ }).waitFor();
+    await page.getByRole("row", { name: /arithmetic rl silent 400 reward/ }).waitFor();
     assert.deepEqual(await heads.allTextContents(), [
       "Name",
       "State",
       "Steps",
       "Newest value",
+      "Group",
       "Base model",
       "Rank",
       "optimizer.learning_rate",
@@ -86,10 +87,30 @@ const STORIES = {
     await page.getByRole("button", { name: "Created" }).click();
     await page.waitForURL(/ascending=true/);
     await page.waitForFunction(() => document.querySelector(".run-table tbody a")?.textContent === "<b>odd & name</b>");
-    assert.equal(await heads.nth(7).getAttribute("aria-sort"), "ascending");
+    assert.equal(await heads.nth(8).getAttribute("aria-sort"), "ascending");
     await page.reload();
     await page.getByLabel("Search runs").fill("gpt-oss");
     await page.waitForFunction(() => document.querySelectorAll(".run-table tbody tr").length === 2);
+    await page.getByLabel("Search runs").fill("");
+    await page.getByLabel("Group by").selectOption("group");
+    await page.waitForURL(/by=group/);
+    await page.waitForFunction(() => document.querySelectorAll(".run-table tbody").length === 2);
+    assert.deepEqual(await page.locator(".group-head").allTextContents(), ["sweep of rates 2", "no group 3"]);
+    await page.getByLabel("Mark sft on capitals").check();
+    await page.getByLabel("Mark distillation").check();
+    await page.getByText("2 runs are marked").waitFor();
+    await page.getByRole("textbox", { name: "Group" }).fill("supervised");
+    await page.getByRole("button", { name: "Set the group" }).click();
+    await page.locator(".group-head", { hasText: "supervised 2" }).waitFor();
+    await look(page, "table_groups");
+    await page.getByLabel("Mark sft on capitals").uncheck();
+    await page.getByRole("button", { name: "Archive" }).click();
+    await page.getByLabel("Mark distillation").waitFor({ state: "detached" });
+    await page.getByLabel("Show archived").check();
+    await page.waitForURL(/archived=true/);
+    await page.getByRole("row", { name: /distillation archived/ }).waitFor();
+    await page.reload();
+    await page.getByRole("row", { name: /distillation archived/ }).waitFor();
     await page.setViewportSize({ width: 390, height: 800 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
     await look(page, "phone_table");
@@ -103,7 +124,17 @@ const STORIES = {
     await page.locator(".chart").nth(5).waitFor();
     await page.getByText("Qwen/Qwen3-4B").waitFor();
     await page.getByText('{"learning_rate":0.0001}').waitFor();
+    await page.getByText("Rename, group or archive").click();
     await look(page, "run");
+    await page.getByRole("textbox", { name: "Name" }).fill("capitals, again");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("heading", { name: "capitals, again" }).waitFor();
+    await page.getByRole("button", { name: "Archive" }).click();
+    await page.getByRole("button", { name: "Take out of the archive" }).click();
+    await page.getByRole("button", { name: "Archive" }).waitFor();
+    await page.goto(`${address}/console/runs/00000000-train-0`);
+    await page.getByText("datum 3 has 70,000 tokens").waitFor();
+    await look(page, "run_failure");
     await page.getByRole("link", { name: "Runs" }).first().click();
     await page.locator(".split").waitFor();
     await page.goBack();

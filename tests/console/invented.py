@@ -11,8 +11,20 @@ from tests.support.pictures import png
 
 STEPS = 400
 START = 1_790_000_000.0  # seconds since the epoch
+FAILURE = {
+    "request_id": "5f0c7c2a9e0d4b0f8b6c",
+    "kind": "forward_backward",
+    "category": "user",
+    "error": "datum 3 has 70,000 tokens; the model's context has 40,960",
+    "at": START + 1500,
+}
 HEALTH = [
-    {"state": "waiting", "reason": "2 micro-batches of 1 other model ready", "failed": 0},
+    {
+        "state": "waiting",
+        "reason": "2 micro-batches of 1 other model ready",
+        "failed": 3,
+        "last_failure": FAILURE,
+    },
     {"state": "errored", "reason": "KeyError: 'reward'", "failed": 0},
     {"state": "finished", "reason": None, "failed": 0},
     {"state": "interrupted", "reason": "its client was silent for 1800 seconds", "failed": 0},
@@ -46,6 +58,9 @@ def runs() -> list[dict]:
             "steps": STEPS if number < 4 else 0,
             "last_at": START - 3600 * number + 4 * STEPS if number < 4 else None,
             "last": point(number, STEPS)["metrics"] if number < 4 else {},
+            "name": None,
+            "group": "sweep of rates" if number < 2 else None,
+            "archived_at": None,
             "alarms": ["the gradient's norm, 52, is 68 times as large as usual"] if number == 1 else [],
         }
         for number, name in enumerate(names)

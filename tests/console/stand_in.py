@@ -14,15 +14,17 @@ from tests.console import invented, invented_server, invented_trajectory
 STATIC = Path(__file__).parents[2] / "spmd_tx/coordinator/http/console/static"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 KEY = "tml-known"
+CHANGES: dict[str, dict[str, object]] = {}  # of runs, by ID
 
 
 def answer(path: str, query: dict[str, str]) -> dict | None:
-    listed = invented.runs()
+    listed = [run | CHANGES.get(run["id"], {}) for run in invented.runs()]
     if path == "runs":
         return {"runs": _searched(listed, query), "next_cursor": None}
     match path.split("/"):
         case ["open_runs"]:
             silent = {"state": "silent", "reason": "no heartbeat for 14 s", "failed": 3}
+            silent["last_failure"] = invented.FAILURE
             return {"runs": {each["id"]: silent for each in listed if each["is_open"]}, "is_cut": False}
         case ["server"]:
             return invented_server.server()
@@ -57,6 +59,8 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
 def _searched(listed: list[dict], query: dict[str, str]) -> list[dict]:
     words = query.get("search", "").lower().split()
     found = [run for run in listed if all(word in json.dumps(run).lower() for word in words)]
+    if query.get("archived") != "true":
+        found = [run for run in found if run["archived_at"] is None]
     column = {"rank": "rank", "model": "base_model", "owner": "owner"}.get(
         query.get("sort", ""), "created_at"
     )
@@ -124,6 +128,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.complete(json.loads(body))
         self.send(404, {"error": "no such route"})
 
+    def do_PATCH(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        path = unquote(self.path).removeprefix("/console/api/")
+        known = CHANGES.setdefault(path.removeprefix("runs/"), {})
+        if "archived" in body:
+            known["archived_at"] = invented.START if body.pop("archived") else None
+        known |= body
+        self.send(200, answer(path, {}))
+
     def complete(self, asked: dict) -> None:
         """Stream a completion, and do it slowly where the prompt says so."""
         pause = 0.5 if "Slowly" in str(asked.get("prompt")) else 0.0
@@ -165,6 +178,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(*, needs_key: bool = False, has_rights: bool = True) -> Iterator[str]:
     """Serve on loopback, and give the address."""
+    CHANGES.clear()
     members = {"needs_key": needs_key, "has_rights": has_rights, "streams": StreamCount()}
     handler = type("StandIn", (Handler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

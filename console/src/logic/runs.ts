@@ -9,25 +9,29 @@ export interface RunOrder {
   search: string;
   sort: RunSort;
   ascending: boolean;
+  archived: boolean; // whether archived runs are listed, too
 }
 
 export const SORTS: readonly (readonly [RunSort, string])[] = [
   ["created", "Created"],
   ["changed", "Last changed"],
+  ["group", "Group"],
   ["model", "Base model"],
   ["rank", "Rank"],
   ["owner", "Owner"],
 ];
-export const FROM_START: readonly RunSort[] = ["model", "owner"]; // from a to z first
+export const FROM_START: readonly RunSort[] = ["group", "model", "owner"]; // from a to z first
 
 /** The order that an address names. */
 export function runOrder(query: URLSearchParams): RunOrder {
   const sort = SORTS.find(([each]) => each === query.get("sort"))?.[0] ?? "created";
-  return { search: query.get("search") ?? "", sort, ascending: query.get("ascending") === "true" };
+  const isSet = (name: string) => query.get(name) === "true";
+  return { search: query.get("search") ?? "", sort, ascending: isSet("ascending"), archived: isSet("archived") };
 }
 
-/** The name that the client has given to the run or to its session, or else the ID. */
+/** The name that people or the client have given to the run, or the client to its session, or else the ID. */
 export function runName(run: Run): string {
+  if (run.name) return run.name;
   const name = run.metadata?.name ?? run.metadata?.display_name;
   if (typeof name === "string" && name) return name;
   const number = run.id.split(":")[2] ?? "0"; // of the run in its session
@@ -38,6 +42,19 @@ export function runName(run: Run): string {
 export function healthText({ state, reason }: RunHealth): string {
   const word = state === "silent" ? "client silent" : state;
   return reason === null ? word : `${word}: ${reason}`;
+}
+
+/** Which request has failed last, and why. */
+export function failureText({ last_failure }: RunHealth): string | null {
+  if (!last_failure) return null;
+  const { kind, category, error } = last_failure;
+  const fault = category === "user" ? "the request was at fault" : "the server was at fault";
+  return `${kind.replaceAll("_", " ")} failed, ${fault}: ${error}`;
+}
+
+/** How a run is, and why a request of it has failed, for a hint. */
+export function healthHint(health: RunHealth): string {
+  return [healthText(health), failureText(health)].filter(Boolean).join("\n");
 }
 
 /** The colour of a state. */

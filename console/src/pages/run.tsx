@@ -5,9 +5,10 @@ import type { Run as RunFacts } from "../api_types";
 import { Curves } from "../curves";
 import { poll, watch } from "../live";
 import { ago, dateTime, number } from "../logic/format";
-import { healthClass, healthText, runName } from "../logic/runs";
+import { failureText, healthClass, healthText, runName } from "../logic/runs";
 import { Copy, Loading, Problem } from "../parts";
 import { RunHeader } from "../run_header";
+import { LabelForm, mayChange } from "../run_labels";
 
 const POLL_SECONDS = 3;
 
@@ -41,9 +42,25 @@ export function Run({ id }: { id: string }) {
           {alarm}
         </p>
       ))}
+      {run && <Failure run={run} />}
       {run && <Facts run={run} />}
+      {run && mayChange() && <LabelForm key={run.id} run={run} renew={setRun} />}
       {run && <Curves runs={[{ id, label: runName(run), color: "#3b7dd8" }]} empty="This run has no steps yet." />}
     </>
+  );
+}
+
+function Failure({ run }: { run: RunFacts }) {
+  const failure = run.health.last_failure;
+  if (!failure) return null;
+  return (
+    <p class="failure">
+      <strong>Last failure</strong> {ago(failure.at)}: {failureText(run.health)}{" "}
+      <small>
+        request <code>{failure.request_id}</code>
+        <Copy text={failure.request_id} />
+      </small>
+    </p>
   );
 }
 
@@ -54,6 +71,8 @@ function Facts({ run }: { run: RunFacts }) {
     ["Owner", run.owner],
     ["Rank", String(run.rank)],
     ["Created", dateTime(run.created_at)],
+    ...(run.group ? [["Group", run.group] as [string, string]] : []),
+    ...(run.archived_at ? [["Archived", ago(run.archived_at)] as [string, string]] : []),
     ["State", healthText(run.health)],
     ["Steps", number(run.steps)],
     ["Last step", ago(run.last_at)],

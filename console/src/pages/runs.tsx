@@ -7,12 +7,13 @@ import { Curves } from "../curves";
 import { url } from "../logic/addresses";
 import { ago, number, shortName } from "../logic/format";
 import { orderAfter } from "../logic/orders";
-import { FROM_START, healthClass, healthText, runName, runOrder, SORTS } from "../logic/runs";
+import { failureText, FROM_START, healthClass, healthHint, runName, runOrder, SORTS } from "../logic/runs";
 import type { RunOrder, RunSort } from "../logic/runs";
 import { headline } from "../logic/series";
 import { Choice, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
 import { useRuns } from "../run_list";
+import { GroupChoice } from "../run_labels";
 import { RunTable } from "../run_table";
 
 // Told apart by readers with colour blindness, and legible on white and on black.
@@ -28,8 +29,9 @@ type ViewName = (typeof VIEWS)[number][0];
 export function Runs() {
   const [order, setOrder] = useState(() => runOrder(place.value.query));
   const [view, setView] = useState<ViewName>(place.value.query.get("view") === "table" ? "table" : "list");
+  const [by, setBy] = useState(place.value.query.get("by") ?? "");
   const [chosen, setChosen] = useState<string[] | null>(place.value.query.get("runs")?.split(",") ?? null);
-  const { runs, more, error } = useRuns(order);
+  const { runs, more, error, renew } = useRuns(order);
   const known = useRef(new Map<string, Run>()).current; // of all searches
   for (const run of runs ?? []) known.set(run.id, run);
   useEffect(() => {
@@ -43,11 +45,16 @@ export function Runs() {
       search: next.search,
       sort: next.sort === "created" ? "" : next.sort,
       ascending: next.ascending ? "true" : "",
+      archived: next.archived ? "true" : "",
     });
   };
   const show = (name: ViewName) => {
     setView(name);
     remember({ view: name === "table" ? name : "" });
+  };
+  const groupBy = (name: string) => {
+    setBy(name);
+    remember({ by: name });
   };
   const ids = chosen ?? [];
   const choose = (id: string) => {
@@ -69,12 +76,21 @@ export function Runs() {
         <div class="bar">
           <Choice legend="View" name="view" options={VIEWS} value={view} choose={show} />
           {!isTable && <SortChoice order={order} ask={ask} />}
+          {isTable && <GroupChoice runs={runs ?? []} by={by} choose={groupBy} />}
+          <label class="check">
+            <input
+              type="checkbox"
+              checked={order.archived}
+              onChange={(event) => ask({ archived: event.currentTarget.checked })}
+            />{" "}
+            Show archived
+          </label>
         </div>
         <Problem text={error} />
         {runs?.length === 0 && more === null && <None search={order.search} />}
         {!runs && !error && <Loading />}
         {isTable && runs && runs.length > 0 && (
-          <RunTable runs={runs} order={order} sortBy={(sort) => ask(orderAfter(order, sort, FROM_START))} />
+          <RunTable {...{ runs, order, by, renew }} sortBy={(sort) => ask(orderAfter(order, sort, FROM_START))} />
         )}
         {!isTable && (
           <ul class="runs">
@@ -185,7 +201,10 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
         {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
       </span>
       <span class="when">
-        <span class={healthClass(run.health)}>{run.health.state}</span> {ago(run.last_at ?? run.created_at)}
+        <span class={healthClass(run.health)} title={healthHint(run.health)}>
+          {run.health.state}
+        </span>{" "}
+        {ago(run.last_at ?? run.created_at)}
       </span>
       {run.alarms.map((alarm) => (
         <span key={alarm} class="reason alarm">
@@ -193,7 +212,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
         </span>
       ))}
       {(run.health.reason || run.health.failed > 0) && (
-        <span class={`reason ${healthClass(run.health)}`} title={healthText(run.health)}>
+        <span class={`reason ${healthClass(run.health)}`} title={failureText(run.health) ?? undefined}>
           {[run.health.failed > 0 && `${number(run.health.failed)} requests have failed`, run.health.reason]
             .filter(Boolean)
             .join("; ")}

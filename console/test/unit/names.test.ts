@@ -35,6 +35,9 @@ const RUN: Run = {
   last: {},
   tags: [],
   alarms: [],
+  name: null,
+  group: null,
+  archived_at: null,
 };
 
 test("what is filled into an address is encoded", () => {
@@ -104,12 +107,14 @@ test("the first page of a list may have new runs, and others go on behind the la
 
 test("an address says how runs are ordered, and one of nonsense says nothing", () => {
   const order = (text: string) => runOrder(new URLSearchParams(text));
-  assert.deepEqual(order("search=half+rate&sort=rank&ascending=true"), {
+  assert.deepEqual(order("search=half+rate&sort=rank&ascending=true&archived=true"), {
     search: "half rate",
     sort: "rank",
     ascending: true,
+    archived: true,
   });
-  assert.deepEqual(order("sort=colour&ascending=1"), { search: "", sort: "created", ascending: false });
+  const usual = { search: "", sort: "created", ascending: false, archived: false };
+  assert.deepEqual(order("sort=colour&ascending=1&archived=1"), usual);
 });
 
 test("a click on a head turns the direction, or begins at a column's most telling end", () => {

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import UNSET
 from sqlalchemy import select, update
 
 from spmd_tx.coordinator.runtime import clock
@@ -17,6 +18,7 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, ModelRow, SamplerRow
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.audit import AuditEvent
 from spmd_tx.coordinator.tenancy.callers import EVERYONE, SERVER, Caller
+from spmd_tx.coordinator.wire.console.runs import ChangeRunRequest
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest, FinishSessionRequest
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
@@ -177,6 +179,22 @@ class Catalog:
         async with self._database.transaction() as db:
             await db.execute(update(ModelRow).where(ModelRow.id == model_id).values(values))
         self._models.pop(model_id, None)
+
+    async def label_model(self, model: ModelRow, change: ChangeRunRequest, caller: Caller) -> None:
+        """Store under what a model is listed."""
+        values = dict[str, str | float | None]()
+        if change.name is not UNSET:
+            values["name"] = change.name
+        if change.group is not UNSET:
+            values["run_group"] = change.group
+        if change.archived is not UNSET:
+            values["archived_at"] = clock.now() if change.archived else None
+        session = await self.session(model.session_id)
+        details = {"run_id": model.id, **msgspec.to_builtins(change)}
+        async with self._database.transaction() as db:
+            await db.execute(update(ModelRow).where(ModelRow.id == model.id).values(values))
+            audit.add(db, AuditEvent("run_changed", caller, session.owner, details))
+        self._models.pop(model.id, None)
 
     async def open_models(self, others: Collection[str]) -> list[ModelRow]:
         """The models of all open sessions, and of the sessions ``others``, in the order of their creation."""

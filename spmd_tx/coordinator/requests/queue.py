@@ -337,15 +337,16 @@ class RequestQueue:
             waiting.outcome.set_result(outcome)
             tokens = outcome.spent.tokens if isinstance(outcome, Finished) else None
             ended_at = completion / MICROSECONDS
-            timed = Timed(request, times, ended_at, tokens)
+            failed = outcome if isinstance(outcome, Failed) else None
+            timed = Timed(request, times, ended_at, tokens, failed)
             self.recent.ended(timed)
             if isinstance(outcome, Finished) and outcome.metrics:
                 self.news.add(request.line)
             outcome_metrics.count(request.kind, outcome, ended_at - times.accepted_at)
-            self._on_end(timed, outcome if isinstance(outcome, Failed) else None)
+            self._on_end(timed, failed)
             if _is_sample(waiting):
                 self.samples.remove(request)
-                ended = Completion(completion, request.id, isinstance(outcome, Failed), size)
+                ended = Completion(completion, request.id, failed is not None, size)
                 self.completions.announce(request.line, request.seq_id, ended)
 
     def _wake(self) -> None:

@@ -57,6 +57,9 @@ class ModelRow(Base):
     copied_from: Mapped[
         str | None
     ]  # tinker:// path, or "an upload"; it only holds the copy, and cannot be trained
+    name: Mapped[str | None]  # that people have given it; null: the one of its client
+    run_group: Mapped[str | None]  # that people have put it into
+    archived_at: Mapped[float | None]  # since when lists leave it out; null: they have it
 
     @property
     def adapter(self) -> AdapterSpec:

@@ -11,6 +11,7 @@ MAX_CHARACTERS = 10_000  # of a stored text that quotes a client
 
 Text = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$")]  # PostgreSQL cannot store NUL
 Label = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$", max_length=1000)]  # stored in rows
+ShortLabel = Annotated[str, msgspec.Meta(pattern="^[^\\x00]*$", min_length=1, max_length=200)]
 NaturalNumber = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TrainingNumber = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]  # 0 is the creation of the model
 

@@ -165,6 +165,7 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("GET", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: None],
     ("POST", "/api/v1/training_runs/{run_id}/metrics"): [lambda *_: {"metrics": {"reward": 1.0}}],
     ("GET", "/console/api/runs/{run_id}"): [lambda *_: None],
+    ("PATCH", "/console/api/runs/{run_id}"): [lambda *_: {"name": "a", "group": "b", "archived": True}],
     ("GET", "/console/api/runs/{run_id}/metrics"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/curves"): [lambda *_: None],
     ("GET", "/console/api/runs/{run_id}/timing"): [lambda *_: None],

@@ -14,6 +14,7 @@ from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
+from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 
 ROWS = """
@@ -83,6 +84,11 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
 
 
 TO_0015 = """
+    ALTER TABLE models DROP COLUMN name;
+    ALTER TABLE models DROP COLUMN run_group;
+    ALTER TABLE models DROP COLUMN archived_at;
+    INSERT INTO models (id, session_id, base_model, rank, alpha, train_attn, train_mlp, train_unembed,
+        created_at) VALUES ('s:train:0', 's', 'b', 4, 32.0, TRUE, TRUE, TRUE, 1.0);
     ALTER TABLE usage DROP COLUMN images;
     DROP TABLE request_images;
     DROP TABLE images;
@@ -113,5 +119,7 @@ async def test_requests_of_the_version_without_bases_go_on_and_are_of_the_first_
     assert await queue.payload(unfinished) == b"1"
     async with database.reading() as db:
         assert (await db.execute(text("SELECT number, base FROM past_requests"))).one() == (6, None)
+        model = await db.get_one(ModelRow, "s:train:0")
+    assert (model.rank, model.name, model.run_group, model.archived_at) == (4, None, None, None)
     queue.close()
     await database.close()

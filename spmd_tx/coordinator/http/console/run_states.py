@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 
+import msgspec
+
 from spmd_tx.coordinator.http.services import Services, trainer_first
 from spmd_tx.coordinator.requests.runs import run_health
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
 from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
-from spmd_tx.coordinator.wire.console.runs import RunHealth
+from spmd_tx.coordinator.wire.console.runs import RunFailure, RunHealth
 
 MOST_REASONS = 10  # of an answer, since finding out why a request waits takes a while
 TRAINING_RUN = ":train:"  # in the ids of models, and not in those of samplers
@@ -28,11 +30,16 @@ class RunStates:
 
     def health(self, model: ModelRow, session: SessionRow) -> RunHealth:
         """Say how a run is."""
-        if session.ended_at is not None:
-            ended = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
-            return run_health.of_ended(ended)
-        unfinished = _of_run(self._unfinished[session.id], model)
         ended = _of_run(self._ended[session.id], model)
+        if session.ended_at is None:
+            health = self._of_open(model, session, ended)
+        else:
+            ending = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
+            health = run_health.of_ended(ending)
+        return msgspec.structs.replace(health, last_failure=_last_failure(ended))
+
+    def _of_open(self, model: ModelRow, session: SessionRow, ended: list[Timed]) -> RunHealth:
+        unfinished = _of_run(self._unfinished[session.id], model)
         last = max((timed.finished_at or 0.0 for timed in ended), default=model.created_at)
         is_waiting = all(timed.times.sent_at is None for timed in unfinished)
         return run_health.of_open(
@@ -43,7 +50,7 @@ class RunStates:
                 is_waiting=is_waiting,
                 has_requests=bool(unfinished),
                 reason=self._reason(unfinished[0]) if unfinished and is_waiting else None,
-                failed=sum(timed.tokens is None for timed in ended),
+                failed=sum(timed.failed is not None for timed in ended),
             )
         )
 
@@ -60,6 +67,14 @@ class RunStates:
         if self._reasons > MOST_REASONS:
             return None
         return self._services.scheduler.status(timed.request.id).reason
+
+
+def _last_failure(ended: list[Timed]) -> RunFailure | None:
+    """Return the newest one of requests that have ended, oldest first."""
+    for request, _, finished_at, _, failed in reversed(ended):
+        if failed is not None and finished_at is not None:
+            return RunFailure(request.id, request.kind, failed.category, failed.error, finished_at)
+    return None
 
 
 def _of_run(requests: list[Timed], model: ModelRow) -> list[Timed]:

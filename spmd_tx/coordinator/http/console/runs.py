@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 import msgspec
-from litestar import Controller, MediaType, Request, Response, get, post
+from litestar import Controller, MediaType, Request, Response, get, patch, post
 from litestar.di import NamedDependency, Provide
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
@@ -33,6 +33,7 @@ from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.console.runs import (
     MOST_METRICS,
+    ChangeRunRequest,
     CurvesResponse,
     LoggedPoint,
     LogMetricsRequest,
@@ -84,12 +85,13 @@ def _selected(
     search: FromQuery[str] = "",
     sort: FromQuery[RunSort] = "created",
     ascending: FromQuery[bool] = False,
+    archived: FromQuery[bool] = False,
 ) -> RunQuery:
     if BEGINNING.fullmatch(beginning) is None:
         raise InvalidRequest(f"beginning is {beginning[:100]!r}; give the beginning of a run's ID")
     if len(search) > SEARCH_CHARACTERS:
         raise InvalidRequest(f"search has {len(search)} characters; give {SEARCH_CHARACTERS} at most")
-    return RunQuery(beginning, search, sort, ascending)
+    return RunQuery(beginning, search, sort, ascending, archived)
 
 
 class RunsController(Controller):
@@ -125,13 +127,27 @@ class RunsController(Controller):
         """Return a run, with what its client has said of it."""
         model = await access.model(run_id)
 
-        async def answer() -> Run:
-            async with services.database.reading() as db:
-                session = await db.get_one(SessionRow, model.session_id)
-                return await _run(services, RunStates(services), db, model, session)
-
         key = "run", model.id, services.queue.news.told
-        return await services.shared_answers.get(key, answer)
+        return await services.shared_answers.get(key, lambda: _run_of(services, model))
+
+    @patch("/{run_id:str}")
+    async def change(
+        self,
+        run_id: FromPath[str],
+        data: JSONBody[ChangeRunRequest],
+        request: Request,
+        services: Service,
+        access: Accessible,
+    ) -> Run:
+        """Give a run another name or group in lists, or archive it, or take it back from there."""
+        if data == ChangeRunRequest():
+            raise InvalidRequest("send name, group or archived")
+        model = await access.model(run_id)
+        await take_turn(request, "changes")
+        services.quotas.check_metadata(access.caller, len(msgspec.json.encode(data)))
+        await services.catalog.label_model(model, data, access.caller)
+        services.queue.news.add(model.id)
+        return await _run_of(services, await services.catalog.model(model.id))
 
     @get("/{run_id:str}/metrics", opt=UNMETERED, guards=[in_turn], responses=POINTS)
     async def metrics(
@@ -307,6 +323,12 @@ def _json(content: bytes) -> Response[bytes]:
     return Response(content, media_type=MediaType.JSON)
 
 
+async def _run_of(services: Services, model: ModelRow) -> Run:
+    async with services.database.reading() as db:
+        session = await db.get_one(SessionRow, model.session_id)
+        return await _run(services, RunStates(services), db, model, session)
+
+
 async def _run(
     services: Services, states: RunStates, db: AsyncSession, model: ModelRow, session: SessionRow
 ) -> Run:
@@ -328,4 +350,7 @@ async def _run(
         last_at=summary.last_at,
         last=summary.last,
         alarms=summary.alarms,
+        name=model.name,
+        group=model.run_group,
+        archived_at=model.archived_at,
     )

@@ -5,17 +5,18 @@ So a page that shows where the time of a run goes costs no query, however often 
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import NamedTuple
 
-from spmd_tx.coordinator.requests.records import Request, RequestTimes
+from spmd_tx.coordinator.requests.records import Failed, Request, RequestTimes
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.group_names import MAIN
 
 KEPT_SECONDS = 900.0
 MOST_REQUESTS = 40_000  # of all sessions; some 20 MB
 SLICE_SECONDS = 5.0
+ERROR_CHARACTERS = 500
 
 RunLine = tuple[str, str]  # session, and model or sampler
 
@@ -27,6 +28,7 @@ class Timed(NamedTuple):
     times: RequestTimes
     finished_at: float | None = None  # seconds since the epoch; None: unfinished
     tokens: int | None = None  # read and sampled; None: unfinished or failed
+    failed: Failed | None = None  # with the beginning of a long error; None: unfinished or finished
 
 
 @dataclass
@@ -55,6 +57,8 @@ class RecentWork:
         """Add a request that has its outcome."""
         assert ended.finished_at is not None
         at = ended.finished_at
+        if ended.failed is not None:
+            ended = ended._replace(failed=replace(ended.failed, error=_cut(ended.failed.error)))
         self._ended.append((at, ended))
         while len(self._ended) > MOST_REQUESTS or self._ended[0][0] < at - KEPT_SECONDS:
             self._known_since, _ = self._ended.popleft()
@@ -90,3 +94,7 @@ class RecentWork:
             while len(self._slices) > KEPT_SECONDS / SLICE_SECONDS:
                 del self._slices[min(self._slices)]
         return of_slice
+
+
+def _cut(error: str) -> str:
+    return error if len(error) <= ERROR_CHARACTERS else f"{error[:ERROR_CHARACTERS]} …"

@@ -17,6 +17,7 @@ SEARCH_CHARACTERS = 200  # that a search has at most
 COLUMNS: dict[RunSort, ColumnElement[Any] | InstrumentedAttribute[Any]] = {
     "created": ModelRow.created_at,
     "changed": func.coalesce(newest_at(), ModelRow.created_at),
+    "group": func.coalesce(ModelRow.run_group, ""),  # databases differ in where they put nulls
     "model": ModelRow.base_model,
     "rank": ModelRow.rank,
     "owner": SessionRow.owner,
@@ -31,6 +32,7 @@ class RunQuery:
     search: str = ""  # words that a run has somewhere, in any order, in capitals or not
     sort: RunSort = "created"
     is_ascending: bool = False
+    has_archived: bool = False  # whether it has archived runs, too, as it does where ``beginning`` is given
 
     def rows(self, caller: Caller) -> "Select[*tuple[ModelRow, SessionRow]]":
         """Select those that a caller may see.
@@ -40,19 +42,24 @@ class RunQuery:
         column = COLUMNS[self.sort]
         order = column.asc() if self.is_ascending else column.desc()
         begins = ModelRow.id.startswith(self.beginning) if self.beginning else true()
+        is_listed = true() if self.has_archived or self.beginning else ModelRow.archived_at.is_(None)
         return (
             select(ModelRow, SessionRow)
             .join(SessionRow, SessionRow.id == ModelRow.session_id)
-            .where(SessionFilter().of(caller), begins)
+            .where(SessionFilter().of(caller), begins, is_listed)
             .order_by(order, ModelRow.created_at.desc(), ModelRow.id)
         )
 
     def fits(self, model: ModelRow, session: SessionRow) -> bool:
-        """Return whether each word of the search is in a run's ID, names, tags, metadata, model or owner."""
+        """Return whether each word of the search is in what a run says of itself.
+
+        That is its ID, names, group, tags, metadata, base model and owner.
+        """
         words = self.search.casefold().split()
         if not words:
             return True
-        parts = [model.id, model.base_model, session.owner, session.display_name or "", *session.tags]
+        labels = [label or "" for label in (model.name, model.run_group, session.display_name)]
+        parts = [model.id, model.base_model, session.owner, *labels, *session.tags]
         metadata = model.user_metadata or session.user_metadata
         text = " ".join([*parts, json.dumps(metadata or {}, ensure_ascii=False)]).casefold()
         return all(word in text for word in words)

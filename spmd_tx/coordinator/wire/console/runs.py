@@ -3,14 +3,25 @@
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
-from spmd_tx.coordinator.wire.fields import Label
+from spmd_tx.coordinator.wire.fields import Label, ShortLabel
 
 MOST_METRICS = 256  # in one message of a client
 
 
-RunSort = Literal["created", "changed", "model", "rank", "owner"]
+RunSort = Literal["created", "changed", "group", "model", "rank", "owner"]
 RunState = Literal["running", "waiting", "silent", "finished", "errored", "interrupted"]
+
+
+class RunFailure(msgspec.Struct, frozen=True):
+    """Says which request of a run has failed, and why."""
+
+    request_id: str
+    kind: str  # of the request, such as "forward_backward"
+    category: Literal["user", "server"]  # whose fault it is
+    error: str
+    at: float  # seconds since the epoch
 
 
 class RunHealth(msgspec.Struct, frozen=True):
@@ -19,6 +30,7 @@ class RunHealth(msgspec.Struct, frozen=True):
     state: RunState
     reason: str | None  # what it waits for, or how it has ended
     failed: int  # requests that have failed in the last minutes
+    last_failure: RunFailure | None = None  # of the last minutes, also of a run that has ended
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -40,6 +52,17 @@ class Run(msgspec.Struct, frozen=True):
     last_at: float | None  # of its newest metrics
     last: dict[str, float | None]  # the newest value of each metric; null: not finite
     alarms: list[str]  # what its newest metrics say that needs a look
+    name: str | None  # that people have given it
+    group: str | None  # that people have put it into
+    archived_at: float | None  # null: it is not
+
+
+class ChangeRunRequest(msgspec.Struct, frozen=True):
+    """Changes under what a run is listed. What is left out stays as it is."""
+
+    name: ShortLabel | UnsetType | None = UNSET  # null: the one of its client
+    group: ShortLabel | UnsetType | None = UNSET  # null: none
+    archived: bool | UnsetType = UNSET
 
 
 class OpenRunsResponse(msgspec.Struct, frozen=True):

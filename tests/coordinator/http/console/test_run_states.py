@@ -35,12 +35,26 @@ async def test_a_run_says_how_it_is(api, services, run_id, session_id):
     assert (found["state"], found["reason"], found["is_open"]) == ("errored", "KeyError: 'x'", False)
 
 
-async def test_a_run_counts_the_requests_of_its_own_that_have_failed(api, services, session_id, run_id):
+async def test_a_run_counts_its_failed_requests_and_says_why_the_last_one_failed(
+    api, services, session_id, run_id
+):
     services.scheduler.is_paused = True
     future = await api.post("optim_step", json={"model_id": run_id, "seq_id": 1, "adam_params": {}})
-    services.queue.resolve(future.json()["request_id"], Failed("no", "server"))
-    await api.post("retrieve_future", json={"request_id": future.json()["request_id"]})
+    request_id = future.json()["request_id"]
+    assert (await health(api, run_id))["last_failure"] is None
+    services.queue.resolve(request_id, Failed("no " * 1000, "server"))
+    await api.post("retrieve_future", json={"request_id": request_id})
     assert (await health(api, run_id))["failed"] == 1
+    await api.post(f"sessions/{session_id}/finish", json={"reason": {"type": "errored"}})
+    failure = (await health(api, run_id))["last_failure"]
+    assert failure.pop("at") > 0
+    error = ("no " * 1000)[:500] + " …"
+    assert failure == {
+        "request_id": request_id,
+        "kind": "optim_step",
+        "category": "server",
+        "error": error,
+    }
 
 
 async def test_open_runs_are_those_of_the_caller(client_for):

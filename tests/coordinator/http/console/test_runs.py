@@ -89,6 +89,7 @@ async def numbers(api, **query):
         ({"sort": "changed"}, [1, 2, 0]),
         ({"sort": "model"}, [2, 1, 0]),  # the newest first among equals
         ({"sort": "owner"}, [2, 1, 0]),
+        ({"sort": "group"}, [2, 1, 0]),
     ],
 )
 async def test_runs_are_searched_and_sorted(api, three_runs, query, found):
