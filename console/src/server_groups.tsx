@@ -136,7 +136,7 @@ function Generations({ group, now }: { group: Group; now: number }) {
         Generations of workers <small>a new one begins when workers are started again</small>
       </h2>
       <table class="rows">
-        <Head names={["No.", "Began", "Start took", "End"]} numbers={["Began", "Start took"]} />
+        <Head names={["Number", "Began", "Start took", "End"]} numbers={["Began", "Start took"]} />
         <tbody>
           {group.generations.map((each) => (
             <tr key={each.number}>
@@ -173,7 +173,7 @@ function Programs({ group: { programs }, now }: { group: Group; now: number }) {
             .join(", ")}
         </small>
       </h2>
-      {recent.length === 0 && <p class="empty">None has been compiled.</p>}
+      {recent.length === 0 && <p class="empty">No program has been compiled yet.</p>}
       {recent.length > 0 && (
         <table class="rows">
           <Head names={["Program", "Took", "Sessions waiting", "When"]} numbers={["Took", "Sessions waiting"]} />

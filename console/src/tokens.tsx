@@ -7,11 +7,11 @@ type Content = Omit<TokenizedText, "tokens"> & {
   forced?: boolean[]; // by a grammar
 };
 
-export function Tokens({ content }: { content: Content }) {
+export function Tokens({ content, hasBorders = false }: { content: Content; hasBorders?: boolean }) {
   const { texts, tokens, logprobs, left_out, left_out_at, forced } = content;
   const cut = left_out > 0 && <em class="cut"> … {left_out.toLocaleString("en")} tokens left out … </em>;
   return (
-    <pre class="tokens" tabIndex={0}>
+    <pre class={hasBorders ? "tokens bordered" : "tokens"} tabIndex={0}>
       {texts.map((text, i) => {
         const logprob = logprobs?.[i] ?? null;
         const likelihood = logprob === null ? "" : `: ${nats(logprob)} (${probability(logprob)})`;
@@ -29,6 +29,16 @@ export function Tokens({ content }: { content: Content }) {
       })}
       {left_out_at === texts.length && cut}
     </pre>
+  );
+}
+
+/** Lets the borders of tokens be shown. */
+export function BorderChoice({ hasBorders, choose }: { hasBorders: boolean; choose: (hasBorders: boolean) => void }) {
+  return (
+    <label class="check">
+      <input type="checkbox" checked={hasBorders} onChange={(event) => choose(event.currentTarget.checked)} /> Show
+      where tokens begin
+    </label>
   );
 }
 

@@ -174,6 +174,11 @@ const STORIES = {
     await page.waitForURL(/search=adding/);
     await page.reload();
     await page.getByText("4 of the newest 8 requests").waitFor();
+    await page.getByText("highest advantage first").click();
+    await page.waitForURL(/order=advantage/);
+    await page.getByRole("link", { name: "This prompt over training" }).nth(1).click();
+    await page.waitForURL(/search=What/);
+    await page.getByText("4 of the newest 8 requests").waitFor();
     await page.getByRole("link", { name: "6 samples side by side" }).first().click();
     await page.getByText("120 tokens left out").waitFor();
     assert.equal(await page.locator(".side-by-side section").count(), 4);
@@ -191,9 +196,21 @@ const STORIES = {
       /^token \d+: −\d\.\d\d \([\d.]+ %\)$/,
     );
     await page.getByText("Least likely:").first().waitFor();
+    await page.getByLabel("Show where tokens begin").check();
+    assert.equal(await page.locator(".tokens.bordered").count(), 5);
     await look(page, "sample_group");
     await page.getByRole("link", { name: "Samples" }).click();
     await page.locator("article").nth(7).waitFor();
+  },
+  async checkpoints(page) {
+    await page.goto(`${address}/console`);
+    await page.getByRole("link", { name: "Checkpoints" }).click();
+    await page.getByRole("row", { name: /best public sampler arithmetic rl/ }).waitFor();
+    await page.getByRole("button", { name: "Details of best" }).click();
+    await page.getByRole("button", { name: "Unpublish" }).waitFor();
+    await look(page, "checkpoints");
+    await page.getByLabel("Filter checkpoints").fill("step");
+    await page.getByText("1 of 2").waitFor();
   },
   async trajectories(page) {
     await page.goto(`${address}/console`);
@@ -250,6 +267,16 @@ const STORIES = {
     assert.ok(await page.getByRole("button", { name: "Complete" }).isEnabled());
     assert.ok((await page.locator(".message").nth(1).locator("[class^=lp-]").count()) < 19);
     assert.equal(await page.locator(".problem").count(), 0);
+    await page.getByLabel("Compare with").selectOption({ index: 2 });
+    await page.waitForURL(/against=tinker/);
+    await page.getByLabel("Prompt").fill("What is 17 + 25?");
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.locator(".pair section").nth(1).getByText("Sample 2: 19 tokens, ended by stop").waitFor();
+    assert.deepEqual(await page.locator(".pair h2").allTextContents(), [
+      "Qwen/Qwen3-4B (base model)",
+      "step 240 · 00000000",
+    ]);
+    await look(page, "playground_pair");
     await page.getByText("Chat", { exact: true }).click();
     await page.waitForURL(/mode=chat/);
     await page.getByLabel("Model").selectOption({ index: 1 });
@@ -340,6 +367,7 @@ const STORIES = {
       [`${run}/timing`]: ".lanes",
       [`${run}/samples`]: "article",
       [`${run}/samples/0`]: ".tokens",
+      "/checkpoints": "table",
       "/trajectories": "table",
       "/trajectories/trj_0": ".tokens",
       "/playground": "textarea",

@@ -286,3 +286,21 @@ def audit() -> dict:
             for number, (event, actor, details) in enumerate(events)
         ]
     }
+
+
+def checkpoints() -> dict:
+    """A checkpoint to go on from that expires, and a public one to sample from."""
+    run = runs()[0]["id"]
+    common = {"base_model": "Qwen/Qwen3-4B", "user_metadata": {"reward": "0.83"}}
+    found = [
+        {"checkpoint_id": "weights/step 400", "checkpoint_type": "training", "size_bytes": 396_000_000},
+        {"checkpoint_id": "sampler_weights/best", "checkpoint_type": "sampler", "size_bytes": 132_000_000},
+    ]
+    found[0]["expires_at"] = "2126-09-28T10:00:00Z"
+    found[1]["public"] = True
+    for each in found:
+        each |= common | {
+            "time": "2026-09-21T10:00:00Z",
+            "tinker_path": f"tinker://{run}/{each['checkpoint_id']}",
+        }
+    return {"checkpoints": found, "cursor": {"offset": 0, "limit": 100, "total_count": 2}}

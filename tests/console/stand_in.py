@@ -102,6 +102,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(
                 200, invented_trajectory.listed() if is_list else invented_trajectory.tree(query)
             )
+        if path == "/api/v1/checkpoints":
+            return self.send(200, invented.checkpoints())
         if path == "/oai/api/v1/models":
             names = ["Qwen/Qwen3-4B", "tinker://00000000-train-0/sampler_weights/step 240"]
             return self.send(200, {"data": [{"id": name} for name in names]})

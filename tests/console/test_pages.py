@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.console, needs_chromium]
         "run",
         "timing",
         "samples",
+        "checkpoints",
         "trajectories",
         "playground",
         "server",

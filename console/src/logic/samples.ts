@@ -1,5 +1,5 @@
 // Samples: which belong together, what made them, and which piece of a text is whose token.
-import type { SampledRequest, SampleOfGroup } from "../api_types";
+import type { Excerpt, SampledRequest, SampleOfGroup } from "../api_types";
 import { number } from "./format";
 
 /** Puts requests of one prompt to one sampler together, where the first of them is. */
@@ -12,6 +12,28 @@ export function grouped(requests: SampledRequest[]): SampledRequest[][] {
 export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" | "steps">): string {
   const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
   return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
+}
+
+export const LIST_ORDERS = [
+  ["newest", "newest first"],
+  ["advantage", "highest advantage first"],
+] as const;
+export type ListOrder = (typeof LIST_ORDERS)[number][0];
+
+/** The best advantage of each group decides its place. What is not known comes last. */
+export function groupsInOrder(groups: SampledRequest[][], order: ListOrder): SampledRequest[][] {
+  if (order === "newest") return groups;
+  const best = (group: SampledRequest[]) =>
+    Math.max(...group.flatMap(({ samples }) => samples.map(({ advantage }) => advantage ?? -Infinity)));
+  return [...groups].sort((a, b) => (best(a) === best(b) ? 0 : best(b) - best(a)));
+}
+
+const SEARCHED = 160; // characters
+const CUT = 8; // characters at a cut, where a token may have lost a part
+
+/** A text by whose search a prompt is found again, whatever weights have answered it. */
+export function promptSearch({ text, is_cut }: Excerpt): string {
+  return text.slice(Math.max(is_cut ? CUT : 0, text.length - SEARCHED)).trim();
 }
 
 export const ORDERS = [

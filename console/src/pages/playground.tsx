@@ -1,4 +1,5 @@
 // Samples from the base model or a checkpoint: completions, and conversations.
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { caller } from "../api";
 import { modelName } from "../logic/checkpoints";
@@ -28,6 +29,8 @@ export function Playground() {
   const [prompt, setPrompt] = useState("");
   const [image, setImage] = useState<string | null>(null);
   const [answers, setAnswers] = useState<Answer[]>([]);
+  const [rival, setRival] = useState(place.value.query.get("against") ?? "");
+  const [asked, setAsked] = useState<string[]>([]); // the models of the answers
   const [hasColours, setColours] = useState(false);
   const [error, setError] = useState<string | null>(null);
   const running = useRef<AbortController | null>(null);
@@ -47,31 +50,36 @@ export function Playground() {
 
   const run = async (event: SubmitEvent) => {
     event.preventDefault();
-    const asked: Message[] = [...messages, { role: "user", content: prompt, image }];
-    const full: Message[] = system ? [{ role: "system", content: system }, ...asked] : asked;
+    const sent: Message[] = [...messages, { role: "user", content: prompt, image }];
+    const full: Message[] = system ? [{ role: "system", content: system }, ...sent] : sent;
     const wanted = isChat ? { ...settings, n: 1 } : settings;
-    const drawn = Array.from({ length: wanted.n }, () => EMPTY);
+    const names = isChat || !rival ? [settings.model] : [settings.model, rival];
+    const drawn = Array.from({ length: names.length * wanted.n }, () => EMPTY);
     const leaving = new AbortController();
     running.current = leaving;
     setRunning(true);
     setError(null);
     setAnswers(drawn);
+    setAsked(names);
     if (isChat) {
-      setMessages(asked);
+      setMessages(sent);
       setPrompt("");
       setImage(null);
     }
     try {
-      for await (const delta of stream(isChat ? full : prompt, wanted, leaving.signal)) {
-        drawn[delta.index] = extended(drawn[delta.index]!, delta);
-        setAnswers([...drawn]);
-      }
+      const draw = async (model: string, first: number) => {
+        for await (const delta of stream(isChat ? full : prompt, { ...wanted, model }, leaving.signal)) {
+          drawn[first + delta.index] = extended(drawn[first + delta.index]!, delta);
+          setAnswers([...drawn]);
+        }
+      };
+      await Promise.all(names.map((model, i) => draw(model, i * wanted.n)));
     } catch (refused) {
       if (!leaving.signal.aborted) setError((refused as Error).message);
     }
     if (isChat) {
       if (drawn[0]!.text) {
-        setMessages([...asked, { role: "assistant", content: drawn[0]!.text }]);
+        setMessages([...sent, { role: "assistant", content: drawn[0]!.text }]);
       } else {
         setMessages(messages);
         setPrompt(prompt);
@@ -91,6 +99,10 @@ export function Playground() {
     setSettings({ ...settings, ...news });
     if (news.model) remember({ model: news.model });
   };
+  const chooseRival = (name: string) => {
+    setRival(name);
+    remember({ against: name });
+  };
   const clear = () => {
     setMessages([]);
     setAnswers([]);
@@ -109,7 +121,9 @@ export function Playground() {
       <Problem text={mayNot} />
       <Problem text={error} />
       <form class="playground" onSubmit={run}>
-        <Controls models={models} settings={settings} isChat={isChat} change={change} />
+        <Controls models={models} settings={settings} isChat={isChat} change={change}>
+          {!isChat && <Rival models={models} rival={rival} choose={chooseRival} />}
+        </Controls>
         <section aria-label="Text">
           {isChat && (
             <label>
@@ -156,11 +170,45 @@ export function Playground() {
             </span>
           </p>
           {hasColours && <Legend />}
-          {!isChat &&
-            answers.map((each, i) => <One key={i} answer={each} name={`Sample ${i + 1}`} hasColours={hasColours} />)}
+          {!isChat && (
+            <div class={asked.length > 1 ? "pair" : undefined}>
+              {asked.map((model, i) => (
+                <section key={i} aria-label={modelName(model)}>
+                  {asked.length > 1 && <h2>{modelName(model)}</h2>}
+                  {answersOf(answers, i, asked.length).map((each, j) => (
+                    <One key={j} answer={each} name={`Sample ${j + 1}`} hasColours={hasColours} />
+                  ))}
+                </section>
+              ))}
+            </div>
+          )}
         </section>
       </form>
     </>
+  );
+}
+
+/** The answers of one of several models, which have as many each. */
+function answersOf(answers: Answer[], place: number, models: number): Answer[] {
+  const count = answers.length / models;
+  return answers.slice(place * count, (place + 1) * count);
+}
+
+/** Chooses a second model that answers the same prompt. */
+function Rival({ models, rival, choose }: { models: string[]; rival: string; choose: (model: string) => void }) {
+  const listed = models.includes(rival) || !rival ? models : [rival, ...models];
+  return (
+    <label>
+      Compare with
+      <select value={rival} title={rival} onChange={(event) => choose(event.currentTarget.value)}>
+        <option value="">nothing</option>
+        {listed.map((model) => (
+          <option key={model} value={model}>
+            {modelName(model)}
+          </option>
+        ))}
+      </select>
+    </label>
   );
 }
 
@@ -219,11 +267,13 @@ function Controls({
   settings,
   isChat,
   change,
+  children,
 }: {
   models: string[];
   settings: Settings;
   isChat: boolean;
   change: (news: Partial<Settings>) => void;
+  children: ComponentChildren; // behind the model
 }) {
   const listed = models.includes(settings.model) || !settings.model ? models : [settings.model, ...models];
   const amount = (
@@ -258,6 +308,7 @@ function Controls({
           ))}
         </select>
       </label>
+      {children}
       {amount("Temperature", "temperature", { min: 0, step: "any" })}
       {amount("Top p", "top_p", { min: 0.001, max: 1, step: "any" })}
       {amount("Max tokens", "max_tokens", { min: 1 })}

@@ -9,7 +9,7 @@ import { inOrder, ORDERS, weightsName, type SampleOrder } from "../logic/samples
 import { Choice, Loading } from "../parts";
 import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
-import { Legend, Tokens, Unlikeliest } from "../tokens";
+import { BorderChoice, Legend, Tokens, Unlikeliest } from "../tokens";
 
 export function SampleGroup({ id, request }: { id: string; request: string }) {
   const run = useRun(id);
@@ -38,6 +38,7 @@ function Shown({ group, images }: { group: Group; images: string }) {
   const [order, setOrder] = useState<SampleOrder>(
     ORDERS.find(([name]) => name === place.value.query.get("order"))?.[0] ?? "drawn",
   );
+  const [hasBorders, setBorders] = useState(false);
   const choose = (chosen: SampleOrder) => {
     setOrder(chosen);
     remember({ order: chosen === "drawn" ? "" : chosen });
@@ -68,7 +69,7 @@ function Shown({ group, images }: { group: Group; images: string }) {
       <h2>
         Prompt <small>{number(group.prompt.tokens.length + group.prompt.left_out)} tokens</small>
       </h2>
-      <Tokens content={group.prompt} />
+      <Tokens content={group.prompt} hasBorders={hasBorders} />
       {group.images.length > 0 && (
         <div class="prompt-images">
           {group.images.map((image) => (
@@ -90,11 +91,12 @@ function Shown({ group, images }: { group: Group; images: string }) {
       </h2>
       <div class="bar">
         <Choice legend="Order" name="order" options={ORDERS} value={order} choose={choose} />
+        <BorderChoice hasBorders={hasBorders} choose={setBorders} />
         <Legend />
       </div>
       <div class="side-by-side">
         {inOrder(group.samples, order).map(([each, number]) => (
-          <One key={`${each.request_id} ${each.place}`} sample={each} number={number} />
+          <One key={`${each.request_id} ${each.place}`} sample={each} number={number} hasBorders={hasBorders} />
         ))}
       </div>
       {group.left_out > 0 && <p class="note">and {number(group.left_out)} more</p>}
@@ -107,7 +109,7 @@ function Shown({ group, images }: { group: Group; images: string }) {
   );
 }
 
-function One({ sample, number: place }: { sample: SampleOfGroup; number: number }) {
+function One({ sample, number: place, hasBorders }: { sample: SampleOfGroup; number: number; hasBorders: boolean }) {
   const { content } = sample;
   const tokens = number(content.tokens.length + content.left_out);
   return (
@@ -116,7 +118,7 @@ function One({ sample, number: place }: { sample: SampleOfGroup; number: number 
         {place}. {sample.advantage !== null && <strong>advantage {signed(sample.advantage)}, </strong>}
         {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {sample.stop_reason}
       </h3>
-      <Tokens content={content} />
+      <Tokens content={content} hasBorders={hasBorders} />
       <Unlikeliest content={content} />
     </section>
   );

@@ -6,8 +6,9 @@ import { poll } from "../live";
 import { url } from "../logic/addresses";
 import { ago, dateTime, number, signed } from "../logic/format";
 import { level, nats } from "../logic/logprobs";
-import { grouped, weightsName } from "../logic/samples";
-import { Head, Loading, Problem } from "../parts";
+import { grouped, groupsInOrder, LIST_ORDERS, promptSearch, weightsName } from "../logic/samples";
+import type { ListOrder } from "../logic/samples";
+import { Choice, Head, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
 
@@ -22,8 +23,16 @@ interface Listing {
 }
 
 export function Samples({ id }: { id: string }) {
+  const search = place.value.query.get("search") ?? "";
+  return <Found key={search} id={id} initial={search} />; // a link may lead to another search
+}
+
+function Found({ id, initial }: { id: string; initial: string }) {
   const run = useRun(id);
-  const [search, setSearch] = useState(place.value.query.get("search") ?? "");
+  const [search, setSearch] = useState(initial);
+  const [order, setOrder] = useState<ListOrder>(
+    place.value.query.get("order") === "advantage" ? "advantage" : "newest",
+  );
   const [typed, setTyped] = useState(search);
   const [listing, setListing] = useState<Listing | null>(null);
   const [isBusy, setBusy] = useState(false);
@@ -52,6 +61,10 @@ export function Samples({ id }: { id: string }) {
     if (search) void load(null);
   }, [id, search, isFollowing]);
 
+  const choose = (chosen: ListOrder) => {
+    setOrder(chosen);
+    remember({ order: chosen === "newest" ? "" : chosen });
+  };
   const submit = (event: Event) => {
     event.preventDefault();
     remember({ search: typed.trim() });
@@ -77,6 +90,7 @@ export function Samples({ id }: { id: string }) {
               ? `${listing.requests.length} of the newest ${number(listing.lookedAt)} requests`
               : ""}
         </span>
+        <Choice legend="Order" name="order" options={LIST_ORDERS} value={order} choose={choose} />
       </form>
       <Problem text={error} />
       {!listing && !error && <Loading />}
@@ -89,7 +103,10 @@ export function Samples({ id }: { id: string }) {
           (<code>--keep-results-hours</code>).
         </p>
       )}
-      {listing && grouped(listing.requests).map((each) => <Group key={each[0]!.id} id={id} requests={each} />)}
+      {listing &&
+        groupsInOrder(grouped(listing.requests), order).map((each) => (
+          <Group key={each[0]!.id} id={id} requests={each} />
+        ))}
       {listing?.next != null && (
         <button type="button" disabled={isBusy} onClick={() => void load(listing)}>
           {search ? "Search older samples" : "Older samples"}
@@ -118,6 +135,9 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
           <a href={address(url`/runs/${id}/samples/${first.id}`)}>
             {count === 1 ? "Token by token" : `${number(count)} samples side by side`}
           </a>
+        )}
+        {first.prompt && (
+          <a href={address(url`/runs/${id}/samples?search=${promptSearch(first.prompt)}`)}>This prompt over training</a>
         )}
       </p>
       {first.prompt ? (

@@ -199,7 +199,7 @@ function Disk({ page: { disk } }: { page: ServerPage }) {
           {disk.free_bytes === null ? "" : `${bytes(disk.free_bytes)} free`}
         </small>
       </h2>
-      {kinds.length === 0 && <p class="empty">It has not been measured yet.</p>}
+      {kinds.length === 0 && <p class="empty">Its size has not been measured yet.</p>}
       {kinds.length > 0 && (
         <Parts
           label="Data directory"

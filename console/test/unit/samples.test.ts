@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { HourOfUse, SampledRequest, SampleOfGroup } from "../../src/api_types";
 import { BOUNDS, level, levelNames, nats, probability, unlikeliest } from "../../src/logic/logprobs";
-import { align, grouped, inOrder, weightsName } from "../../src/logic/samples";
+import { align, grouped, groupsInOrder, inOrder, promptSearch, weightsName } from "../../src/logic/samples";
 import { HOUR, perHour, sum } from "../../src/logic/usage";
 
 test("a token's colour tells how unlikely it was", () => {
@@ -84,4 +84,18 @@ test("use is added up by the hour and in all", () => {
   assert.deepEqual(perHour({ since, until: since + 3 * HOUR - 1 }, hours, "trained"), [5, 0, 8]);
   assert.equal(sum(hours, "trained"), 13);
   assert.equal(sum(hours, "forwarded"), 3);
+});
+
+test("a list begins with the highest advantage, and what was not learned from comes last", () => {
+  const group = (...advantages: (number | null)[]) =>
+    [{ samples: advantages.map((advantage) => ({ advantage })) }] as unknown as SampledRequest[];
+  const groups = [group(null), group(-1, 0.5), group(2, -2)];
+  assert.deepEqual(groupsInOrder(groups, "newest"), groups);
+  assert.deepEqual(groupsInOrder(groups, "advantage"), [groups[2], groups[1], groups[0]]);
+});
+
+test("a prompt is searched by its end, without what a cut may have damaged", () => {
+  assert.equal(promptSearch({ text: "What is 1 + 1?\n", tokens: 8, is_cut: false }), "What is 1 + 1?");
+  assert.equal(promptSearch({ text: "0123456789", tokens: 8, is_cut: true }), "89");
+  assert.equal(promptSearch({ text: "a".repeat(500), tokens: 8, is_cut: true }).length, 160);
 });
