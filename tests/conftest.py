@@ -5,6 +5,8 @@ import sys
 import pytest
 from hypothesis import settings
 
+from tests.support import type_checks as type_checks  # jaxtyping finds it by its name, in pyproject.toml
+
 # On a busy machine any example may take long.
 settings.register_profile("any time", deadline=None)
 settings.load_profile("any time")
