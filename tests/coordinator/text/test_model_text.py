@@ -203,7 +203,7 @@ LOAD = """
 import sys
 from pathlib import Path
 import spmd_tx.coordinator.server.serve
-early = [name for name in sys.modules if name.split(".")[0] == "transformers"]
+early = [name for name in sys.modules if name.split(".")[0] in ("transformers", "huggingface_hub")]
 from spmd_tx.coordinator.text import call_syntaxes
 from spmd_tx.coordinator.text.model_text import load_model_text
 text = load_model_text(Path(sys.argv[1]))
@@ -213,7 +213,7 @@ print(early, late, "transformers" in sys.modules)
 """
 
 
-def test_the_coordinator_imports_transformers_late_and_no_framework_with_it(directory, tmp_path):
+def test_the_coordinator_imports_transformers_and_the_hub_late_and_no_framework(directory, tmp_path):
     """Even if PyTorch is installed: a package that says so and cannot be imported stands in for it."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('PyTorch is imported')")
