@@ -127,7 +127,7 @@ def in_flight(service: tinker.ServiceClient, note: Note, seed: int, rounds: int)
 
 
 def seeing(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
-    """Samples behind pictures, which it also scores, and reinforces what had many even tokens."""
+    """Samples behind pictures, most of them new, and reinforces what had many even tokens."""
     trainer = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed + 6).result()
     random = np.random.default_rng([seed, 6])
     pictures = list[types.ImageChunk]()

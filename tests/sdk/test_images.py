@@ -18,25 +18,21 @@ import tinker
 from safetensors.numpy import load_file
 from tinker import types
 
-from spmd_tx.demo import tiny_model
-from tests.sdk.examples import ADAM_STEP, CONTEXT, SECONDS, VOCABULARY, drawn, random_tokens
-from tests.sdk.server import BASE_MODEL, QUICKLY, serving
-from tests.support.pictures import jpeg, png
+from tests.sdk import seeing
+from tests.sdk.examples import ADAM_STEP, SECONDS, drawn
+from tests.sdk.seeing import PROMPT, SQUARE, TOKENS, datum, followed, image, logprobs, square, text
+from tests.sdk.server import BASE_MODEL, serving
 
 pytestmark = pytest.mark.timeout(600)
 
-SQUARE, WIDE = png(256, 256, seed=1), jpeg(200, 420, seed=2)
-TOKENS = {SQUARE: 64, WIDE: 78}  # 256 x 256 pixels, and 192 x 416
 CLOSE = 2e-4  # nats; linear attention is the least exact
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def server(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("seeing")
-    spec = tiny_model.Spec(family=request.param, sees=True, vocab_size=VOCABULARY, max_positions=CONTEXT)
-    model = tiny_model.write(path / "model", spec)
-    options = {"tensor_parallel_size": 2, "image_tokens": 1024, "environment": QUICKLY}
-    with serving(model, path / "data", **options) as server:
+    model = seeing.write_model(path / "model", request.param)
+    with serving(model, path / "data", **seeing.OPTIONS) as server:
         server.wait_until_ready()
         yield server
 
@@ -45,33 +41,6 @@ def server(request, tmp_path_factory):
 def service(server):
     with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
         yield service
-
-
-def text(length: int, seed: int) -> types.EncodedTextChunk:
-    return types.EncodedTextChunk(tokens=random_tokens(length, seed))
-
-
-def image(data: bytes) -> types.ImageChunk:
-    kind = "png" if data.startswith(b"\x89PNG") else "jpeg"
-    return types.ImageChunk(data=data, format=kind, expected_tokens=TOKENS[data])
-
-
-PROMPT = [text(7, 1), image(SQUARE), text(5, 2), image(WIDE), text(9, 3)]
-
-
-def datum(chunks: list[types.ModelInputChunk]) -> types.Datum:
-    """Make a datum in which every token of text is predicted; targets of images are 0."""
-    ids = [t for chunk in chunks for t in getattr(chunk, "tokens", None) or [0] * chunk.length]
-    is_text = [1.0 for chunk in chunks for _ in range(chunk.length)]
-    *before, last = chunks
-    inputs = [*before, types.EncodedTextChunk(tokens=last.tokens[:-1])]
-    targets = {"target_tokens": ids[1:], "weights": is_text[1:]}
-    return types.Datum(model_input=types.ModelInput(chunks=inputs), loss_fn_inputs=targets)
-
-
-def logprobs(trainer: tinker.TrainingClient, chunks: list[types.ModelInputChunk]) -> np.ndarray:
-    output = trainer.forward([datum(chunks)], "cross_entropy").result(SECONDS)
-    return output.loss_fn_outputs[0]["logprobs"].to_numpy()
 
 
 def test_samples_have_the_log_probabilities_of_training(service):
@@ -89,9 +58,7 @@ def test_samples_have_the_log_probabilities_of_training(service):
     asked = {"include_prompt_logprobs": True, "sampling_params": drawn(max_tokens=20)}
     answer = sampler.sample(prompt, num_samples=3, **asked).result(SECONDS)
     for each in answer.sequences:
-        *before, last = PROMPT
-        whole = [*before, types.EncodedTextChunk(tokens=[*last.tokens, *each.tokens])]
-        trained = logprobs(trainer, whole)
+        trained = logprobs(trainer, followed(PROMPT, each.tokens))
         np.testing.assert_allclose(each.logprobs, trained[-20:], rtol=0, atol=CLOSE)
     scores, trained = answer.prompt_logprobs, logprobs(trainer, PROMPT)
     ends = np.cumsum([chunk.length for chunk in PROMPT])
@@ -150,10 +117,8 @@ def test_a_trajectory_with_pictures_is_trained_on_as_it_was_sampled(server, serv
 
 def test_another_picture_gives_other_log_probabilities(service):
     trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
-    other = png(256, 256, seed=9)
-    TOKENS[other] = 64
     seen = logprobs(trainer, PROMPT)
-    different = logprobs(trainer, [PROMPT[0], image(other), *PROMPT[2:]])
+    different = logprobs(trainer, [PROMPT[0], square(9), *PROMPT[2:]])
     assert np.array_equal(seen[:6], different[:6])
     assert np.abs(seen[-5:] - different[-5:]).max() > CLOSE
     assert np.array_equal(seen, logprobs(trainer, PROMPT))
@@ -161,10 +126,9 @@ def test_another_picture_gives_other_log_probabilities(service):
 
 def test_a_damaged_picture_fails_its_own_request(service):
     trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
-    cut = SQUARE[: len(SQUARE) // 2]
-    TOKENS[cut] = 64
+    cut = image(SQUARE[: len(SQUARE) // 2], 64)
     with pytest.raises(tinker.TinkerError, match="image"):
-        logprobs(trainer, [PROMPT[0], image(cut), *PROMPT[2:]])
+        logprobs(trainer, [PROMPT[0], cut, *PROMPT[2:]])
     assert np.isfinite(logprobs(trainer, PROMPT)[-5:]).all()
 
 
@@ -191,8 +155,7 @@ def run(url: str, interrupt: Callable[[], None], rank: int) -> tuple[list[float]
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [8, 0], ids=["adapter", "all weights"])
 def test_a_run_whose_server_is_killed_ends_like_one_without(tmp_path, rank):
-    spec = tiny_model.Spec(family="qwen3_vl", vocab_size=VOCABULARY, max_positions=CONTEXT)
-    model = tiny_model.write(tmp_path / "model", spec)
+    model = seeing.write_model(tmp_path / "model")
     sees = {"image_tokens": 1024, "full_parameters": not rank}
     with ExitStack() as servers:
         started = [servers.enter_context(serving(model, tmp_path / "data", **sees))]

@@ -109,6 +109,7 @@ class PreparedImages:
         if earlier is None:
             await self._log.note_patches(key, digest)
         elif earlier != digest:
+            metrics.CHANGED_IMAGES.inc()
             logger.error(
                 "image %s is decoded to other patches than before (%s, not %s): the libraries for images "
                 "have changed, and requests with it may give other numbers when they are run again",

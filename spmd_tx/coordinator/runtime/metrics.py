@@ -120,6 +120,8 @@ TRAINING_TOKENS = counter(
 
 IMAGES = counter("spmd_tx_images", "Images that accepted requests refer to, each once for a request.")
 DECODED_IMAGES = counter("spmd_tx_images_decoded", "Images that were decoded in child processes.")
+CHANGED_IMAGES = counter("spmd_tx_images_changed", "Images that were decoded to other patches than before.")
+ENCODED_IMAGES = counter("spmd_tx_images_encoded", "Images that devices made into tokens.", ["group"])
 PROMPT_TOKENS = counter("spmd_tx_prompt_tokens", "Tokens of the prompts that were sampled from.", ["group"])
 CACHED_PROMPT_TOKENS = counter(
     "spmd_tx_prompt_tokens_cached",
@@ -200,7 +202,7 @@ def show_group(name: str) -> None:
     for family in (
         *(GENERATIONS, REPLAYED_REQUESTS, REPLAY_DIGEST_MISMATCHES, SNAPSHOT_SECONDS),
         *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES, UNANNOUNCED_LOSSES),
-        *(DRAFTED_TOKENS, ACCEPTED_TOKENS),
+        *(DRAFTED_TOKENS, ACCEPTED_TOKENS, ENCODED_IMAGES),
     ):
         family.labels(name)
     GROUP_READY.labels(name).set(0)

@@ -4,7 +4,7 @@ import numpy as np
 
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
-from spmd_tx.protocol.commands import Forward, ForwardBackward, Move
+from spmd_tx.protocol.commands import AnyCommand, EncodeImages, Forward, ForwardBackward, Move
 from spmd_tx.protocol.places import Idle
 from spmd_tx.protocol.reports import Reply
 
@@ -18,6 +18,12 @@ def count_micro_batch(batch: MicroBatch, command: Forward | ForwardBackward) -> 
     metrics.TRAINING_ROWS.labels("free", group).inc(rows - batch.used)
     metrics.TRAINING_TOKENS.labels("used", group).inc(used)
     metrics.TRAINING_TOKENS.labels("padding", group).inc(tokens - used)
+
+
+def count_images(command: AnyCommand) -> None:
+    """Count the images of a command that encodes some."""
+    if isinstance(command, EncodeImages):
+        metrics.ENCODED_IMAGES.labels(metrics.group()).inc(len(command.grids))
 
 
 def measure_move(move: Move, reply: Reply, seconds: float) -> None:

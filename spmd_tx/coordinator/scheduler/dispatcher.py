@@ -13,7 +13,7 @@ from spmd_tx.coordinator.requests.records import Outcome
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
-from spmd_tx.coordinator.scheduler.command_metrics import count_micro_batch, measure_move
+from spmd_tx.coordinator.scheduler.command_metrics import count_images, count_micro_batch, measure_move
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, head_of, together
@@ -328,6 +328,7 @@ class Dispatcher:
         work = work_of(command)
         charged = self.seconds.estimate(work) or FIRST_GUESS
         reply = self._workers.send(command, requests)
+        count_images(command)
         self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
         self._sides.charge({payer.side: charged})
         self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})

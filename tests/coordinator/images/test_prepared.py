@@ -7,6 +7,7 @@ import pytest
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.images.prepared import ImageKey, PreparedImages, StoredImage
+from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.images.patches import prepare
 from spmd_tx.images.processor import ImageProcessor
@@ -65,6 +66,10 @@ async def test_owners_share_no_image(images):
     assert log.reads == 2
 
 
+def count(metric):
+    return REGISTRY.get_sample_value(metric)
+
+
 async def test_an_image_that_is_decoded_to_other_patches_is_reported(images, caplog):
     log = Log(**{"1": png(256, 256)})
     first = await images(log).get(KEY, 64)
@@ -72,7 +77,9 @@ async def test_an_image_that_is_decoded_to_other_patches_is_reported(images, cap
     await images(log).get(KEY, 64)
     assert "other patches" not in caplog.text
     await log.note_patches(KEY, "0" * 32)
+    changed = count("spmd_tx_images_changed_total")
     await images(log).get(KEY, 64)
+    assert count("spmd_tx_images_changed_total") == changed + 1
     assert f"decoded to other patches than before ({first.digest}, not {'0' * 32})" in caplog.text
 
 
