@@ -5,6 +5,7 @@ from tests.conformance import (  # noqa: F401
     check_arguments,
     check_cli,
     check_futures,
+    check_images,
     check_losses,
     check_rest,
     check_sampling,

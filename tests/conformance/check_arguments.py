@@ -12,11 +12,9 @@ from tests.conformance.check_rest import fetch
 from tests.conformance.check_training import parameters_of
 from tests.conformance.registry import Standing, covers
 from tests.conformance.world import World, settled
-from tests.sdk.examples import greedy
 from tests.sdk.server import BASE_MODEL
 
 AGE: Any = pyrage  # its functions have no types
-IMAGE = types.ImageChunk(data=b"\x89PNG", format="png")
 DIMUON = types.DimuonOptimizerConfig()
 
 
@@ -47,30 +45,6 @@ def age_encryption_recipients(world: World) -> None:
     assert b'"r": 4' in AGE.decrypt(fetch(urls["adapter_config.json.age"]), [identity])
     with pytest.raises(tinker.RequestFailedError, match="nonsense"):
         save(world.new_name(), age_encryption_recipients=["age1nonsense"])
-
-
-@covers(
-    "TrainingClient.forward_backward (audio; images to a model of text)",
-    does="audio; images are for [models that see](models.md#images)",
-    effect="the request fails: a chunk of kind 'image'; send encoded_text chunks",
-    standing=Standing.NOT_YET,
-)
-def train_on_images(world: World) -> None:
-    datum = types.Datum(model_input=types.ModelInput(chunks=[IMAGE]), loss_fn_inputs={})
-    trainer = world.new_trainer()
-    with pytest.raises(tinker.RequestFailedError, match="kind 'image'"):
-        settled(trainer.forward_backward)([datum], "cross_entropy")
-
-
-@covers(
-    "SamplingClient.sample (audio; images to a model of text)",
-    does="audio; images are for [models that see](models.md#images)",
-    effect="the request is refused: a chunk of kind 'image'; send encoded_text chunks only",
-    standing=Standing.NOT_YET,
-)
-def sample_images(world: World) -> None:
-    with pytest.raises(tinker.BadRequestError, match="kind 'image'"):
-        settled(world.new_sampler().sample)(types.ModelInput(chunks=[IMAGE]), 1, greedy(1))
 
 
 @covers(

@@ -17,7 +17,6 @@ class Standing(Enum):
     SERVED = "served"
     LOCAL = "local"  # the SDK does it alone
     CANNOT_APPLY = "cannot apply"  # to a server of one's own
-    NOT_YET = "not yet served"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
+from tests.sdk import seeing
 from tests.sdk.conftest import SLOTS, SPEC
 from tests.sdk.conftest import certificates_are_read_once as certificates_are_read_once
 from tests.sdk.server import BASE_MODEL, serving
@@ -34,9 +35,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     tokens = [
         asyncio.run(keys.in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")
     ]
-    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:  # the programs of tests/sdk
+    sees = seeing.write_model(tmp_path_factory.mktemp("seeing") / BASE_MODEL)
+    with (
+        serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server,  # the programs of tests/sdk
+        serving(sees, data_dir.with_name("seeing"), **seeing.OPTIONS) as seeing_server,
+    ):
         server.wait_until_ready()
-        world = World(server, model_dir, *tokens)
+        seeing_server.wait_until_ready()
+        world = World(server, seeing_server, model_dir, *tokens)
         yield world
         world.close()
     with warnings.catch_warnings():

@@ -23,6 +23,7 @@ class World:
     """Shared by all checks: whoever changes a thing makes one of their own."""
 
     server: Server
+    seeing_server: Server  # of a model that takes images, without keys
     model_dir: Path
     key: str
     stranger_key: str
@@ -32,6 +33,10 @@ class World:
     @cached_property
     def service(self) -> tinker.ServiceClient:
         return self.new_service()
+
+    @cached_property
+    def seeing_service(self) -> tinker.ServiceClient:
+        return tinker.ServiceClient(base_url=self.seeing_server.url, api_key=self.key)
 
     @cached_property
     def rest(self) -> tinker.RestClient:
@@ -75,6 +80,10 @@ class World:
         """A TrainingClient, or the future of one; those with the same seed start the same."""
         return self.maybe_awaited(self.service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed))
 
+    def new_seeing_trainer(self) -> Any:
+        """The same, of the model that takes images."""
+        return self.maybe_awaited(self.seeing_service.create_lora_training_client(BASE_MODEL, rank=4, seed=5))
+
     def new_sampler(self, path: str | None = None) -> Any:
         """A SamplingClient of a checkpoint or of the base model, or the future of one."""
         base_model = BASE_MODEL if path is None else None
@@ -113,7 +122,7 @@ class World:
         return f"check-{next(self._numbers)}"
 
     def close(self) -> None:
-        for name in ("service", "stranger"):
+        for name in ("service", "seeing_service", "stranger"):
             if name in self.__dict__:
                 getattr(self, name).close("success").result(SECONDS)
 

@@ -31,9 +31,9 @@ command line, by looking at the package, and calls each, with its asynchronous t
 server with keys for two accounts. This page is written from that run. Of the methods, {methods}; of the
 commands, {commands}.
 
-Calls that are marked *local* are done by the SDK alone. Those that *cannot apply* to a self-hosted server,
-or are *not yet served*, are refused with the error that is shown. All others work on what the owner of the
-key has: for what belongs to others they get the same 404 as for an unknown ID.
+Calls that are marked *local* are done by the SDK alone. Those that *cannot apply* to a self-hosted server
+are refused with the error that is shown. All others work on what the owner of the key has: for what belongs
+to others they get the same 404 as for an unknown ID.
 
 A field of a request or a parameter of an address that the server does not know is refused with status 400
 and its name. One that is null, false, zero or empty is taken, since newer releases send the defaults of
