@@ -6,6 +6,8 @@ there are several), N pages in a row's table, C page copies, M new pages or mask
 vocabulary, E images, P patches of an image, padded. A *data shard* is one (fsdp, ep) coordinate of the mesh.
 """
 
+from typing import Literal
+
 import msgspec
 import numpy as np
 
@@ -48,14 +50,18 @@ def expert_rank(rank: int, experts_per_token: int) -> int:
     return max(1, rank // experts_per_token)
 
 
+OptimizerName = Literal["adamw", "dimuon"]
+
+
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a LoRA adapter, without its weights."""
+    """Describes a LoRA adapter and how it is trained, without its weights."""
 
     rank: int  # 0: all weights of the model are trained, and there is no adapter
     alpha: float = 32.0
     train_attn: bool = True
     train_mlp: bool = True
     train_unembed: bool = True
+    optimizer: OptimizerName = "adamw"
 
     @property
     def scale(self) -> float:
@@ -153,6 +159,16 @@ class OptimStep(Command, frozen=True, tag="optim_step"):
     eps: float
     weight_decay: float  # decoupled
     grad_clip_norm: float  # global L2 norm; 0.0 disables clipping
+
+
+class DimuonStep(Command, frozen=True, tag="dimuon_step"):
+    """Does what OptimStep does, with Dimuon (worker/steps/dimuon.py). Replies the same."""
+
+    slot: int
+    rank: int  # of the adapter
+    learning_rate: float
+    beta1: float
+    grad_clip_norm: float  # as in OptimStep
 
 
 class Move(Command, frozen=True, tag="move"):
@@ -340,6 +356,7 @@ AnyCommand = (
     | Forward
     | CustomLoss
     | OptimStep
+    | DimuonStep
     | EncodeImages
     | Prefill
     | Decode

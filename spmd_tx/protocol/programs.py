@@ -10,7 +10,16 @@ from spmd_tx.protocol.places import PAIRS, MoveStep, Place
 class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Names a program by the shapes of the command that it is for; sizes that a step does not have are 0."""
 
-    step: Literal[MoveStep, "optim_step", "forward", "forward_backward", "encode_images", "prefill", "decode"]
+    step: Literal[
+        MoveStep,
+        "optim_step",
+        "dimuon_step",
+        "forward",
+        "forward_backward",
+        "encode_images",
+        "prefill",
+        "decode",
+    ]
     rows: int = 0  # over all data shards
     row_length: int = 0  # tokens
     logprobs: bool = False  # of a prefill

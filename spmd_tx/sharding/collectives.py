@@ -16,11 +16,16 @@ def varying(x: Array, *axes: str) -> Array:
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def sum_over_shards(x: Array) -> Array:
-    """Sum over exactly the axes along which ``x`` differs."""
-    differs = jax.typeof(x).manual_axis_type.varying
-    axes = tuple(axis for axis in AXES if axis in differs)  # a set's own order differs between processes
+def sum_over_shards(x: Array, among: tuple[str, ...] = AXES) -> Array:
+    """Sum over exactly the axes ``among`` these along which ``x`` differs."""
+    axes = split_axes(x, among)
     return lax.psum(x, axes) if axes else x
+
+
+def split_axes(x: Array, among: tuple[str, ...] = AXES) -> tuple[str, ...]:
+    """Return the axes along which ``x`` differs, in the same order in all processes."""
+    differs = jax.typeof(x).manual_axis_type.varying
+    return tuple(axis for axis in AXES if axis in differs and axis in among)
 
 
 def from_first(x: Array, axis: str) -> Array:

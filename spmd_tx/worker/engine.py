@@ -17,6 +17,7 @@ from spmd_tx.protocol.commands import (
     Compile,
     CustomLoss,
     Decode,
+    DimuonStep,
     Drop,
     EncodeImages,
     Forward,
@@ -140,7 +141,7 @@ class Engine:
                 return self._forward_backward(command), {}
             case Forward():
                 return self._forward(command), {}
-            case OptimStep():
+            case OptimStep() | DimuonStep():
                 self.state.train, metrics = self._run(self._calls.trained.optim_step(self.state, command))
                 return {}, metrics
             case EncodeImages():

@@ -16,6 +16,7 @@ from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
     Decode,
+    DimuonStep,
     EncodeImages,
     Forward,
     ForwardBackward,
@@ -32,7 +33,7 @@ from spmd_tx.worker.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 
-DISPATCHED = ForwardBackward, Forward, OptimStep, EncodeImages, Prefill, Decode, Compile
+DISPATCHED = ForwardBackward, Forward, OptimStep, DimuonStep, EncodeImages, Prefill, Decode, Compile
 
 
 def is_dispatched(command: AnyCommand) -> bool:

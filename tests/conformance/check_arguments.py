@@ -9,9 +9,9 @@ import tinker
 from tinker import types
 
 from tests.conformance.check_rest import fetch
-from tests.conformance.check_training import parameters_of
-from tests.conformance.registry import Standing, covers
-from tests.conformance.world import World, settled
+from tests.conformance.check_training import loss_of, parameters_of
+from tests.conformance.registry import covers
+from tests.conformance.world import DATA, World, settled
 from tests.sdk.server import BASE_MODEL
 
 AGE: Any = pyrage  # its functions have no types
@@ -49,10 +49,16 @@ def age_encryption_recipients(world: World) -> None:
 
 @covers(
     "ServiceClient.create_lora_training_client (optimizer=Dimuon)",
-    does="Dimuon has no public definition; AdamW is offered",
-    effect="the request is refused: this service has 'adamw' only",
-    standing=Standing.CANNOT_APPLY,
+    does="makes an adapter that is trained with Dimuon; the formula is this service's own (training.md)",
+    effect="its information names the optimizer; the loss falls; parameters of AdamW are refused",
 )
 def dimuon(world: World) -> None:
-    with pytest.raises(tinker.BadRequestError, match="'adamw' only"):
-        settled(world.service.create_lora_training_client)(BASE_MODEL, rank=2, optimizer=DIMUON)
+    trainer = settled(world.service.create_lora_training_client)(BASE_MODEL, rank=2, optimizer=DIMUON)
+    assert settled(trainer.get_info)().optimizer_config.model_dump() == DIMUON.model_dump()
+    losses = []
+    for _ in range(3):
+        losses.append(loss_of(settled(trainer.forward_backward)(DATA, "cross_entropy")))
+        settled(trainer.optim_step)(types.DimuonParams(learning_rate=0.01))
+    assert losses[2] < losses[1] < losses[0]
+    with pytest.raises(tinker.TinkerError, match="has 'dimuon'"):
+        settled(trainer.optim_step)(types.AdamParams())

@@ -82,8 +82,8 @@ def forward_backward(world: World) -> None:
 
 @covers(
     f"TrainingClient.optim_step{TWINS}",
-    does="one AdamW step with the accumulated gradient, which it clears; each step has its own parameters",
-    effect="the loss falls; without a gradient the weights stay; Dimuon is refused with the remedy",
+    does="one step with the accumulated gradient, which it clears; each step has its own parameters",
+    effect="the loss falls; without a gradient the weights stay; parameters of another optimizer are refused",
 )
 def optim_step(world: World) -> None:
     trainer = world.new_trainer()
@@ -96,7 +96,7 @@ def optim_step(world: World) -> None:
     before = parameters_of(trainer)
     settled(trainer.optim_step)(types.AdamParams(learning_rate=0.0))
     np.testing.assert_array_equal(parameters_of(trainer), before)
-    with pytest.raises(tinker.TinkerError, match="AdamW only"):
+    with pytest.raises(tinker.TinkerError, match="'adamw', send adam_params"):
         settled(trainer.optim_step)(types.DimuonParams(learning_rate=0.1))
 
 
@@ -211,7 +211,7 @@ def save_weights_external(world: World) -> None:
 
 @covers(
     f"TrainingClient.get_info{TWINS}",
-    does="tells base model, rank and tokenizer of a model",
+    does="tells base model, rank, optimizer and tokenizer of a model",
     effect="they are those that it was created with",
 )
 def get_info(world: World) -> None:
@@ -220,6 +220,7 @@ def get_info(world: World) -> None:
         info = method()
         assert (info.model_id, info.is_lora, info.lora_rank) == (model_id(trainer), True, 4)
         assert (info.model_data.model_name, info.model_name) == (BASE_MODEL, BASE_MODEL)
+        assert info.optimizer_config.type == "adamw"
 
 
 @covers(

@@ -163,14 +163,6 @@ def test_an_optimizer_setting_out_of_range_is_named(trainer, name, value):
     train(trainer, DATA)
 
 
-def test_another_optimizer_than_adamw_is_refused_by_name(trainer, service):
-    dimuon = types.DimuonOptimizerConfig()
-    create = service.create_lora_training_client(BASE_MODEL, optimizer=dimuon)
-    refused_at_once(create, "'dimuon'", "'adamw' only")
-    refused_in_future(trainer.optim_step(types.DimuonParams(learning_rate=0.1)), "'dimuon'", "AdamW only")
-    train(trainer, DATA)
-
-
 def test_a_model_that_cannot_be_made_is_refused(service):
     def create(base_model: str = BASE_MODEL, **options):
         return service.create_lora_training_client(base_model, **options)

@@ -27,8 +27,10 @@ from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings
 from spmd_tx.worker.steps import train
+from spmd_tx.worker.steps.adamw import ADAMW, AdamWInputs
+from spmd_tx.worker.steps.dimuon import DIMUON, DimuonInputs
 from spmd_tx.worker.steps.losses import TokenLossInputs
-from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.optimizer import make_optim_step
 from spmd_tx.worker.steps.train import Rows
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.support.model_shapes import TINY, resized
@@ -240,7 +242,10 @@ class TinyEngine:
         declared = (self.model, self.mesh, self.declared_base, self.declared_train)
         self._forward = train.make_forward(*declared, kernels=kernels)
         self._forward_backward = train.make_forward_backward(*declared, remat, kernels=kernels)
-        self._optim_step = make_optim_step(self.model, self.mesh, self.declared_train)
+        self._optim_steps = {
+            inputs: make_optim_step(self.model, self.mesh, self.declared_train, optimizer)
+            for inputs, optimizer in ((AdamWInputs, ADAMW), (DimuonInputs, DIMUON))
+        }
 
     def batch(self, rows: Sequence[Row], experts: np.ndarray | None = None) -> Any:
         """Packed and placed. ``experts`` are to be replayed; without, the router chooses them all."""
@@ -280,11 +285,13 @@ class TinyEngine:
         step: Any = self._forward_backward
         return step.lower(self.base, w, w, BOTH_SCALES, *self.batch(rows)).compile()
 
-    def optim_step(self, state: TrainState, slot: int, inputs: AdamWInputs) -> tuple[TrainState, float, bool]:
+    def optim_step(
+        self, state: TrainState, slot: int, inputs: AdamWInputs | DimuonInputs
+    ) -> tuple[TrainState, float, bool]:
         """(state, gradient norm, applied); NumPy in and out."""
         placed = self.place(state, self.declared_train)
-        inputs = jax.tree.map(np.float32, inputs)
-        after, metrics = self._optim_step(placed, np.int32(slot), inputs)
+        step, inputs = self._optim_steps[type(inputs)], jax.tree.map(np.float32, inputs)
+        after, metrics = step(placed, np.int32(slot), inputs)
         return to_numpy(after), float(metrics["grad_norm"]), bool(metrics["applied"])
 
 

@@ -11,6 +11,7 @@ from spmd_tx.protocol.commands import (
     Compile,
     CustomLoss,
     Decode,
+    DimuonStep,
     Drop,
     EncodeImages,
     Forward,
@@ -68,6 +69,7 @@ EXAMPLES = {
         number=1, tenant="a", definition=b"", lengths=ROWS.slots, widths=ROWS.slots, values=[LOSS.weights]
     ),
     "optim_step": OPTIM_STEP,
+    "dimuon_step": DimuonStep(slot=0, rank=1, learning_rate=0.1, beta1=0.9, grad_clip_norm=0.0),
     "compile": Compile(number=3, program=ProgramShape(step="decode", rows=1, active=1), lane=0),
     "encode_images": EncodeImages(patches=ROWS.tokens, grids=ROWS.tokens, rows=ROWS.tokens),
     "prefill": Prefill(rows=ROWS, pages=ROWS.tokens, copies=ROWS.tokens, logprobs=False),

@@ -9,7 +9,8 @@ from jax.extend.core import jaxprs_in_params
 
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.accelerator import keep_float32
-from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.adamw import ADAMW, AdamWInputs
+from spmd_tx.worker.steps.optimizer import make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
 from tests.support.model_shapes import TINY
@@ -150,7 +151,7 @@ def test_gradients_log_probabilities_and_losses_are_float32(training):
 
 
 def test_the_optimizer_is_float32(dummy):
-    step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train)
+    step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train, ADAMW)
     hyper = AdamWInputs(*[np.float32(1)] * 6)
     program = traced(step, dummy, (dummy.declared_train,), np.int32(0), hyper)
     assert {dtype for e in equations(program.jaxpr.jaxpr) for dtype in dtypes(e.invars)} == {

@@ -24,8 +24,9 @@ from spmd_tx.worker.decode_ways import PLAIN, options_of
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests.attention import implementation, with_gradients
 from spmd_tx.worker.self_tests.verdict import worst_error
+from spmd_tx.worker.steps.adamw import ADAMW, AdamWInputs
 from spmd_tx.worker.steps.adapters import make_adapter_steps
-from spmd_tx.worker.steps.optimizer import AdamWInputs, make_optim_step
+from spmd_tx.worker.steps.optimizer import make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
 from tests.support.kernels import kernels_here
@@ -134,7 +135,7 @@ def train(meter: Meter, scale: Scale) -> None:
     hyper = AdamWInputs(*(np.float32(x) for x in (1e-4, 0.9, 0.95, 1e-8, 0.0, 1.0)))
     state = dummy.train_state()
     moved = 8.0 * sum(x.nbytes for x in jax.tree.leaves(state.w)) / dummy.slots
-    optim_step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train)
+    optim_step = make_optim_step(dummy.model, dummy.mesh, dummy.declared_train, ADAMW)
     least = scale.ceilings.seconds(0, moved)
     meter.measure("optim_step of one slot", optim_step, state, np.int32(0), hyper, floor=least, carried=(0,))
 

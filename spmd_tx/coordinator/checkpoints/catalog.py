@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, not_, or_, select, upd
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
-from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.files import FORMATS, Manifest
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -331,6 +331,8 @@ def _new_manifest(
         train_attn=adapter.train_attn,
         train_mlp=adapter.train_mlp,
         train_unembed=adapter.train_unembed,
+        optimizer=adapter.optimizer,
+        format=FORMATS[adapter.optimizer],
         created_at=now,
         expires_at=_expiry(now, options.ttl_seconds),
         user_metadata=options.user_metadata,

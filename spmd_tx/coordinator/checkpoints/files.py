@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
@@ -23,13 +23,15 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import UNREADABLE, InvalidRequest
-from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec, OptimizerName
 
 MANIFEST = "checkpoint.json"
 ENCRYPTED = ".age"  # suffix of an encrypted file
 UNMERGED, MERGED = "ocdbt.process_", "manifest.ocdbt"  # what Orbax writes per process, and then of all
 STAGED = "staged"  # suffix of a folder that is being written
-FORMAT = 1  # raise it when older versions cannot read the files; all earlier formats must stay readable
+# Raise it when older versions cannot read the files; all earlier formats must stay readable.
+FORMAT = 2
+FORMATS: Mapping[OptimizerName, int] = {"adamw": 1, "dimuon": 2}
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
 TRIES = 100  # far more often than a checkpoint can be overwritten while it is linked
 PAUSE = 0.02  # seconds between tries: while the names are not exchanged at once, the folder is away
@@ -47,6 +49,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     train_attn: bool
     train_mlp: bool
     train_unembed: bool
+    optimizer: OptimizerName = "adamw"
     created_at: float  # seconds since the epoch
     expires_at: float | None
     user_metadata: dict[str, Any] | None
@@ -59,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     # The layout of factors of experts (models/declared/model.py), None where there are no experts. The first
     # checkpoints of mixtures have None, too: theirs are per expert.
     expert_lora: str | None = None
-    format: int = FORMAT
+    format: int = FORMATS["adamw"]
 
     @property
     def adapter(self) -> AdapterSpec:

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import JSON, BigInteger, Index, Integer, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.commands import AdapterSpec, OptimizerName
 
 LOCAL_OWNER = "local"  # owns everything that was made without an API key
 
@@ -52,6 +52,7 @@ class ModelRow(Base):
     train_attn: Mapped[bool]
     train_mlp: Mapped[bool]
     train_unembed: Mapped[bool]
+    optimizer: Mapped[OptimizerName] = mapped_column(String, default="adamw")
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
     copied_from: Mapped[

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
@@ -39,6 +38,7 @@ from spmd_tx.coordinator.training.custom_loss_catalog import CustomLossCatalog
 from spmd_tx.coordinator.training.custom_loss_runs import LossRuns
 from spmd_tx.coordinator.training.images import check_room, see, with_room
 from spmd_tx.coordinator.training.model import TrainedModel
+from spmd_tx.coordinator.training.optimizers import OptimizerStep, of_loaded, step_of
 from spmd_tx.coordinator.training.outcomes import (
     Begun,
     all_written,
@@ -54,10 +54,8 @@ from spmd_tx.coordinator.training.saves import SAVE_STATE, Saves
 from spmd_tx.coordinator.training.slots import TrainingSlots
 from spmd_tx.coordinator.training.validation import (
     adapter_seed,
-    check_adam,
     check_forward_backward,
     check_lora,
-    check_optimizer,
     with_ones,
     without_image_targets,
 )
@@ -67,7 +65,7 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.training_protobuf import ForwardBackwardRequest, decode_forward_backward
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, NotLoaded
-from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move, OptimStep
+from spmd_tx.protocol.commands import AdapterSpec, AnyCommand, Drop, Move
 from spmd_tx.protocol.places import Fresh, StateFolder, TrainSlot
 from spmd_tx.protocol.programs import ProgramShape, program_of_move
 from spmd_tx.protocol.reports import Reply
@@ -81,7 +79,7 @@ PACKED_BYTES = 192 << 20  # for large requests of all models, from decoding unti
 PACKED = 4  # factor by which a body grows when it is decoded and packed
 CHILDREN, CHILDREN_OF_ONE = 4, 2  # processes at a time that encrypt exports, of all tenants and of each
 BEGUN_AT_ONCE = 16  # chunked requests, large or small
-CREATE, OPTIM_STEP = program_of_move(Fresh, TrainSlot), ProgramShape(step="optim_step")
+CREATE = program_of_move(Fresh, TrainSlot)
 LOAD_STATE = program_of_move(StateFolder, TrainSlot)
 NOT_WRITTEN_OUT = (
     "the weights were loaded, but unnamed weights that were saved for sampling before could not be written "
@@ -152,9 +150,7 @@ class Training:
                     return Begun(partial(closing, held.pop_all(), begun.outcome), begun.next_waits)
             case "optim_step":
                 step = read_body(body, training.OptimStepRequest)
-                # What ran once runs again, whatever has been refused since.
-                adam = step.adam_params or training.AdamParams() if is_again else check_adam(step)
-                return self._optim_step(model, adam)
+                return self._optim_step(model, step_of(step, model.adapter, is_again=is_again))
             case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
                 writes = self.snapshots.writes
                 saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.children)
@@ -247,18 +243,16 @@ class Training:
         return Begun(partial(json_after, reply, training.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, body: training.LoadWeightsRequest) -> Begun:
-        check_optimizer(body.optimizer_config)
         path = parse_to_train(body.path, optimizer=body.optimizer)
         folder, _ = await self.checkpoints.open(path)
         place = self.snapshots.place(model.id, request.seq_id)
         manifest = await asyncio.to_thread(files.link, path, folder, place)
         check_rank(path, manifest.adapter, self.limits.max_rank)
+        before = model.adapter if request.seq_id else None
+        adapter = of_loaded(manifest.adapter, body, before)
         # The checkpoint may be deleted or overwritten later: its links are the snapshot to start from. It
         # counts only once this request has a result (checkpoints/snapshots.py).
-        await self.snapshots.record(
-            model.id, request.seq_id, place, manifest.adapter, optimizer=body.optimizer
-        )
-        adapter, before = manifest.adapter, model.adapter if request.seq_id else None
+        await self.snapshots.record(model.id, request.seq_id, place, adapter, optimizer=body.optimizer)
         model.become(adapter)
 
         def load() -> Move:
@@ -275,7 +269,7 @@ class Training:
             if (problem := await written_out[0].problem()) is not None:
                 return Failed(f"{NOT_WRITTEN_OUT}: {problem}", "server", executed=True)
             if request.seq_id:
-                await self.samplers.set_adapter(model.id, manifest.adapter)
+                await self.samplers.set_adapter(model.id, adapter)
             return json_result(training.LoadWeightsResult(body.path, model.id))
 
         return Begun(outcome, next_waits=True)
@@ -365,10 +359,9 @@ class Training:
         check_room(self.pool, packed)
         return packed
 
-    def _optim_step(self, model: TrainedModel, adam: training.AdamParams) -> Begun:
-        values = msgspec.structs.asdict(adam)
-        reply = model.put_later(lambda: [OptimStep(slot=model.slot, **values)], lambda: [OPTIM_STEP])
-        return Begun(partial(outcome_of_step, adam.learning_rate, reply))
+    def _optim_step(self, model: TrainedModel, step: OptimizerStep) -> Begun:
+        reply = model.put_later(lambda: [step.command(model.slot)], lambda: [step.program])
+        return Begun(partial(outcome_of_step, step.learning_rate, reply))
 
     def _put_behind_versions(
         self,

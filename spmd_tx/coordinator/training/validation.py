@@ -6,38 +6,15 @@ from dataclasses import replace
 import numpy as np
 
 from spmd_tx.coordinator.training.losses import CLIPS, LOSSES, LossEntry, LossSettings, loss_settings
+from spmd_tx.coordinator.training.optimizers import optimizer_of
 from spmd_tx.coordinator.wire.limits import WHO_SEES, Limits, vocabulary
-from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
+from spmd_tx.coordinator.wire.training import LoraConfig, OptimizerConfig
 from spmd_tx.coordinator.wire.training_protobuf import Datum, ForwardBackwardRequest
 from spmd_tx.errors import InvalidRequest
 from spmd_tx.protocol.commands import MAX_TARGETS, AdapterSpec
 
-HIGHEST = float(np.finfo(np.float32).max)
-HIGHEST_BETA = float(np.nextafter(np.float32(1), np.float32(0)))  # what rounds to 1 divides by 0
 # What says how much a target counts
 COUNTED = frozenset({"weights", "advantages", "sequence_ratio_mask"})
-LEAST = float(np.finfo(np.float32).tiny)  # what is smaller is 0 on devices
-
-
-def check_adam(request: OptimStepRequest) -> AdamParams:
-    """Return the step's hyperparameters if each is in its range."""
-    if request.optimizer_params is not None:
-        kind = request.optimizer_params.get("type")
-        raise InvalidRequest(
-            f"optimizer_params asks for {kind!r}; this service has AdamW only, send adam_params"
-        )
-    adam = request.adam_params or AdamParams()
-    for name in adam.__struct_fields__:
-        value = getattr(adam, name)
-        is_allowed, allowed = 0 <= value <= HIGHEST, "finite and at least 0, as a float32"
-        if name in ("beta1", "beta2"):
-            is_allowed, allowed = 0 <= value <= HIGHEST_BETA, "at least 0 and below 1, as a float32"
-        elif name == "grad_clip_norm":
-            is_allowed &= not 0 < value < LEAST
-            allowed += f": 0, which clips nothing, or at least {LEAST:g}"
-        if not is_allowed:
-            raise InvalidRequest(f"adam_params.{name} is {value}; it must be {allowed}")
-    return adam
 
 
 def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, limits: Limits) -> AdapterSpec:
@@ -64,22 +41,13 @@ def check_lora(config: LoraConfig | None, optimizer: OptimizerConfig | None, lim
         )
     if not (config.train_attn or config.train_mlp or config.train_unembed):
         raise InvalidRequest("lora_config trains nothing; set train_attn, train_mlp or train_unembed")
-    check_optimizer(optimizer)
     return AdapterSpec(
         rank=config.rank,
         train_attn=config.train_attn,
         train_mlp=config.train_mlp,
         train_unembed=config.train_unembed,
+        optimizer=optimizer_of(optimizer, config.rank),
     )
-
-
-def check_optimizer(optimizer: OptimizerConfig | None) -> None:
-    if optimizer is None:
-        return
-    if optimizer.type != "adamw":
-        raise InvalidRequest(f"optimizer_config.type is {optimizer.type!r}; this service has 'adamw' only")
-    if optimizer.version is not None:
-        raise InvalidRequest(f"optimizer_config.version is {optimizer.version}; AdamW has none, leave it out")
 
 
 def adapter_seed(config: LoraConfig | None, model_id: str) -> int:

@@ -7,7 +7,7 @@ import msgspec
 from spmd_tx.coordinator.wire.fields import Label, NaturalNumber, Text, TrainingNumber
 from spmd_tx.coordinator.wire.moments import Moment
 from spmd_tx.coordinator.wire.sessions import OwnSearchOwner, SearchOwner
-from spmd_tx.coordinator.wire.training import LoraConfig
+from spmd_tx.coordinator.wire.training import LoraConfig, OptimizerConfig
 
 CheckpointType = Literal["training", "sampler", "external"]
 
@@ -142,4 +142,5 @@ class WeightsInfoResponse(msgspec.Struct, frozen=True):
     train_unembed: bool
     train_mlp: bool
     train_attn: bool
+    optimizer_config: OptimizerConfig
     is_lora: bool = True

@@ -21,6 +21,12 @@ class AdamParams(msgspec.Struct, frozen=True):
     grad_clip_norm: float = 0.0  # global L2 norm; 0.0 disables clipping
 
 
+class DimuonParams(msgspec.Struct, frozen=True):
+    learning_rate: float
+    grad_clip_norm: float = 0.0  # as AdamW's; less than 0 disables clipping, too
+    beta1: float = 0.9
+
+
 class LoraConfig(msgspec.Struct, frozen=True):
     rank: int
     seed: int | None = None
@@ -29,9 +35,9 @@ class LoraConfig(msgspec.Struct, frozen=True):
     train_attn: bool = True
 
 
-class OptimizerConfig(msgspec.Struct, frozen=True):
-    type: str = "adamw"
-    version: int | None = None  # of Dimuon
+class OptimizerConfig(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: str
+    version: int | None = None  # AdamW has none
 
 
 class CreateModelRequest(WithMetadata, frozen=True):
@@ -58,6 +64,7 @@ class GetInfoResponse(msgspec.Struct, frozen=True, tag="get_info"):
     model_data: ModelData
     model_name: str
     lora_rank: int
+    optimizer_config: OptimizerConfig
     is_lora: bool = True
 
 

@@ -9,14 +9,15 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters import lora
-from spmd_tx.protocol.commands import AdapterSpec, OptimStep
+from spmd_tx.protocol.commands import AdapterSpec, DimuonStep, OptimStep
 from spmd_tx.protocol.places import PAIRS, BankSlot, Form, Fresh, MoveStep, Slot, TrainSlot
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call, int32
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import make_adapter_steps, one_adapter, slot_weights
-from spmd_tx.worker.steps.optimizer import adamw_inputs, make_optim_step
+from spmd_tx.worker.steps.optimizer import make_optim_step
+from spmd_tx.worker.steps.optimizers import OPTIMIZERS
 from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps, vector
 from spmd_tx.worker.steps.train import make_forward, make_forward_backward
 
@@ -32,7 +33,10 @@ class AdapterPrograms:
         self.forward_backward = {
             level: make_forward_backward(*training, level, kernels=kernels) for level in plan.levels
         }
-        self._optim_step = make_optim_step(model, mesh, declared.train)
+        self._optim_steps = {
+            command: make_optim_step(model, mesh, declared.train, optimizer)
+            for command, optimizer in OPTIMIZERS.items()
+        }
         self._adapters = make_adapter_steps(model, mesh, declared.train, declared.bank)
         self._swap = make_swap_steps(mesh, declared.train)
         self._page_out = make_swap_steps(mesh, declared.bank.w).out
@@ -48,9 +52,10 @@ class AdapterPrograms:
         train = state.train
         return state.base, train.w, train.grad_sum, train.scale
 
-    def optim_step(self, state: WorkerState, command: OptimStep) -> Call:
-        rest = (int32(command.slot), adamw_inputs(command))
-        return Call("optim_step", (), self._optim_step, (state.train,), rest=rest)
+    def optim_step(self, state: WorkerState, command: OptimStep | DimuonStep) -> Call:
+        kind = type(command)
+        rest = (int32(command.slot), OPTIMIZERS[kind].inputs(self.model, command))
+        return Call(command.name, (), self._optim_steps[kind], (state.train,), rest=rest)
 
     def create(self, state: WorkerState, slot: int, seed: int, adapter: AdapterSpec) -> Call:
         """Fill a training slot with a fresh adapter."""

@@ -37,6 +37,8 @@ class Menu:
         match shape.step:
             case "optim_step":
                 return [calls.trained.optim_step(state, _optim_step())]
+            case "dimuon_step":
+                return [calls.trained.optim_step(state, _dimuon_step())]
             case "forward":
                 return [*calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
@@ -158,3 +160,7 @@ def _optim_step() -> commands.OptimStep:
     return commands.OptimStep(
         slot=0, learning_rate=0.0, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
     )
+
+
+def _dimuon_step() -> commands.DimuonStep:
+    return commands.DimuonStep(slot=0, rank=1, learning_rate=0.0, beta1=0.9, grad_clip_norm=0.0)

@@ -7,18 +7,18 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.protocol.commands import OptimStep
+from spmd_tx.protocol.commands import DimuonStep, OptimStep
 from spmd_tx.protocol.places import MoveStep
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.steps.adamw import adamw_inputs
 from spmd_tx.worker.steps.full import (
     make_full_forward,
     make_full_forward_backward,
     make_full_optim_step,
     make_publish,
 )
-from spmd_tx.worker.steps.optimizer import adamw_inputs
 
 
 class ModelPrograms:
@@ -44,8 +44,11 @@ class ModelPrograms:
         """Return the arrays of ``forward_backward``."""
         return state.train.w, state.train.grad_sum, state.base.images
 
-    def optim_step(self, state: WorkerState, command: OptimStep) -> Call:
-        return Call("optim_step", (), self._optim_step, (state.train,), rest=(adamw_inputs(command),))
+    def optim_step(self, state: WorkerState, command: OptimStep | DimuonStep) -> Call:
+        assert isinstance(command, OptimStep), "Dimuon is for adapters"
+        return Call(
+            "optim_step", (), self._optim_step, (state.train,), rest=(adamw_inputs(self.model, command),)
+        )
 
     def publish(self, state: WorkerState) -> Call:
         """Round the weights to a copy for samplers."""

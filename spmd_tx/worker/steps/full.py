@@ -30,9 +30,10 @@ from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards, sum_scatter, varying
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.weight import Weight, shardings, specs
+from spmd_tx.worker.steps.adamw import AdamWInputs, adamw
 from spmd_tx.worker.steps.adapters import GROUPS
 from spmd_tx.worker.steps.losses import TokenLossInputs
-from spmd_tx.worker.steps.optimizer import AdamWInputs, adamw
+from spmd_tx.worker.steps.optimizer import Trained
 from spmd_tx.worker.steps.train import Rows, both_loras, logprobs_and_losses, loss_and_grad, segment_attend
 
 
@@ -233,16 +234,17 @@ def make_full_optim_step(model: Model, mesh: Mesh, state: FullState) -> Callable
         grad = jax.tree.map(lambda x, flag: jnp.where(flag > 0, x, 0.0), state.grad_sum, flags)
         squares = jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), grad)
         rates = jax.tree.map(lambda flag: inputs.learning_rate * flag, flags)
-        after = adamw(inputs, rates, squares, state.step, state.w, grad, state.mu, state.nu)
+        old = Trained(state.w, state.mu, state.nu)
+        after = adamw(inputs, rates, squares, state.step, old, grad)
         by_group: dict[str, list[Array]] = {}
         for group, square in zip(jax.tree.leaves(groups), jax.tree.leaves(squares), strict=True):
             by_group.setdefault(group, []).append(square)
         norms = {f"grad_norm_{group}": jnp.sqrt(sum(by_group[group])) for group in sorted(by_group)}
         new = state.replace(
-            w=after.w,
+            w=after.trained.w,
             grad_sum=jax.tree.map(jnp.zeros_like, grad),
-            mu=after.mu,
-            nu=after.nu,
+            mu=after.trained.mu,
+            nu=after.trained.nu,
             step=state.step + after.applied.astype(jnp.int32),
         )
         return new, {"grad_norm": after.norm, "applied": after.applied} | norms

@@ -258,7 +258,7 @@ async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoi
     folder, manifest = await checkpoints.open(PATH, BASE)
     newer = msgspec.structs.replace(manifest, format=files.FORMAT + 1)
     (folder / files.MANIFEST).write_bytes(msgspec.json.encode(newer))
-    with pytest.raises(InvalidRequest, match="has format 2, of a newer version of the server"):
+    with pytest.raises(InvalidRequest, match="has format 3, of a newer version of the server"):
         await checkpoints.open(PATH, BASE)
 
 

@@ -11,7 +11,7 @@ from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspi
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.sampling import job
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill
-from spmd_tx.coordinator.training import execute
+from spmd_tx.coordinator.training import execute, optimizers
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.slots import TrainingSlots
@@ -60,8 +60,8 @@ async def test_whatever_a_request_raises_fails_that_request(bench, monkeypatch, 
     """Of all kinds of work: here it is the check of an optimizer step."""
     await bench.result(bench.create(A))
     await bench.result(bench.create(B))
-    is_poisoned = lambda wish: wish.adam_params.learning_rate == 0.5  # noqa: E731
-    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, is_poisoned, error))
+    is_poisoned = lambda wish, _: wish.adam_params.learning_rate == 0.5  # noqa: E731
+    monkeypatch.setattr(execute, "step_of", raising(execute.step_of, is_poisoned, error))
     poisoned, innocent = bench.step(A, 1, learning_rate=0.5), bench.step(B, 1)
     text = await bench.failure(poisoned, "server")
     check_reported(caplog, text)
@@ -74,7 +74,7 @@ async def test_a_failed_request_is_not_part_of_what_is_run_again(bench, monkeypa
     await bench.result(bench.create(A))
     await train_for_a_while(bench, A)
     expected = dict(bench.workers.weights)
-    monkeypatch.setattr(execute, "check_adam", raising(execute.check_adam, lambda _: True))
+    monkeypatch.setattr(execute, "step_of", raising(execute.step_of, lambda *_: True))
     await bench.failure(bench.step(A, 10), "server")
     monkeypatch.undo()
     await next_generation(bench)
@@ -223,7 +223,7 @@ async def test_a_command_that_cannot_be_made_costs_its_request(bench, monkeypatc
     for model in (A, B):
         await bench.result(bench.create(model))
     await bench.result(bench.train(A, 1, 10, token=3))
-    monkeypatch.setattr(execute, "OptimStep", poisoned)
+    monkeypatch.setattr(optimizers, "OptimStep", poisoned)
     deadly = bench.step(A, 2, learning_rate=0.5)
     innocent = [bench.train(B, 1, 10), bench.step(A, 3), bench.step(B, 2)]
     await check_that_only_this_fails(bench, caplog, deadly, innocent)
@@ -238,7 +238,7 @@ async def test_a_command_that_cannot_be_made_costs_its_request(bench, monkeypatc
 async def test_an_error_in_planning_is_counted(bench, monkeypatch):
     await bench.result(bench.create(A))
     before = metrics.INTERNAL_ERRORS._value.get()
-    monkeypatch.setattr(execute, "OptimStep", raising(OptimStep, lambda *_: True))
+    monkeypatch.setattr(optimizers, "OptimStep", raising(OptimStep, lambda *_: True))
     await bench.failure(bench.step(A, 1), "server")
     assert metrics.INTERNAL_ERRORS._value.get() == before + 2  # it was tried again, alone
 

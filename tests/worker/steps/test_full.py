@@ -17,6 +17,7 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import shardings
+from spmd_tx.worker.steps.adamw import AdamWInputs
 from spmd_tx.worker.steps.full import (
     FullState,
     full_state,
@@ -26,7 +27,6 @@ from spmd_tx.worker.steps.full import (
     make_full_optim_step,
     make_publish,
 )
-from spmd_tx.worker.steps.optimizer import AdamWInputs
 from spmd_tx.worker.storage.full_weights import TrainedTensors
 from tests.golden.families import LENGTH as GOLDEN_LENGTH
 from tests.golden.families import tokens, write
@@ -81,7 +81,7 @@ class Full:
 
     def gradient(self, state: FullState, rows):
         """(state with the gradient added, logprobs, losses)"""
-        grad_sum, logprobs, losses = self.forward_backward(state.w, state.grad_sum, *self.batch(rows))
+        grad_sum, logprobs, losses = self.forward_backward(state.w, state.grad_sum, None, *self.batch(rows))
         return state.replace(grad_sum=grad_sum), np.asarray(logprobs), np.asarray(losses)
 
     def step(self, state: FullState, **changed):
@@ -177,7 +177,7 @@ def test_the_published_copy_gives_the_log_probabilities_that_training_gives(dtyp
     engine, full = tiny_engine(dtype=dtype), Full(MODEL, dtype=jnp.dtype(dtype))
     w = full.random()
     state, rows = full.state(w), [(random_datum(1, 0),)]
-    trained, _ = full.forward(state.w, *full.batch(rows))
+    trained, _ = full.forward(state.w, None, *full.batch(rows))
     nothing = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), engine.declared_train.w)
     published = full.publish(state.w)
     monkeypatch.setattr(engine, "base", published)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.adamw import AdamWInputs
 from spmd_tx.worker.steps.train_state import TrainState
 from tests.support.tiny_engine import (
     RANK,

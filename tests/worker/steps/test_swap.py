@@ -18,7 +18,7 @@ from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.steps import swap
-from spmd_tx.worker.steps.optimizer import AdamWInputs
+from spmd_tx.worker.steps.adamw import AdamWInputs
 from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
 from tests.support.tiny_engine import (

@@ -20,7 +20,7 @@ from spmd_tx.coordinator.http.tinker.models import queue_model
 from spmd_tx.coordinator.http.tinker.training import queue_training
 from spmd_tx.coordinator.sampling.versions import check_rank
 from spmd_tx.coordinator.tenancy import audit
-from spmd_tx.coordinator.training import validation
+from spmd_tx.coordinator.training.optimizers import config_of, of_loaded
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import (
@@ -130,6 +130,7 @@ class CheckpointsController(Controller):
             train_unembed=manifest.train_unembed,
             train_mlp=manifest.train_mlp,
             train_attn=manifest.train_attn,
+            optimizer_config=config_of(manifest.optimizer),
         )
 
     @get("/checkpoints", guards=[in_turn])
@@ -233,13 +234,12 @@ async def _create_from_checkpoint(
 ) -> FutureResponse:
     """Queue a new model with the adapter shape of a checkpoint, and load the checkpoint into it."""
     path = checkpoint_paths.parse_to_train(request.path, optimizer=request.optimizer)
-    validation.check_optimizer(request.optimizer_config)
     reader = access.reading_with(token, services.keyring)
     wanted = None if request.base_model is None else services.bases.need(request.base_model)
     base, opened = await reader.open_checkpoint(path, services.bases)
     check_same_base(path, base, wanted)
     named = services.bases.need_to_train(request.base_model or base.name)
-    adapter = opened.manifest.adapter
+    adapter = of_loaded(opened.manifest.adapter, request)
     check_rank(path, adapter, base.limits.max_rank)
     assert request.session_id is not None
     assert request.model_seq_id is not None

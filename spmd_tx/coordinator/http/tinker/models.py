@@ -17,6 +17,7 @@ from spmd_tx.coordinator.http.services import Accessible, Service, Services, acc
 from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import validation
+from spmd_tx.coordinator.training.optimizers import config_of
 from spmd_tx.coordinator.wire import limits
 from spmd_tx.coordinator.wire.checkpoints import TrainingRun, TrainingRunsResponse
 from spmd_tx.coordinator.wire.futures import FutureResponse
@@ -60,6 +61,7 @@ class ModelsController(Controller):
             model_name=model.base_model,
             is_lora=model.rank > 0,
             lora_rank=model.rank,
+            optimizer_config=config_of(model.optimizer),
         )
 
     @get("/training_runs", guards=[in_turn])
@@ -114,6 +116,7 @@ async def queue_model(
         train_attn=adapter.train_attn,
         train_mlp=adapter.train_mlp,
         train_unembed=adapter.train_unembed,
+        optimizer=adapter.optimizer,
         user_metadata=request.user_metadata,
         created_at=time.time(),
     )

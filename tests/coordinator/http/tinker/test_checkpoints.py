@@ -162,6 +162,7 @@ async def test_a_checkpoint_tells_how_to_rebuild_its_model(api, model_id):
         "train_mlp": True,
         "train_attn": True,
         "is_lora": True,
+        "optimizer_config": {"type": "adamw"},
     }
 
 

@@ -50,7 +50,8 @@ async def test_old_clients_send_the_rank_only(api, session_id):
         ({"lora_config": {"rank": 0}}, "send a rank between 1 and 16"),
         ({"lora_config": {"rank": 17}}, "rank is 17; it must be between 1 and 16"),
         ({"lora_config": None}, "lora_config is missing"),
-        ({"optimizer_config": {"type": "dimuon", "version": 1}}, "dimuon"),
+        ({"optimizer_config": {"type": "dimuon", "version": 2}}, "dimuon has version 1"),
+        ({"optimizer_config": {"type": "lion"}}, "'lion'; this service has 'adamw' and 'dimuon'"),
         ({"lora_config": {"rank": "eight"}}, "rank"),
         ({"model_seq_id": -1}, "model_seq_id"),
     ],
@@ -88,7 +89,15 @@ async def test_the_client_learns_its_tokenizer(api, model_id):
         "model_name": "Qwen/Qwen3-0.6B",
         "lora_rank": 8,
         "is_lora": True,
+        "optimizer_config": {"type": "adamw"},
     }
+
+
+async def test_a_model_keeps_the_optimizer_that_it_was_created_with(api, session_id):
+    config = {"type": "dimuon", "version": 1}
+    created = (await api.post("create_model", json=create_model(session_id, optimizer_config=config))).json()
+    info = (await api.post("get_info", json={"model_id": created["model_id"]})).json()
+    assert info["optimizer_config"] == config
 
 
 async def test_nothing_is_known_of_an_unknown_model(api):

@@ -5,61 +5,16 @@ import pytest
 from msgspec import structs
 
 from spmd_tx.coordinator.sampling.request.validation import check_sample
-from spmd_tx.coordinator.training.validation import adapter_seed, check_adam, check_lora
+from spmd_tx.coordinator.training.validation import adapter_seed, check_lora
 from spmd_tx.coordinator.wire.fields import TensorData
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
-from spmd_tx.coordinator.wire.training import AdamParams, LoraConfig, OptimizerConfig, OptimStepRequest
+from spmd_tx.coordinator.wire.training import LoraConfig
 from spmd_tx.errors import InvalidRequest
 
 LIMITS = Limits(vocab_size=100, max_context=8, max_rank=4)
 
-# --- optimizer and adapter --------------------------------------------------------------------------
-
-
-def test_adam_parameters_default_to_those_of_the_sdk():
-    assert check_adam(OptimStepRequest("m", 1)) == AdamParams()
-
-
-@pytest.mark.parametrize(
-    "params, message",
-    [
-        ({"learning_rate": -1e-4}, "adam_params.learning_rate is -0.0001; it must be finite and at least 0"),
-        (
-            {"learning_rate": 1e39},
-            "adam_params.learning_rate is 1e+39; it must be finite and at least 0, as a",
-        ),
-        ({"beta1": 1 - 1e-11}, "adam_params.beta1 is 0.99999999999; it must be at least 0 and below 1, as a"),
-        ({"beta2": 1 - 2**-26}, "it must be at least 0 and below 1, as a float32"),
-        ({"eps": 1e39}, "adam_params.eps is 1e+39"),
-        ({"weight_decay": 1e300}, "adam_params.weight_decay is 1e+300"),
-        ({"grad_clip_norm": 1e-46}, "adam_params.grad_clip_norm is 1e-46; it must be"),
-        ({"grad_clip_norm": 1e-39}, "0, which clips nothing, or at least 1.17549e-38"),
-        ({"learning_rate": float("nan")}, "adam_params.learning_rate is nan"),
-        ({"beta1": 1.0}, "adam_params.beta1 is 1.0; it must be at least 0 and below 1"),
-        ({"beta2": -0.1}, "adam_params.beta2 is -0.1"),
-        ({"eps": float("inf")}, "adam_params.eps is inf"),
-        ({"weight_decay": -1.0}, "adam_params.weight_decay is -1.0"),
-        ({"grad_clip_norm": -1.0}, "adam_params.grad_clip_norm is -1.0"),
-    ],
-)
-def test_an_adam_parameter_out_of_range_is_refused(params, message):
-    with pytest.raises(InvalidRequest, match=re.escape(message)):
-        check_adam(OptimStepRequest("m", 1, adam_params=AdamParams(**params)))
-
-
-def test_adam_parameters_may_be_at_the_edges_of_float32():
-    params = AdamParams(learning_rate=3e38, beta1=1 - 2**-24, beta2=0.0, eps=1e-300, grad_clip_norm=1.2e-38)
-    assert check_adam(OptimStepRequest("m", 1, adam_params=params)) == params
-
-
-def test_another_optimizer_is_refused_by_name():
-    with pytest.raises(InvalidRequest, match="'dimuon'; this service has AdamW only"):
-        check_adam(OptimStepRequest("m", 1, optimizer_params={"type": "dimuon", "learning_rate": 1e-3}))
-    with pytest.raises(InvalidRequest, match="'dimuon'; this service has 'adamw' only"):
-        check_lora(LoraConfig(rank=1), OptimizerConfig("dimuon"), LIMITS)
-    with pytest.raises(InvalidRequest, match="version is 1; AdamW has none"):
-        check_lora(LoraConfig(rank=1), OptimizerConfig(version=1), LIMITS)
+# --- adapter --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,7 +41,7 @@ def test_all_weights_are_trained_by_models_of_rank_0():
 
 
 def test_an_adapter_trains_what_its_config_says():
-    adapter = check_lora(LoraConfig(rank=4, train_mlp=False), OptimizerConfig(), LIMITS)
+    adapter = check_lora(LoraConfig(rank=4, train_mlp=False), None, LIMITS)
     assert (adapter.rank, adapter.train_attn, adapter.train_mlp, adapter.train_unembed) == (
         4,
         True,
