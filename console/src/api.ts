@@ -3,7 +3,7 @@ import { signal } from "@preact/signals";
 import type { LoggedPoint, MetricsPoint, paths, Run, SignedIn } from "./api_types";
 import { filled, url, type Parameters } from "./logic/addresses";
 import type { RunOrder } from "./logic/runs";
-import type { View } from "./logic/series";
+import type { Axis, View } from "./logic/series";
 
 type Route = keyof paths;
 type ParametersOf<R extends Route> = Pick<paths[R]["get"]["parameters"], "path" | "query">;
@@ -141,10 +141,18 @@ export const changeRun = async (run: string, change: RunChange): Promise<Run> =>
 export const getTiming = (run_id: string, seconds: number) =>
   get("/console/api/runs/{run_id}/timing", { path: { run_id }, query: { seconds } });
 
-export const listSamples = (run_id: string, search: string, before: number | null) =>
+/** A point of a curve: its metric, and where it is on the axis. */
+export interface CurvePoint {
+  metric: string;
+  axis: Axis;
+  x: number;
+}
+
+/** Lists samples, from before a point of a curve on if there is one. */
+export const listSamples = (run_id: string, search: string, before: number | null, point: CurvePoint | null) =>
   get("/console/api/runs/{run_id}/samples", {
     path: { run_id },
-    query: { limit: SAMPLES, search: search || undefined, before },
+    query: { limit: SAMPLES, search: search || undefined, before, ...point },
   });
 
 export const getSampleGroup = (run_id: string, request_id: string) =>

@@ -33,6 +33,7 @@ interface Props {
   smoothing: number | null; // weight of the past, 0 to 1; null: that of noisy curves
   zoom: Zoom | null;
   setZoom: (zoom: Zoom | null) => void;
+  open: ((metric: string, x: number) => void) | null; // is told of a click on a point
 }
 
 /** A curve with what is drawn of it. */
@@ -42,9 +43,10 @@ interface Drawn extends ChartedRun {
   behind: Value[][]; // the raw values, or the least and the greatest ones
 }
 
-export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: Props) {
+export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom, open }: Props) {
   const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
+  const clicked = useRef<() => void>(() => undefined); // on the point under the pointer
   const [index, setIndex] = useState<number | null>(null);
   const curves = runs.flatMap((run) => {
     const curve = answers.get(run.id)?.curves.find((each) => each.name === name);
@@ -64,6 +66,11 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: P
     const parent = container.current!;
     const created = new uPlot(options(name, drawn, axis, parent.clientWidth, setIndex, zoom, setZoom), data, parent);
     plot.current = created;
+    let pressed = 0; // CSS pixels from the left
+    created.over.addEventListener("mousedown", (event) => (pressed = event.clientX));
+    created.over.addEventListener("click", (event) => {
+      if (Math.abs(event.clientX - pressed) < LEAST_ZOOM) clicked.current();
+    });
     const size = new ResizeObserver(() => created.setSize({ width: parent.clientWidth, height: HEIGHT }));
     size.observe(parent);
     return () => {
@@ -79,6 +86,7 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: P
   const values = drawn.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
   const spoken = values.map(({ run, value }) => `${run.label} ${shown(value)}`).join(", ");
   const x = index === null ? null : data[0][index];
+  clicked.current = () => x != null && open?.(name, x);
   return (
     <figure class="chart">
       <figcaption>
@@ -96,7 +104,12 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom }: P
           </li>
         ))}
       </ul>
-      <div ref={container} role="img" aria-label={`Curves of ${title ?? name}: ${spoken}`} />
+      <div
+        ref={container}
+        class={open ? "opens" : undefined}
+        role="img"
+        aria-label={`Curves of ${title ?? name}: ${spoken}`}
+      />
     </figure>
   );
 }

@@ -4,11 +4,12 @@ import { metricPages } from "./api";
 import { Chart, type ChartedRun } from "./chart";
 import { Histories } from "./history";
 import { watch } from "./live";
+import { url } from "./logic/addresses";
 import { fits } from "./logic/filters";
 import { csv, type Axis, type Zoom } from "./logic/series";
 import { allNames, AUTOMATIC, MOST_CHARTS, metricTitle, smoothingWeight } from "./logic/series";
 import { Choice, Loading, Problem } from "./parts";
-import { place, remember } from "./router";
+import { address, go, place, remember } from "./router";
 
 const AXES = [
   ["step", "step"],
@@ -49,6 +50,9 @@ export function Curves({ runs, empty }: { runs: ChartedRun[]; empty: string }) {
     setAll(value);
     remember({ metrics: value ? "all" : "" });
   };
+  const openSamples = (metric: string, x: number) =>
+    go(address(url`/runs/${ids[0]!}/samples?metric=${metric}&axis=${axis}&x=${x}`));
+  const open = ids.length === 1 ? openSamples : null;
   const isLoading = ids.some((id) => !answers.has(id)) && histories.error.value === null;
   return (
     <section class="curves" aria-label="Curves">
@@ -89,7 +93,7 @@ export function Curves({ runs, empty }: { runs: ChartedRun[]; empty: string }) {
       )}
       <div class="charts">
         {shown.map((name) => (
-          <Chart key={name} {...{ name, runs, answers, axis, smoothing, zoom, setZoom }} />
+          <Chart key={name} {...{ name, runs, answers, axis, smoothing, zoom, setZoom, open }} />
         ))}
       </div>
       {!filter && (isAll || names.length > shown.length) && names.length > 0 && (

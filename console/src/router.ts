@@ -21,14 +21,19 @@ export function remember(choices: Record<string, string>): void {
   history.replaceState(null, "", location.pathname + (text && `?${text}`));
 }
 
+/** Opens another page. */
+export function go(target: string): void {
+  history.pushState(null, "", target);
+  place.value = read();
+  scrollTo(0, 0);
+  document.querySelector<HTMLElement>("main")?.focus();
+}
+
 addEventListener("popstate", () => (place.value = read()));
 addEventListener("click", (event) => {
   const link = (event.target as Element).closest?.("a");
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.defaultPrevented) return;
   if (link.origin !== location.origin || !link.pathname.startsWith(ROOT) || link.hash || link.download) return;
   event.preventDefault();
-  history.pushState(null, "", link.href);
-  place.value = read();
-  scrollTo(0, 0);
-  document.querySelector<HTMLElement>("main")?.focus();
+  go(link.href);
 });

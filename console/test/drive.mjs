@@ -135,6 +135,15 @@ const STORIES = {
     await page.goto(`${address}/console/runs/00000000-train-0`);
     await page.getByText("datum 3 has 70,000 tokens").waitFor();
     await look(page, "run_failure");
+    const points = await page.locator(".chart .u-over").first().boundingBox();
+    await page.mouse.click(points.x + 0.5 * points.width, points.y + 30);
+    await page.waitForURL(/samples\?metric=reward&axis=step&x=\d+/);
+    await page.getByText(/asked for before step \d+ of reward/).waitFor();
+    await look(page, "samples_of_point");
+    await page.getByRole("link", { name: "See all samples." }).click();
+    await page.getByText("asked for before").waitFor({ state: "detached" });
+    await page.getByRole("link", { name: "Curves" }).click();
+    await page.locator(".facts").waitFor();
     await page.getByRole("link", { name: "Runs" }).first().click();
     await page.locator(".split").waitFor();
     await page.goBack();

@@ -1,13 +1,14 @@
 // What a run has sampled, newest first: prompts and answers as text, to be searched.
 import { useEffect, useState } from "preact/hooks";
-import { listSamples } from "../api";
+import { type CurvePoint, listSamples } from "../api";
 import type { Excerpt, SampledRequest } from "../api_types";
 import { poll } from "../live";
 import { url } from "../logic/addresses";
-import { ago, dateTime, number, signed } from "../logic/format";
+import { ago, dateTime, duration, number, signed } from "../logic/format";
 import { level, nats } from "../logic/logprobs";
 import { grouped, groupsInOrder, LIST_ORDERS, promptSearch, weightsName } from "../logic/samples";
 import type { ListOrder } from "../logic/samples";
+import { metricTitle } from "../logic/series";
 import { Choice, Head, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
@@ -23,11 +24,22 @@ interface Listing {
 }
 
 export function Samples({ id }: { id: string }) {
-  const search = place.value.query.get("search") ?? "";
-  return <Found key={search} id={id} initial={search} />; // a link may lead to another search
+  const { query } = place.value;
+  const search = query.get("search") ?? "";
+  const point = curvePoint(query);
+  // A link may lead to another search.
+  return <Found key={JSON.stringify([search, point])} id={id} initial={search} point={point} />;
 }
 
-function Found({ id, initial }: { id: string; initial: string }) {
+function curvePoint(query: URLSearchParams): CurvePoint | null {
+  const metric = query.get("metric");
+  const x = Number(query.get("x") ?? Number.NaN);
+  return metric === null || Number.isNaN(x)
+    ? null
+    : { metric, x, axis: query.get("axis") === "time" ? "time" : "step" };
+}
+
+function Found({ id, initial, point }: { id: string; initial: string; point: CurvePoint | null }) {
   const run = useRun(id);
   const [search, setSearch] = useState(initial);
   const [order, setOrder] = useState<ListOrder>(
@@ -41,7 +53,7 @@ function Found({ id, initial }: { id: string; initial: string }) {
   const load = async (known: Listing | null) => {
     setBusy(known !== null || search !== "");
     try {
-      const page = await listSamples(id, search, known?.next ?? null);
+      const page = await listSamples(id, search, known?.next ?? null, point);
       setListing({
         requests: [...(known?.requests ?? []), ...page.requests],
         lookedAt: (known?.lookedAt ?? 0) + page.looked_at,
@@ -55,10 +67,10 @@ function Found({ id, initial }: { id: string; initial: string }) {
     }
     setBusy(false);
   };
-  const isFollowing = !search && (listing?.pages ?? 1) === 1;
+  const isFollowing = !search && !point && (listing?.pages ?? 1) === 1;
   useEffect(() => {
     if (isFollowing) return poll(() => load(null), POLL_SECONDS);
-    if (search) void load(null);
+    if (search || point) void load(null);
   }, [id, search, isFollowing]);
 
   const choose = (chosen: ListOrder) => {
@@ -92,6 +104,12 @@ function Found({ id, initial }: { id: string; initial: string }) {
         </span>
         <Choice legend="Order" name="order" options={LIST_ORDERS} value={order} choose={choose} />
       </form>
+      {point && (
+        <p class="note">
+          Samples that were asked for before {point.axis === "step" ? `step ${point.x}` : duration(point.x)} of{" "}
+          {metricTitle(point.metric) ?? point.metric}. <a href={address(url`/runs/${id}/samples`)}>See all samples.</a>
+        </p>
+      )}
       <Problem text={error} />
       {!listing && !error && <Loading />}
       {listing?.requests.length === 0 && search && !isBusy && (

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from litestar import Controller, Response, get
+from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
@@ -18,8 +19,9 @@ from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
+from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis
 from spmd_tx.coordinator.requests.runs.sample_bodies import Part, SampleAnswer, SampleBody, ShownSize
-from spmd_tx.coordinator.requests.runs.sample_log import Logged
+from spmd_tx.coordinator.requests.runs.sample_log import Logged, SampleRange
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
     Excerpt,
@@ -31,7 +33,7 @@ from spmd_tx.coordinator.wire.console.run_samples import (
     ShortSample,
     TokenizedText,
 )
-from spmd_tx.errors import NotFound
+from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.images.headers import MEDIA_TYPES, read_header
 
 OF_IMAGES = {  # which tenants have sent: nothing in them may run
@@ -48,28 +50,64 @@ EXCERPT = ShownSize(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page s
 WHOLE = ShownSize(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # shown of a group, and searched
 
 
+class _CurvePoint(NamedTuple):
+    """Names a point of a curve."""
+
+    metric: str
+    axis: CurveAxis
+    x: float  # steps, or seconds since the first point of the run
+
+
+class _SampleChoice(NamedTuple):
+    """Says which samples of a run are wanted."""
+
+    search: str  # a text that they have; empty: any
+    point: _CurvePoint | None  # before which they were asked for; None: all
+
+
+def _choice(
+    search: FromQuery[str] = "",
+    metric: FromQuery[str | None] = None,
+    axis: FromQuery[CurveAxis] = "step",
+    x: FromQuery[float | None] = None,
+) -> _SampleChoice:
+    if (metric is None) != (x is None):
+        raise InvalidRequest("send metric and x together, or neither")
+    return _SampleChoice(search, None if metric is None or x is None else _CurvePoint(metric, axis, x))
+
+
 class SamplesController(Controller):
     path = "/console/api/runs"
 
-    @get("/{run_id:str}/samples", opt=UNMETERED, guards=[in_turn])
+    @get(
+        "/{run_id:str}/samples",
+        opt=UNMETERED,
+        guards=[in_turn],
+        dependencies={"choice": Provide(_choice, sync_to_thread=False)},
+    )
     async def samples(
         self,
         run_id: FromPath[str],
         services: Service,
         access: Accessible,
+        choice: NamedDependency[_SampleChoice],
         limit: FromQuery[int] = 20,
         before: FromQuery[int | None] = None,
-        search: FromQuery[str] = "",
     ) -> SamplesPage:
-        """List what a run has sampled, newest first; with ``search``, what has this text in it."""
+        """List what a run has sampled, newest first; with ``search``, what has this text in it.
+
+        With ``metric`` and ``x`` it begins with what was asked for before that point of a curve.
+        """
         model = await access.model(run_id)
         most = min(max(limit, 1), MOST_REQUESTS)
+        search, point = choice
         end = None if before is None else min(max(before, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
-            return await _Reader(services, access, model).page(model, end, most, search)
+            until = None if point is None else await services.curves.moment(model.id, *point)
+            return await _Reader(services, access, model).page(model, SampleRange(end, until), most, search)
 
-        key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search
+        key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search, point
         return await services.shared_answers.get_costly(key, answer)
 
     @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED, guards=[in_turn])
@@ -113,10 +151,10 @@ class _Reader:
         self._caller, self._model = access.caller, model
         self._steps: dict[str, int | None] = {}  # by sampler
 
-    async def page(self, model: ModelRow, before: int | None, most: int, search: str) -> SamplesPage:
+    async def page(self, model: ModelRow, which: SampleRange, most: int, search: str) -> SamplesPage:
         to_look_at = MOST_LOOKED_AT if search else most
         async with self._services.database.reading() as db:
-            requests = await sample_log.of_run(db, model, self._caller, before, to_look_at + 1)
+            requests = await sample_log.of_run(db, model, self._caller, which, to_look_at + 1)
         places, looked_at = range(len(requests[:most])), len(requests[:most])
         if search and requests:
             stored = [*map(sample_log.stored, requests[:to_look_at])]

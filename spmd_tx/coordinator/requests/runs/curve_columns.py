@@ -140,6 +140,18 @@ class RunColumns:
         band = None if is_exact else _numbers(least), None if is_exact else _numbers(greatest)
         return RunCurve(name, [float(f"{value:.{DIGITS}g}") for value in x], _numbers(mean), *band)
 
+    def moment(self, name: str, axis: CurveAxis, x: float) -> float | None:
+        """Return when the point of a metric was made that is nearest to a place of an axis.
+
+        The answer is in seconds since the epoch; None: there is no such metric.
+        """
+        columns = [each[name] for each in (self._of_server, self._of_client) if name in each]
+        if not columns:
+            return None
+        step, at = np.concatenate([each.points()[:2] for each in columns], axis=1)
+        places = step if axis == "step" else at - self._began
+        return float(at[np.argmin(np.abs(places - x))])
+
     def _derived(self, point: MetricsPoint) -> dict[str, float | None]:
         metrics, found = point.metrics, dict[str, float | None]()
         tokens, loss = metrics.get(TOKENS), metrics.get(LOSS)

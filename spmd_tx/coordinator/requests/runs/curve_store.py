@@ -2,13 +2,14 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import msgspec
 
 from spmd_tx.coordinator.requests.runs import metric_pages
-from spmd_tx.coordinator.requests.runs.curve_columns import CurveWindow, RunColumns, chosen
+from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis, CurveWindow, RunColumns, chosen
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.wire.console.runs import CurvesResponse, LoggedPoint, MetricsPoint
@@ -31,6 +32,17 @@ class CurveStore:
 
     async def read(self, run: str, names: Sequence[str], window: CurveWindow) -> bytes:
         """Return an encoded CurvesResponse of what is known now; without names, of the first metrics."""
+        async with self._columns(run) as columns:
+            return await compute(max(columns.size, SMALL_BYTES), _encoded, columns, names, window)
+
+    async def moment(self, run: str, name: str, axis: CurveAxis, x: float) -> float | None:
+        """Return when the point of a curve was made that is nearest to a place, as ``RunColumns.moment``."""
+        async with self._columns(run) as columns:
+            return columns.moment(name, axis, x)
+
+    @asynccontextmanager
+    async def _columns(self, run: str) -> AsyncIterator[RunColumns]:
+        """Give what is known of a run now, to one reader at a time."""
         lock = self._busy.setdefault(run, asyncio.Lock())
         try:
             async with lock:
@@ -38,7 +50,7 @@ class CurveStore:
                 await self._refresh(run, columns)
                 self._runs[run] = columns
                 self._forget()
-                return await compute(max(columns.size, SMALL_BYTES), _encoded, columns, names, window)
+                yield columns
         finally:
             if not lock.locked() and self._busy.get(run) is lock:
                 del self._busy[run]

@@ -16,6 +16,13 @@ NEIGHBOURS = 256  # numbers on both sides of a request, among which others of it
 SIMILAR_BYTES = 64  # by which the bodies of two requests with one prompt may differ in length
 
 
+class SampleRange(NamedTuple):
+    """Selects a part of a run's samples."""
+
+    before: int | None = None  # number of a request, which is newer than these
+    until: float | None = None  # seconds since the epoch, when they were accepted at the latest
+
+
 class Logged(NamedTuple):
     """Holds the row of a request, and the sampler that it went to."""
 
@@ -24,12 +31,14 @@ class Logged(NamedTuple):
 
 
 async def of_run(
-    db: AsyncSession, model: ModelRow, caller: Caller, before: int | None, most: int
+    db: AsyncSession, model: ModelRow, caller: Caller, which: SampleRange, most: int
 ) -> Sequence[Logged]:
-    """Return the newest ended requests that were accepted before the one with a number, newest first."""
+    """Return the newest ended requests of a range, newest first."""
     query = _of_run(model, caller).order_by(RequestRow.number.desc()).limit(most)
-    if before is not None:
-        query = query.where(RequestRow.number < before)
+    if which.before is not None:
+        query = query.where(RequestRow.number < which.before)
+    if which.until is not None:
+        query = query.where(RequestRow.created_at <= which.until)
     return [Logged(*row) for row in await db.execute(query)]
 
 

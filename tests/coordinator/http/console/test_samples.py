@@ -8,7 +8,7 @@ from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
 from spmd_tx.coordinator.requests.runs import sample_bodies
 from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize
-from spmd_tx.coordinator.storage.tables import RequestRow
+from spmd_tx.coordinator.storage.tables import RequestRow, RunMetrics
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, sampler_of
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
 from tests.coordinator.requests.runs.test_run_metrics import step
@@ -102,6 +102,27 @@ async def test_pages_follow_each_other(api, model_id, sampling, of_base):
     rest = await page(api, model_id, limit=2, before=first["next_before"])
     assert [each["id"] for each in first["requests"] + rest["requests"]] == ids[::-1]
     assert rest["next_before"] is None
+
+
+async def test_samples_are_those_before_a_point_of_a_curve(api, services, model_id, sampling, of_base):
+    early, late = [await sampling.sample(of_base, [1, 2]) for _ in range(2)]
+    async with services.database.transaction() as db:
+        for request, at in ((early, 50.0), (late, 150.0)):
+            await db.execute(update(RequestRow).where(RequestRow.id == request).values(created_at=at))
+        metrics = {"reward": 0.5}
+        for step, at in ((7, 100.0), (8, 200.0)):
+            row = {"line": model_id, "seq_id": 0, "kind": "client", "step": step, "at": at}
+            db.add(RunMetrics(metrics=metrics, **row))
+
+    async def found(**query):
+        return [each["id"] for each in (await page(api, model_id, metric="reward", **query))["requests"]]
+
+    assert await found(x=7) == [early]
+    assert await found(x=8) == [late, early]
+    assert await found(x=1000) == [late, early]  # the nearest point
+    assert await found(axis="time", x=0) == [early]
+    alone = await api.get(f"http://server/console/api/runs/{model_id}/samples", params={"metric": "reward"})
+    assert alone.status_code == 400
 
 
 async def test_a_search_looks_at_prompts_and_answers(api, model_id, sampling, of_base, encode, tokenizer):
