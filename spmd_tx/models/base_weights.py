@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
@@ -17,12 +16,13 @@ from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, is_split
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
 
 
-class Weights(PyTreeNode, Generic[Leaf]):
+class Weights(TreeNode, Generic[Leaf]):
     """Holds the frozen base model."""
 
     embed: Leaf  # [V, D]

@@ -12,14 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Bool, Float, Int
+
+from spmd_tx.sharding.tree_node import TreeNode
 
 WORD = 32  # tokens of one word of a mask
 
 
-class GrammarRows(PyTreeNode):
+class GrammarRows(TreeNode):
     """Holds what grammars say about the next token of every row."""
 
     forced: Any  # int32 [B]: the token that is taken whatever is drawn; -1: none

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import struct
-from flax.struct import PyTreeNode
+
+from spmd_tx.sharding.tree_node import TreeNode, static
 
 
 def blocks(tree: Any, shards: int, rows: int) -> Iterator[Any]:
@@ -30,7 +30,7 @@ def _part(x: np.ndarray, shards: int, start: int, rows: int) -> np.ndarray:
     return by_shard[:, start : start + rows].reshape(shards * rows, *x.shape[1:])
 
 
-class Joined(PyTreeNode):
+class Joined(TreeNode):
     """Holds an array whose blocks are computed one after the other, perhaps still. np.asarray joins them.
 
     Blocks follow each other along the rows of every data shard, and the pieces of a block along the next
@@ -38,9 +38,9 @@ class Joined(PyTreeNode):
     """
 
     parts: Sequence[Any]  # of each block, with the rows of all data shards along ``axis``
-    shards: int = struct.field(pytree_node=False)
-    axis: int = struct.field(pytree_node=False)
-    pieces: int = struct.field(pytree_node=False)
+    shards: int = static()
+    axis: int = static()
+    pieces: int = static()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         known = next(np.asarray(part) for part in self.parts if part is not None)

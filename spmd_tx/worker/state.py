@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
@@ -17,6 +16,7 @@ from spmd_tx.models.checkpoint.huggingface import load
 from spmd_tx.models.linear_attention.state_pool import Keep, cache_and_states
 from spmd_tx.models.vision import tower_weights
 from spmd_tx.sharding.mesh import DATA
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.steps.full import full_state
@@ -24,7 +24,7 @@ from spmd_tx.worker.steps.sample import Bank, RowState
 from spmd_tx.worker.steps.train_state import train_weights
 
 
-class WorkerState(PyTreeNode, frozen=False):
+class WorkerState(TreeNode, frozen=False):
     """Holds all arrays of a worker, or their declarations (leaves are Weights)."""
 
     base: Weights[Any]

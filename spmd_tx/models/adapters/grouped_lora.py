@@ -10,13 +10,13 @@ Dimension key as in lora.py; J block of rows, all of one adapter.
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
 from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.models.adapters.lora import Adapters, ApplyLora, Lora, has_experts
 from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import varying
+from spmd_tx.sharding.tree_node import static
 
 LEAST_ROWS, MOST_ROWS = 8, 16  # rows of a block
 
@@ -35,7 +35,7 @@ class BankPlace(Lora[Any]):
     a: Any = None
     b: Any = None
     layer: Any = None  # int32: a number, or those of all layers [L]; None: the map is in no layer
-    name: str = struct.field(pytree_node=False, default="head")  # or a name of Adapters.layers
+    name: str = static(default="head")  # or a name of Adapters.layers
 
 
 def places(model: Model, bank: Adapters[Array]) -> Adapters[Any]:

@@ -21,7 +21,6 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.struct import PyTreeNode
 from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -32,6 +31,7 @@ from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
@@ -39,14 +39,14 @@ Leaf = TypeVar("Leaf")
 LAYER_GROUPS: tuple[AdapterGroup, ...] = ("attn", "mlp")
 
 
-class Lora(PyTreeNode, Generic[Leaf]):
+class Lora(TreeNode, Generic[Leaf]):
     """Holds the two factors of one linear map: y = x W + scale · (x Aᵀ) B."""
 
     a: Leaf  # [L, S, R, I]; the head has no L, experts have [L, X, S, R, I] unless they share it
     b: Leaf  # [L, S, R, O]
 
 
-class Adapters(PyTreeNode, Generic[Leaf]):
+class Adapters(TreeNode, Generic[Leaf]):
     """Holds the factors of every adapted linear map."""
 
     layers: dict[str, Lora[Leaf]]

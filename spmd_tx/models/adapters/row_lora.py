@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float, Int
@@ -24,13 +23,14 @@ from spmd_tx.models.named import Named
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, sum_scatter, unshard
 from spmd_tx.sharding.mesh import FSDP
+from spmd_tx.sharding.tree_node import static
 
 
 class StoredLora(Lora[Any]):
     """Holds what this device stores of two factors, whose last dimension may be split over fsdp."""
 
-    width_in: int = struct.field(pytree_node=False, default=0)  # of the gathered factors
-    width_out: int = struct.field(pytree_node=False, default=0)
+    width_in: int = static(default=0)  # of the gathered factors
+    width_out: int = static(default=0)
 
 
 class RowsLora(Lora[Any]):

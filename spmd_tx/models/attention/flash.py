@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.models.pallas import dot, output
+from spmd_tx.sharding.tree_node import TreeNode
 
 LONGEST_BLOCK = 512  # tokens
 SHORTEST_ROW = 128  # tokens; for shorter rows, XLA's programs are faster
@@ -28,7 +28,7 @@ LANES = 128  # numbers in a row of a vector register
 MASKED = -1e30  # not -inf: a query may have no key in the first of its blocks
 
 
-class SeenBlocks(PyTreeNode):
+class SeenBlocks(TreeNode):
     """Holds what the segments say, once for all layers."""
 
     start: Any  # int32 [B, 1, T]: where the segment of a token begins

@@ -18,13 +18,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
 from spmd_tx.models.pallas import dot, output, run_triton
+from spmd_tx.sharding.tree_node import TreeNode
 
 KEYS = 64  # of a block
 QUERIES = 128  # of a block, but for the gradients of keys; half as many in wide heads and short rows
@@ -35,7 +35,7 @@ MASKED = -1e30  # not -inf: a query may have no key in the first of its blocks
 LOG2E = math.log2(math.e)
 
 
-class SeenKeys(PyTreeNode):
+class SeenKeys(TreeNode):
     """Holds what the segments say, once for all layers."""
 
     start_BT: Any  # int32: the first token that a token sees

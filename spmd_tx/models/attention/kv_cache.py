@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -22,12 +21,13 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 TRASH_PAGE = 0  # in place of the pages of tokens whose keys and values nobody reads
 
 
-class KvCache(PyTreeNode):
+class KvCache(TreeNode):
     """Holds keys and values [L, P, S, X]; every data shard has its own pages.
 
     The heads of a token are one dimension, so that on TPUs, too, a page lies in memory as it is declared.

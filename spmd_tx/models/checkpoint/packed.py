@@ -9,12 +9,11 @@ Dimension key: I input width, O output width, n numbers in a byte, J inputs that
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.typing import DTypeLike
 
 from spmd_tx.models.declared.encoding import DeviceEncoding, Fp8Blocks, Int8Groups, Mxfp4
+from spmd_tx.sharding.tree_node import TreeNode, static
 
 INT4_OFFSET, INT8_OFFSET = 8, 128
 SIGN_OF_FP8 = 128
@@ -22,7 +21,7 @@ SIGN_OF_FP8 = 128
 FP8_EXPONENT, FP4_EXPONENT = 120, 126
 
 
-class Packed(PyTreeNode):
+class Packed(TreeNode):
     """Holds encoded matrices [..., I, O].
 
     A byte has numbers of neighbouring inputs, the first one in its lower half. Scales of blocks are repeated
@@ -31,7 +30,7 @@ class Packed(PyTreeNode):
 
     numbers: Any  # uint8 [..., I / n, O]
     scales: Any  # [..., I / J, O], of scale_dtype
-    encoding: DeviceEncoding = struct.field(pytree_node=False)
+    encoding: DeviceEncoding = static()
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array
 from jaxtyping import Int
+
+from spmd_tx.sharding.tree_node import TreeNode
 
 MOST_PAIRS = 16  # of a block
 TILES, CPU_TILES = (16, 128), (8, 64)  # the least and most pairs of a tile
@@ -84,7 +85,7 @@ def _rounded_up(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-class Layout(PyTreeNode):
+class Layout(TreeNode):
     """Holds the places of pairs on this device."""
 
     place_RTC: Any  # int32: where the pair stands; -1: with another device, or it is no pair

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Float, Int
 
@@ -21,12 +20,13 @@ from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.linear_attention.delta_rule import decay_and_strength, of_heads, read_rows, read_token
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.tree_node import TreeNode
 
 # (name of a map) -> this device's part of its outputs for the layer's inputs [B, T, O]
 Project = Callable[[str], Array]
 
 
-class State(PyTreeNode):
+class State(TreeNode):
     """Holds what one layer keeps of the tokens that a row has read."""
 
     memory: Any  # float32 [B, H, E, V], or where it is in its pool

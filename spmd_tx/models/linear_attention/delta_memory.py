@@ -9,26 +9,26 @@ Dimension key: L layer with a memory, P slot, B row, H head of values, E width o
 from typing import Any
 
 import jax.numpy as jnp
-from flax import struct
 from jax import Array
 from jax.experimental import pallas as pl
 from jaxtyping import Float
 
 from spmd_tx.models.pallas import output, run_triton
+from spmd_tx.sharding.tree_node import TreeNode, static
 
 NOTHING = 0  # the slot that is never written
 COLUMNS = 32  # at most, of a memory, that one program computes; they do not depend on each other
 LEAST_COLUMNS, MOST_ROWS = 16, 256
 
 
-class InPool(struct.PyTreeNode):
+class InPool(TreeNode):
     """Says where a layer's memories of rows are, and where they are to be written."""
 
     pool: Any  # float32 [L, P, H, E, V]
     layer: Any  # int32
     sources_B: Any  # int32
     targets_B: Any  # int32; 0: nowhere. No two others may be the same, and none the source of another row
-    interpret: bool = struct.field(pytree_node=False, default=False)  # as in Kernels
+    interpret: bool = static(default=False)  # as in Kernels
 
 
 def fits(memory_shape: tuple[int, ...]) -> bool:

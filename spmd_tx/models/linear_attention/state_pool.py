@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -29,6 +28,7 @@ from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.linear_attention.delta_layer import State
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 NOTHING = 0  # the slot of zeros
@@ -51,7 +51,7 @@ def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DT
     return State(**{kept.name: array(kept) for kept in sizes.per_sequence})
 
 
-class Keep(PyTreeNode):
+class Keep(TreeNode):
     """Holds what all layers keep of the sequences being sampled: pages, and states in slots."""
 
     pages: Any

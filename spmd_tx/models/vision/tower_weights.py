@@ -7,7 +7,6 @@ Dimension key as in tower.py; L block, K deep merger.
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -18,12 +17,13 @@ from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import AXES, TP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
 
 
-class TowerWeights(PyTreeNode, Generic[Leaf]):
+class TowerWeights(TreeNode, Generic[Leaf]):
     """Holds the tower's arrays; linear maps are [.., in, out]."""
 
     once: Named[Leaf]

@@ -56,7 +56,7 @@ def _facts(plan: Plan, mesh: Mesh) -> Iterator[str]:
         name: value for name, value in msgspec.structs.asdict(sizes.setup).items() if name not in INDIFFERENT
     }
     yield f"python {sys.version_info[:2]} {platform.machine()}"
-    yield from (f"{name} {metadata.version(name)}" for name in ("jax", "jaxlib", "flax", "numpy"))
+    yield from (f"{name} {metadata.version(name)}" for name in ("jax", "jaxlib", "numpy"))
     yield f"source {source()}"
     yield f"settings {traced_settings()}"
     variables = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(VARIABLES)}

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax.struct import PyTreeNode
 from jax import Array
 
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import OptimStep
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.worker.steps.optimizer import Trained, Updated, UpdateRule, clipped, if_finite
 
 
-class AdamWInputs(PyTreeNode):
+class AdamWInputs(TreeNode):
     """Holds the hyperparameters of one step, float32 scalars."""
 
     learning_rate: Any

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Float
 
@@ -19,6 +18,7 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import DimuonStep
 from spmd_tx.sharding.collectives import split_axes, sum_over_shards
 from spmd_tx.sharding.mesh import FSDP, TP
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.worker.steps.optimizer import Trained, Updated, UpdateRule, clipped, if_finite
 
 DAMPING = 1e-4  # of mean squares, where the mean square of the whole factor is 1
@@ -28,7 +28,7 @@ REFERENCE_RANK, RANK_EXPONENT = 32, 0.175  # of the correction of learning rates
 WIDTH = (FSDP, TP)  # axes over which widths are split
 
 
-class DimuonInputs(PyTreeNode):
+class DimuonInputs(TreeNode):
     """Holds the hyperparameters of one step, float32 scalars."""
 
     learning_rate: Any  # corrected by the rank

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -29,6 +28,7 @@ from spmd_tx.models.named import Named
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards, sum_scatter, varying
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.adamw import AdamWInputs, adamw
 from spmd_tx.worker.steps.adapters import GROUPS
@@ -37,7 +37,7 @@ from spmd_tx.worker.steps.optimizer import Trained
 from spmd_tx.worker.steps.train import Rows, both_loras, logprobs_and_losses, loss_and_grad, segment_attend
 
 
-class FullState(PyTreeNode):
+class FullState(TreeNode):
     """Holds the state of the trained model in fp32. Leaves are arrays or declarations."""
 
     w: Weights[Any]

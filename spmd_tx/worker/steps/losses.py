@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jaxtyping import Float, Int
 
 from spmd_tx.protocol.commands import LOSS_NAMES
+from spmd_tx.sharding.tree_node import TreeNode
 
 
-class TokenLossInputs(PyTreeNode):
+class TokenLossInputs(TreeNode):
     """Holds the inputs of losses: per token [B, T], per row [B, 1]."""
 
     kinds: Any  # int32 [B, 1]

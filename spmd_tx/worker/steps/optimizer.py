@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -15,11 +14,12 @@ from jax.sharding import PartitionSpec as P
 from spmd_tx.models.adapters.lora import Adapters, group_of
 from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import sum_over_shards
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import specs
 from spmd_tx.worker.steps.train_state import TrainState, put_slot, take_slot
 
 
-class Trained(PyTreeNode):
+class Trained(TreeNode):
     """Holds what a step changes, trees of the same structure. An optimizer with one moment keeps it in mu."""
 
     w: Any
@@ -27,7 +27,7 @@ class Trained(PyTreeNode):
     nu: Any
 
 
-class Updated(PyTreeNode):
+class Updated(TreeNode):
     """Holds what a step leaves: the old numbers, if it is not applied."""
 
     trained: Trained

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from flax.struct import PyTreeNode
 from jax import Array, lax
 
 from spmd_tx.models import head
 from spmd_tx.models.sampling import draw_several
 from spmd_tx.sharding.collectives import vocabulary_logsumexp
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.worker.steps.train import Rows, head_chunks, unchunk
 
 
@@ -25,7 +25,7 @@ class Widths:
     draws: int
 
 
-class ScoreInputs(PyTreeNode):
+class ScoreInputs(TreeNode):
     """Holds a PromptWishes (protocol/commands.py) on the device."""
 
     targets: Any  # int32 [B, T, W]

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -32,6 +31,7 @@ from spmd_tx.models.stack_product import StackedMap, stacked_maps
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import from_first, replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.decode_ways import options_of
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
@@ -39,14 +39,14 @@ from spmd_tx.worker.steps.speculate import Speculation
 from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs
 
 
-class Bank(PyTreeNode):
+class Bank(TreeNode):
     """Holds sampler versions by bank slot, in the compute dtype. Slot 0, the base model, is zero."""
 
     w: Adapters[Any]
     scale: Any  # float32 [S, 2], as in TrainState
 
 
-class RowState(PyTreeNode):
+class RowState(TreeNode):
     """Holds what stays on the device between decode dispatches, padded to the maximum number of rows."""
 
     tokens: Any  # int32 [B]
@@ -54,7 +54,7 @@ class RowState(PyTreeNode):
     remaining: Any  # 0: dead
 
 
-class DecodeRows(PyTreeNode):
+class DecodeRows(TreeNode):
     """Holds the rows of a Decode (protocol/commands.py) on the device."""
 
     source: Any  # int32 [B]
@@ -102,7 +102,7 @@ class DecodeRows(PyTreeNode):
         )
 
 
-class Drawn(PyTreeNode):
+class Drawn(TreeNode):
     """Holds what the steps of a decode drew, [K, B, ...], or of one step [B, ...]."""
 
     tokens: Any  # int32; -1 where the row is dead, REJECTED where it read a wrong draft

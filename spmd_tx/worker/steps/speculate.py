@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array
 
 from spmd_tx.protocol.commands import REJECTED
+from spmd_tx.sharding.tree_node import TreeNode
 
 
-class Speculation(PyTreeNode):
+class Speculation(TreeNode):
     """Says where each row is in the drafts of its sequence. All arrays have a row for each of the program."""
 
     drafts: Any  # int32 [B, D] of leaders: a text that is likely to follow, perhaps with gaps; -1: its end

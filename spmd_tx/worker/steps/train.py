@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -29,6 +28,7 @@ from spmd_tx.models.forward_pass import Pass
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import replicate_rows, varying
 from spmd_tx.sharding.mesh import DATA, TP
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.steps.losses import TokenLossInputs, sequence_losses, token_losses
 from spmd_tx.worker.steps.train_state import TrainState, active_slots, add_to_slots, take_slots
@@ -36,7 +36,7 @@ from spmd_tx.worker.steps.train_state import TrainState, active_slots, add_to_sl
 HEAD_TOKENS = 1024  # tokens per data shard whose logits are held at once
 
 
-class Rows(PyTreeNode):
+class Rows(TreeNode):
     """Holds PackedRows (protocol/commands.py) on the device."""
 
     tokens: Any  # int32 [B, T]

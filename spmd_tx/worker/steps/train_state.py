@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.struct import PyTreeNode
 from jax import Array, lax
 from jax.sharding import PartitionSpec as P
 
@@ -15,10 +14,11 @@ from spmd_tx.models.adapters.lora import Adapters, adapter_weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import replicate_rows
 from spmd_tx.sharding.mesh import AnyMesh
+from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 
-class TrainState(PyTreeNode):
+class TrainState(TreeNode):
     """Holds the state in fp32; steps take it and return a new one. Leaves are arrays or declarations."""
 
     w: Adapters[Any]

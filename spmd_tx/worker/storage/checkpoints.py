@@ -14,12 +14,12 @@ import absl.logging
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from flax.struct import PyTreeNode
 from jax import Array
 
 from spmd_tx.errors import ForeignWeights, StartError
 from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.base_weights import Weights
+from spmd_tx.sharding.tree_node import TreeNode
 
 Leaf = TypeVar("Leaf")
 OnEnd = Callable[[str, str | None], None]  # path, and what went wrong
@@ -32,7 +32,7 @@ LEAST_CHUNK_BYTES = 1 << 20
 absl.logging.set_verbosity(absl.logging.WARNING)  # otherwise Orbax logs every step of a save
 
 
-class SlotState(PyTreeNode, Generic[Leaf]):
+class SlotState(TreeNode, Generic[Leaf]):
     """Holds what is trained, in fp32: an adapter, or the weights of a whole model.
 
     Factors of adapters have no slot axis: [L, R, width], the head's [R, width].
