@@ -1,18 +1,22 @@
-"""How long a tenant waits while another one sends hostile grammars or conversations to the same server.
+"""How long a tenant waits while another one sends hostile grammars, conversations or images.
 
-python -m tests.fuzz.beside_forms [SECONDS of each part] [forms | conversations | chats]. Peace and attack
-take turns, after a first attack that is not measured, in which programs compile. Beside ``chats``, which are
-ordinary ones, it says what as many connections of an honest tenant cost.
+python -m tests.fuzz.beside_forms [SECONDS of each part] [forms | conversations | images | chats]. Peace and
+attack take turns, after a first attack that is not measured, in which programs compile. Beside ``chats``,
+which are ordinary ones, it says what as many connections of an honest tenant cost. Beside ``images`` the
+model sees, and all samples must have the same bits.
 """
 
+import base64
 import itertools
 import json
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,8 +24,10 @@ from typing import Any
 import httpx
 import numpy as np
 
+from spmd_tx.demo import tiny_model
 from tests.fuzz.calls import API, BASE_MODEL, OPENAI
 from tests.fuzz.odd_grammars import GRAMMARS, PERSON, REGEXES, SCHEMAS
+from tests.fuzz.odd_images import files
 from tests.fuzz.option_sets import write_model
 from tests.fuzz.served import Served, serving
 
@@ -34,36 +40,43 @@ Ask = Callable[[], None]
 Calls = Iterator[tuple[str, dict[str, Any]]]  # paths and bodies
 Hostile = Callable[[], Calls]
 CHAT = OPENAI + "chat/completions"
+SEEING = replace(tiny_model.PRESETS["tiny"], family="qwen3_vl", sees=True)
 
 
 def main() -> None:
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 20.0
     hostile = ATTACKS[sys.argv[2]] if len(sys.argv) > 2 else forms
     with tempfile.TemporaryDirectory() as folder:
-        model_dir = write_model(Path(folder) / "model")
-        with serving(Path(folder) / "run", model_dir, None, real=True) as served:
+        model_dir, options = write_model(Path(folder) / "model"), dict[str, object]()
+        if hostile is images:
+            model_dir, options = tiny_model.write(Path(folder) / "seeing", SEEING), {"batch_invariant": True}
+        with serving(Path(folder) / "run", model_dir, None, real=True, options=options) as served:
             assert served.start(), served.log.read_text()[-5000:]
             waits, answers = measure(served, seconds, hostile)
-    print(f"hostile requests answered: {answers}")
+            assert served.is_alive()
+    print(f"hostile requests, by the status of their answers: {dict(sorted(answers.items()))}")
     for what, found in waits.items():
         print(f"{what}: in peace {shown(found[False])}; beside the attack {shown(found[True])}")
 
 
 def measure(
     served: Served, seconds: float, hostile: Hostile
-) -> tuple[dict[str, dict[bool, list[float]]], int]:
-    """Return the neighbour's waits in seconds, by what she asks and whether she is beside the attack."""
+) -> tuple[dict[str, dict[bool, list[float]]], Counter[int]]:
+    """Return the neighbour's waits in seconds, by what she asks and whether she is beside the attack.
+
+    Then the statuses of the answers to the attacker.
+    """
     schemas = (PERSON | {"title": f"person {number}"} for number in itertools.count())
     with client(served.url, served.tokens["alice"]) as http:
         asks = {
             "healthz": lambda: get(http, "/healthz"),
-            "sample": sampler(http),
+            "sample": sampler(http, must_repeat=hostile is images),
             "chat with a new schema": lambda: chat(http, next(schemas)),
         }
         waits = {what: {False: list[float](), True: list[float]()} for what in asks}
         for ask in asks.values():
             ask()  # programs compile
-        answers = 0
+        answers = Counter[int]()
         for turn_number, is_attacked in enumerate([True, *([False, True] * TURNS)]):
             # In a process of its own: the attacker's work is not to hold up the neighbour's clock.
             with ProcessPoolExecutor(1, get_context("spawn")) as process:
@@ -79,7 +92,7 @@ def measure(
                         if turn_number > 0:
                             waits[what][is_attacked].append(time.monotonic() - began)
                         time.sleep(PAUSE)
-                answers += sum(each.result() for each in attacks)
+                answers += sum((each.result() for each in attacks), Counter[int]())
     return waits, answers
 
 
@@ -87,12 +100,12 @@ def client(url: str, key: str) -> httpx.Client:
     return httpx.Client(base_url=url, headers={"x-api-key": key}, timeout=TIMEOUT)
 
 
-def sampler(http: httpx.Client) -> Ask:
-    """Return what draws 8 tokens of the base model and waits for them."""
+def sampler(http: httpx.Client, *, must_repeat: bool) -> Ask:
+    """Return what draws 8 tokens of the base model and waits for them; they may have to be the same again."""
     session = post(http, API + "create_session", {"tags": []})["session_id"]
     new = {"session_id": session, "base_model": BASE_MODEL, "sampling_session_seq_id": 0}
     post(http, API + "create_sampling_session", new)
-    numbers = itertools.count(1)
+    numbers, first = itertools.count(1), list[object]()
 
     def sample() -> None:
         body = {
@@ -105,7 +118,9 @@ def sampler(http: httpx.Client) -> Ask:
         answer = http.post(API + "retrieve_future", json={"request_id": request_id})
         while answer.status_code == 408:
             answer = http.post(API + "retrieve_future", json={"request_id": request_id})
-        answer.raise_for_status()
+        found = answer.raise_for_status().json()["sequences"]
+        first.extend([] if first else [found])
+        assert not must_repeat or found == first[0], f"{found} beside an attack, {first[0]} before"
 
     return sample
 
@@ -167,15 +182,29 @@ def chats() -> Calls:
     return itertools.repeat((CHAT, {}))
 
 
-ATTACKS: dict[str, Hostile] = {"forms": forms, "conversations": conversations, "chats": chats}
+def images() -> Calls:
+    """Yield chats about odd files, always other ones."""
+    for content in files():
+        kind = "jpeg" if content.startswith(b"\xff\xd8") else "png"
+        url = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+        parts = [{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": url}}]
+        yield CHAT, {"messages": [{"role": "user", "content": parts}]}
 
 
-def attack(url: str, key: str, hostile: Hostile, seconds: float) -> int:
-    """Send calls over all connections for so long. Returns how many were answered."""
+ATTACKS: dict[str, Hostile] = {
+    "forms": forms,
+    "conversations": conversations,
+    "images": images,
+    "chats": chats,
+}
+
+
+def attack(url: str, key: str, hostile: Hostile, seconds: float) -> Counter[int]:
+    """Send calls over all connections for so long. Returns the statuses of the answers."""
     deadline, bodies, lock = time.monotonic() + seconds, hostile(), threading.Lock()
 
-    def send() -> int:
-        answered = 0
+    def send() -> Counter[int]:
+        answered = Counter[int]()
         with client(url, key) as http:
             while time.monotonic() < deadline:
                 with lock:
@@ -183,11 +212,12 @@ def attack(url: str, key: str, hostile: Hostile, seconds: float) -> int:
                 content = json.dumps(turn() | {"max_tokens": 32} | body).encode("utf-8", "surrogatepass")
                 answer = http.post(path, content=content, headers={"content-type": "application/json"})
                 assert answer.status_code < 500 or answer.status_code == 503, answer.text
-                answered += 1
+                answered[answer.status_code] += 1
         return answered
 
     with ThreadPoolExecutor(ATTACKERS) as threads:
-        return sum(each.result() for each in [threads.submit(send) for _ in range(ATTACKERS)])
+        sent = [threads.submit(send) for _ in range(ATTACKERS)]
+        return sum((each.result() for each in sent), Counter[int]())
 
 
 def shown(waits: list[float]) -> str:

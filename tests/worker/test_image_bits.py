@@ -8,7 +8,8 @@ from tests.golden.vision_cases import text
 from tests.support.seeing_engine import encode, forward, pool, start
 
 GRID, COUNT = (22, 10), 55
-COMPANY = [(16, 16), GRID, (12, 12)]
+COMPANY = [(16, 16), GRID, (12, 12), (8, 8), (10, 22), (4, 4), (14, 6), (6, 30)]
+OTHER_SHAPES = [(1, 1, 4), (4, 1, 1), (2, 1, 2), (1, 2, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 2, 2), *(pytest.param(each, marks=pytest.mark.slow) for each in [(1, 1, 4), (4, 1, 1)])]
+    "shape", [(2, 2, 2), *(pytest.param(each, marks=pytest.mark.slow) for each in OTHER_SHAPES)]
 )
 def test_an_image_has_the_same_bits_in_company_and_on_other_meshes(tmp_path, alone, shape):
     engine = start(tmp_path, "qwen3_vl_moe", shape)

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, DraftT
 from spmd_tx.protocol.commands import DRAFT_TOKENS
 
 MOST_FOLLOWERS = 7  # of a row
-COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.2  # of a step, in steps that have no rows
+COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.3  # of a step, in steps that have no rows
 LEAST_GAIN = 1.15  # times the tokens per second; the next Decode cannot be sent before the last one's reply
 
 

@@ -84,6 +84,7 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
 
 
 TO_0015 = """
+    ALTER TABLE models DROP COLUMN optimizer;
     ALTER TABLE models DROP COLUMN name;
     ALTER TABLE models DROP COLUMN run_group;
     ALTER TABLE models DROP COLUMN archived_at;
@@ -121,5 +122,6 @@ async def test_requests_of_the_version_without_bases_go_on_and_are_of_the_first_
         assert (await db.execute(text("SELECT number, base FROM past_requests"))).one() == (6, None)
         model = await db.get_one(ModelRow, "s:train:0")
     assert (model.rank, model.name, model.run_group, model.archived_at) == (4, None, None, None)
+    assert model.optimizer == "adamw"
     queue.close()
     await database.close()
