@@ -25,7 +25,7 @@ from tests.sdk.server import BASE_MODEL, serving
 
 pytestmark = pytest.mark.timeout(600)
 
-CLOSE = 2e-4  # nats; linear attention is the least exact
+CLOSE = 1e-4  # nats
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
