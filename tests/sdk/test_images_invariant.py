@@ -14,7 +14,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 POOL = 200  # tokens: three pictures
 COUNT = 40  # tokens of an answer
 PROMPT = [text(50, 1), square(1), text(40, 2)]
-OPTIONS = {"decode_rows": 32, "kv_cache_tokens": 640, "image_tokens": POOL, "batch_invariant": True}
+VERSIONS = 3  # of weights that are on the device at once
+OPTIONS = {
+    "decode_rows": 32,
+    "kv_cache_tokens": 640,
+    "image_tokens": POOL,
+    "sampler_slots": VERSIONS,
+    "batch_invariant": True,
+}
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
@@ -75,6 +82,16 @@ def test_eight_samples_are_those_of_one_by_one(sampler):
     assert len({tuple(tokens) for tokens, _ in together}) == 8
     assert together[0] == answer(ask(sampler))[0]
     assert answer(ask(sampler, num_samples=8)) == together
+
+
+def test_after_its_weights_left_the_device_for_others(service, sampler):
+    alone = answer(ask(sampler))
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=4).result(SECONDS)
+    for step in range(VERSIONS + 1):
+        train(trainer, batch(step))
+        other = trainer.save_weights_and_get_sampling_client().result(SECONDS)
+        assert answer(ask(other)) != alone
+    assert answer(ask(sampler)) == alone
 
 
 def reinforce(service, company):
