@@ -29,9 +29,9 @@ MANIFEST = "checkpoint.json"
 ENCRYPTED = ".age"  # suffix of an encrypted file
 UNMERGED, MERGED = "ocdbt.process_", "manifest.ocdbt"  # what Orbax writes per process, and then of all
 STAGED = "staged"  # suffix of a folder that is being written
-# Raise it when older versions cannot read the files; all earlier formats must stay readable.
-FORMAT = 2
+# Raise one when older versions cannot read the files; all earlier formats must stay readable.
 FORMATS: Mapping[OptimizerName, int] = {"adamw": 1, "dimuon": 2}
+FORMAT = max(FORMATS.values())
 STAGED_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.{STAGED}|\.(?P<old>.+)\.partial", re.DOTALL)
 TRIES = 100  # far more often than a checkpoint can be overwritten while it is linked
 PAUSE = 0.02  # seconds between tries: while the names are not exchanged at once, the folder is away

@@ -259,11 +259,10 @@ class SampleBatch:
         guessed = speculate(candidates, self._programs, self._guesses, is_known=not self._unanswered)
         if guessed is not None and self._unanswered:
             return  # what is drawn now decides what is likely to follow
-        is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
-        is_trial = guessed is not None and guessed.is_trial
-        least = least_steps(candidates)
-        steps = decode_steps(least, self._limits.decode_steps, is_hurried or is_trial)
         choice = guessed or choose(candidates, self._programs)
+        is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
+        is_hurried = is_hurried or choice.is_trial
+        steps = decode_steps(least_steps(candidates), self._limits.decode_steps, is_hurried)
         self._admission.missing.note_left_out({each.job: choice.left_out[each] for each in choice.left_out})
         choice.hand_out_guesses()
         in_shards = zip(self._shards, choice.chosen, strict=True)
