@@ -1,12 +1,13 @@
 """``spmd-tx train`` trains on a file of data, or on a reward, with a server that runs."""
 
+import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
@@ -16,6 +17,7 @@ from spmd_tx.cli import consoles
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
+from spmd_tx.protocol.commands import OptimizerName
 
 if TYPE_CHECKING:
     from spmd_tx.train.folder import RunFolder, RunPlace
@@ -24,9 +26,8 @@ if TYPE_CHECKING:
     from spmd_tx.train.session import TrainSession
 
 PATIENCE_SECONDS = 20.0  # for a server that is being started
-AGAIN = "the same command goes on from the last checkpoint"
 NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
-SHAPES = ("constant", "linear", "cosine")
+PACKAGES = ("tinker", "grain")
 SHOWN = ("loss", "accuracy", "reward", "eval/loss", "eval/accuracy", "eval/reward")  # beside the bar
 
 train = typer.Typer(
@@ -40,8 +41,13 @@ StartOption = Annotated[
     str | None, typer.Option("--from", help="Checkpoint whose weights to begin with: tinker://...")
 ]
 RankOption = Annotated[int, typer.Option(min=0, help="Rank of the adapter; 0 trains all weights.")]
-RateOption = Annotated[float, typer.Option(min=0, help="Learning rate of Adam, at the first step.")]
-ShapeOption = Annotated[str, typer.Option(help=f"Course of the learning rate: {', '.join(SHAPES)}.")]
+OptimizerOption = Annotated[OptimizerName, typer.Option(help="Optimizer; dimuon is for adapters alone.")]
+RateOption = Annotated[
+    float | None, typer.Option(min=0, help="Learning rate of the first step. Default: by the optimizer.")
+]
+ShapeOption = Annotated[
+    Literal["constant", "linear", "cosine"], typer.Option(help="Course of the learning rate.")
+]
 SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the adapter, of the order, and of answers.")]
 SaveEvery = Annotated[int, typer.Option(min=1, help="Steps between two checkpoints to go on from.")]
 EvalEvery = Annotated[int, typer.Option(min=1, help="Steps between two evaluations.")]
@@ -74,7 +80,8 @@ def sl(
         int | None, typer.Option(min=2, help="Tokens that are kept of a row. Default: the model's context.")
     ] = None,
     beta: Annotated[float, typer.Option(min=0, help="Of preferences: how much the base model holds.")] = 0.1,
-    learning_rate: RateOption = 3e-4,
+    optimizer: OptimizerOption = "adamw",
+    learning_rate: RateOption = None,
     schedule: ShapeOption = "linear",
     rank: RankOption = 32,
     seed: SeedOption = 0,
@@ -92,13 +99,17 @@ def sl(
     {"prompt": "...", "completion": "..."}; {"text": "..."}; or {"prompt": ...,
     "chosen": ..., "rejected": ...}, for direct preference optimization.
     """
+    _check_packages()
     from spmd_tx.train.folder import digest
     from spmd_tx.train.loop import Schedule
+    from spmd_tx.train.optimizers import OPTIMIZERS
     from spmd_tx.train.rows import read_rows
 
     rows, held_out = read_rows(data), read_rows(evaluate) if evaluate else []
     count = steps or max(1, round(epochs * len(rows) / batch_size))
-    plan = Schedule(count, learning_rate, _shape(schedule), save_every, eval_every)
+    chosen = OPTIMIZERS[optimizer]
+    rate = chosen.supervised_rate if learning_rate is None else learning_rate
+    plan = Schedule(count, chosen, rate, schedule, save_every, eval_every)
     settings = {"data": digest(data), "--batch-size": batch_size, "--max-length": max_length, "--beta": beta}
 
     def make(trainer: Any, renderer: "Renderer", folder: "RunFolder") -> "Kind":
@@ -121,7 +132,8 @@ def rl(
     group_size: Annotated[int, typer.Option(min=2, help="Answers to each prompt.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the answers.")] = 1.0,
-    learning_rate: RateOption = 4e-5,
+    optimizer: OptimizerOption = "adamw",
+    learning_rate: RateOption = None,
     schedule: ShapeOption = "constant",
     rank: RankOption = 32,
     seed: SeedOption = 0,
@@ -139,12 +151,16 @@ def rl(
     whose "prompt" is either; and reward(prompt, answer), which returns a
     number. EVAL_PROMPTS, if there are any, are answered greedily.
     """
+    _check_packages()
     from spmd_tx.train import environment as environments
     from spmd_tx.train.folder import digest
     from spmd_tx.train.loop import Schedule
+    from spmd_tx.train.optimizers import OPTIMIZERS
 
     loaded = environments.load(environment)
-    plan = Schedule(steps, learning_rate, _shape(schedule), save_every, eval_every)
+    chosen = OPTIMIZERS[optimizer]
+    rate = chosen.reinforcement_rate if learning_rate is None else learning_rate
+    plan = Schedule(steps, chosen, rate, schedule, save_every, eval_every)
     settings = {
         "environment": digest(environment),
         "--batch-size": batch_size,
@@ -174,12 +190,11 @@ def run(
     from spmd_tx.train.folder import RunFolder
     from spmd_tx.train.rendering import Renderer
 
-    session.check_packages()
     server, console = Server(job.url, job.api_key), consoles.console()
     with console.status(f"looking for {job.url}"):
         served = {each["model_name"]: each for each in _capabilities(server)["supported_models"]}
     model = session.choose_model(job.base_model, list(served))
-    beginning = session.Beginning(model, job.rank, job.seed, job.start)
+    beginning = session.Beginning(model, job.rank, job.seed, job.start, plan.optimizer)
     known = {
         **settings,
         "--base-model": model,
@@ -187,6 +202,7 @@ def run(
         "--rank": job.rank,
         "--seed": job.seed,
         "number of steps": plan.steps,
+        "--optimizer": plan.optimizer.name,
         "--learning-rate": plan.learning_rate,
         "--schedule": plan.shape,
     }
@@ -198,7 +214,7 @@ def run(
     if folder.place.step:
         console.print(f"going on with the run in {job.out} at step {folder.place.step} of {plan.steps}")
     client = session.TrainSession(job.url, job.api_key or NOBODY)
-    with _told_to(client), console.status(f"waiting for {job.url} to make an adapter of {model}"):
+    with _told_to(client, folder), console.status(f"waiting for {job.url} to make an adapter of {model}"):
         trainer = client.trainer(beginning, folder, {"out": str(job.out)})
         renderer = Renderer(trainer.get_tokenizer(), max_length or served[model].get("max_context_length"))
         kind = make(trainer, renderer, folder)
@@ -210,7 +226,7 @@ def run(
         with suppress(Unreachable):  # the SDK waits for the server; its console can do without this step
             server.ask(f"training_runs/{quote(name, safe='')}/metrics", {"step": step, "metrics": finite})
 
-    with _told_to(client), _showing(console, plan.steps, folder.place.step) as show:
+    with _told_to(client, folder), _showing(console, plan.steps, folder.place.step) as show:
 
         def each(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, metrics)
@@ -235,22 +251,26 @@ def _capabilities(server: Server) -> Any:
 
 
 @contextmanager
-def _told_to(client: "TrainSession") -> Iterator[None]:
+def _told_to(client: "TrainSession", folder: "RunFolder") -> Iterator[None]:
     """Tell the server why a run ends early, and the user in one line."""
     import tinker
+
+    def again() -> str:
+        place = "goes on from the last checkpoint" if folder.place.state else "begins it again"
+        return f"the same command {place}"
 
     try:
         yield
     except tinker.TinkerError as problem:
         told = getattr(problem, "body", None)
         reason = told.get("detail", problem) if isinstance(told, dict) else problem
-        raise StartError(f"the run ended: {reason}; {AGAIN}") from problem
+        raise StartError(f"the run ended: {reason}; {again()}") from problem
     except StartError as problem:
         client.close("errored", str(problem))
         raise
     except KeyboardInterrupt:
         client.close("interrupted")
-        raise StartError(f"interrupted; {AGAIN}") from None
+        raise StartError(f"interrupted; {again()}") from None
 
 
 @contextmanager
@@ -284,7 +304,10 @@ def _say_how_to_use(say: Callable[..., object], url: str, place: "RunPlace") -> 
     say(f"download: spmd-tx export {place.final} --help")
 
 
-def _shape(schedule: str) -> str:
-    if schedule not in SHAPES:
-        raise StartError(f"--schedule is {schedule!r}; it must be one of {', '.join(SHAPES)}")
-    return schedule
+def _check_packages() -> None:
+    """Raise StartError if a package is missing that only clients need."""
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise StartError(
+                f"this needs the package {package}; install it with: pip install 'spmd_tx[train]'"
+            )

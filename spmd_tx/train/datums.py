@@ -1,10 +1,8 @@
 """Makes the SDK's datums, and reads what comes back."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import tinker
 from tinker import types
 
 from spmd_tx.train.rendering import LearnedTokens
@@ -26,11 +24,6 @@ def policy_datum(learned: LearnedTokens, logprobs: Sequence[float], advantage: f
 def learned_logprobs(output: types.ForwardBackwardOutput, place: int, learned: LearnedTokens) -> np.ndarray:
     """Return the log-probabilities of a datum's learned tokens, float32 [count]."""
     return output.loss_fn_outputs[place]["logprobs"].to_numpy()[_learned(learned) > 0]
-
-
-def adam(trainer: tinker.TrainingClient, learning_rate: float) -> Any:
-    """Send an optimizer step; return the future."""
-    return trainer.optim_step(types.AdamParams(learning_rate=learning_rate))
 
 
 def _learned(learned: LearnedTokens) -> np.ndarray:

@@ -4,11 +4,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import tinker
 
 from spmd_tx.train.folder import RunFolder
+from spmd_tx.train.optimizers import TrainOptimizer
 
 StepMetrics = Mapping[str, float]
 WaitFor = Callable[[], StepMetrics]  # waits for what was sent
@@ -20,8 +21,8 @@ class Kind(Protocol):
 
     main: str  # metric to draw
 
-    def send(self, step: int, learning_rate: float) -> WaitFor:
-        """Send the requests of a step."""
+    def send(self, step: int, params: Any) -> WaitFor:
+        """Send the requests of a step, with the parameters of its optimizer."""
         ...
 
     def evaluate(self) -> WaitFor | None:
@@ -34,6 +35,7 @@ class Schedule:
     """How many steps there are, and what happens at which."""
 
     steps: int
+    optimizer: TrainOptimizer
     learning_rate: float
     shape: str  # constant, linear or cosine
     save_every: int  # steps
@@ -86,7 +88,7 @@ def train(
     if first == 0 and (evaluation := kind.evaluate()):
         later(0, evaluation)
     for step in range(first, schedule.steps):
-        later(step, kind.send(step, schedule.rate(step)))
+        later(step, kind.send(step, schedule.optimizer.params(learning_rate=schedule.rate(step))))
         done = step + 1
         if (done % schedule.eval_every == 0 or done == schedule.steps) and (evaluation := kind.evaluate()):
             later(step, evaluation)

@@ -4,13 +4,14 @@ Rafailov et al., 2023, arXiv:2305.18290, equation 7.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import tinker
 
 from spmd_tx import durable_files
-from spmd_tx.train.datums import adam, datum, learned_logprobs
+from spmd_tx.train.datums import datum, learned_logprobs
 from spmd_tx.train.folder import RunFolder
 from spmd_tx.train.loop import StepMetrics, WaitFor
 from spmd_tx.train.rendering import LearnedTokens
@@ -42,7 +43,7 @@ class Preferences:
         self._held_out = list(zip(held_out, reference[len(pairs) :], strict=True))
         self._batches = batches(list(zip(pairs, reference, strict=False)), size, seed)
 
-    def send(self, step: int, learning_rate: float) -> WaitFor:
+    def send(self, step: int, params: Any) -> WaitFor:
         """Look at a batch, then send the gradient of its loss as the weights of its tokens."""
         batch: list[Ratio] = self._batches[step]
         margins = self._beta * self._beyond_reference(batch)
@@ -53,13 +54,13 @@ class Preferences:
             for answer, weight in zip(pair, (push, -push), strict=True)
         ]
         gradient = self._trainer.forward_backward(data, "cross_entropy")
-        update = adam(self._trainer, learning_rate)
+        update = self._trainer.optim_step(params)
 
         def wait() -> StepMetrics:
             gradient.result()
             update.result()
             tokens = sum(answer.count for pair, _ in batch for answer in pair)
-            return {**_figures(margins), "tokens": tokens, "learning_rate": learning_rate}
+            return {**_figures(margins), "tokens": tokens, "learning_rate": params.learning_rate}
 
         return wait
 

@@ -13,7 +13,7 @@ import tinker
 from tinker import types
 
 from spmd_tx.errors import StartError
-from spmd_tx.train.datums import adam, policy_datum
+from spmd_tx.train.datums import policy_datum
 from spmd_tx.train.environment import RewardEnvironment, messages
 from spmd_tx.train.loop import StepMetrics, WaitFor
 from spmd_tx.train.rendering import Renderer, continued
@@ -62,13 +62,13 @@ class Reinforcement:
         self._drawing = drawing
         self._batches = batches(environment.prompts, drawing.prompts_per_step, drawing.seed)
 
-    def send(self, step: int, learning_rate: float) -> WaitFor:
+    def send(self, step: int, params: Any) -> WaitFor:
         """Draw and reward groups of answers, then send those whose group has a preference."""
         drawing = self._drawing
-        params = types.SamplingParams(
+        sampling = types.SamplingParams(
             max_tokens=drawing.max_tokens, temperature=drawing.temperature, seed=drawing.seed + step
         )
-        groups = self._draw(self._batches[step], drawing.group_size, params)
+        groups = self._draw(self._batches[step], drawing.group_size, sampling)
         answers = [answer for group in groups for answer in group]
         data = list[types.Datum]()
         for group in groups:
@@ -81,7 +81,7 @@ class Reinforcement:
         if data:  # else all answers of each group are worth the same
             sent = [
                 self._trainer.forward_backward(data, "importance_sampling"),
-                adam(self._trainer, learning_rate),
+                self._trainer.optim_step(params),
             ]
 
         def wait() -> StepMetrics:
@@ -96,7 +96,7 @@ class Reinforcement:
                     np.mean([len({answer.reward for answer in group}) == 1 for group in groups])
                 ),
                 "tokens": sum(lengths),
-                "learning_rate": learning_rate,
+                "learning_rate": params.learning_rate,
             }
 
         return wait

@@ -1,6 +1,5 @@
 """Connects to a server, and begins a run or goes on with one."""
 
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,17 +7,7 @@ from typing import Any, Literal
 
 from spmd_tx.errors import StartError
 from spmd_tx.train.folder import RunFolder
-
-PACKAGES = ("tinker", "grain")
-
-
-def check_packages() -> None:
-    """Raise StartError if a package is missing that only clients need."""
-    for package in PACKAGES:
-        if importlib.util.find_spec(package) is None:
-            raise StartError(
-                f"this needs the package {package}; install it with: pip install 'spmd_tx[train]'"
-            )
+from spmd_tx.train.optimizers import TrainOptimizer
 
 
 def choose_model(base_model: str | None, served: list[str]) -> str:
@@ -39,6 +28,7 @@ class Beginning:
     rank: int  # 0 trains all weights
     seed: int
     state: str | None  # path of a checkpoint whose weights to begin with
+    optimizer: TrainOptimizer
 
 
 class TrainSession:
@@ -61,10 +51,14 @@ class TrainSession:
             ).result()
         if beginning.state is not None:
             return self._service.create_training_client_from_state(
-                beginning.state, user_metadata=dict(metadata)
+                beginning.state, user_metadata=dict(metadata), optimizer=beginning.optimizer.config
             ).result()
         return self._service.create_lora_training_client(
-            beginning.base_model, rank=beginning.rank, seed=beginning.seed, user_metadata=dict(metadata)
+            beginning.base_model,
+            rank=beginning.rank,
+            seed=beginning.seed,
+            user_metadata=dict(metadata),
+            optimizer=beginning.optimizer.config,
         ).result()
 
     def forget(self, path: str) -> None:

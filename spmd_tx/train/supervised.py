@@ -6,7 +6,7 @@ from typing import Any
 import grain
 import tinker
 
-from spmd_tx.train.datums import adam, datum
+from spmd_tx.train.datums import datum
 from spmd_tx.train.loop import StepMetrics, WaitFor
 from spmd_tx.train.rendering import LearnedTokens
 
@@ -30,17 +30,17 @@ class Supervised:
         self._held_out = held_out
         self._batches = batches(sequences, batch_size, seed)
 
-    def send(self, step: int, learning_rate: float) -> WaitFor:
+    def send(self, step: int, params: Any) -> WaitFor:
         """Send a batch and its update. The metrics are of the weights before it."""
         batch = self._batches[step]
         gradient = self._trainer.forward_backward([datum(each) for each in batch], "cross_entropy")
-        update = adam(self._trainer, learning_rate)
+        update = self._trainer.optim_step(params)
 
         def wait() -> StepMetrics:
             loss = gradient.result().metrics["loss:sum"]
             update.result()
             tokens = sum(each.count for each in batch)
-            return {"loss": loss / tokens, "tokens": tokens, "learning_rate": learning_rate}
+            return {"loss": loss / tokens, "tokens": tokens, "learning_rate": params.learning_rate}
 
         return wait
 

@@ -1,9 +1,12 @@
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 
+from spmd_tx.protocol.commands import OptimizerName
 from spmd_tx.train.folder import RunFolder
 from spmd_tx.train.loop import Schedule, train
+from spmd_tx.train.optimizers import OPTIMIZERS
 
 
 @pytest.mark.parametrize(
@@ -11,8 +14,12 @@ from spmd_tx.train.loop import Schedule, train
     [("constant", [1, 1, 1, 1]), ("linear", [1, 0.75, 0.5, 0.25]), ("cosine", [1, 0.854, 0.5, 0.146])],
 )
 def test_the_learning_rate_falls_as_it_is_told(shape, rates):
-    schedule = Schedule(4, 1.0, shape, 1, 1)
+    schedule = Schedule(4, OPTIMIZERS["adamw"], 1.0, shape, 1, 1)
     assert [schedule.rate(step) for step in range(4)] == pytest.approx(rates, abs=1e-3)
+
+
+def test_the_optimizers_are_those_of_the_server():
+    assert tuple(OPTIMIZERS) == get_args(OptimizerName)
 
 
 class Recorded:
@@ -32,7 +39,7 @@ class Recorded:
 
         return wait
 
-    def send(self, step, learning_rate):
+    def send(self, step, params):
         return self._waited(step, {"loss": float(step)})
 
     def evaluate(self):
@@ -48,7 +55,7 @@ class Recorded:
 def test_a_step_is_sent_before_the_one_before_it_is_awaited(tmp_path):
     recorded, shown, forgotten = Recorded(), [], []
     folder = RunFolder(tmp_path, {})
-    schedule = Schedule(4, 1.0, "constant", save_every=2, eval_every=4)
+    schedule = Schedule(4, OPTIMIZERS["adamw"], 1.0, "constant", save_every=2, eval_every=4)
     train(recorded, recorded, schedule, folder, lambda step, _: shown.append(step), forgotten.append)
     events = recorded.events
     assert events.index("send 1") < events.index("wait 0")
@@ -61,6 +68,6 @@ def test_a_step_is_sent_before_the_one_before_it_is_awaited(tmp_path):
 def test_a_run_whose_last_words_are_missing_only_says_them(tmp_path):
     recorded, folder = Recorded(), RunFolder(tmp_path, {})
     folder.save(4, "step-000004")
-    train(recorded, recorded, Schedule(4, 1.0, "linear", 2, 2), folder, print, print)
+    train(recorded, recorded, Schedule(4, OPTIMIZERS["adamw"], 1.0, "linear", 2, 2), folder, print, print)
     assert recorded.events == ["send final", "wait final"]
     assert (folder.place.state, folder.place.final) == ("step-000004", "final")
