@@ -15,6 +15,7 @@ from spmd_tx.errors import StartError
 FIRST = ("reward", "loss:sum", "entropy:mean", "kl:mean", "unclipped_grad_l2:mean")  # of the columns
 MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
+LABELS = ("name", "group")  # that people give to runs
 CURVE_HEIGHT, CURVE_MARGIN, WIDEST_CURVE = 8, 16, 100
 LINES_BESIDE = CURVE_HEIGHT + 8  # of a page, besides the rows of steps
 BY_CLIENT = "steps as the client counts them:"
@@ -28,9 +29,11 @@ def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
     """Make a table of runs, with as many metrics as fit."""
     names = _columns(run["last"] for run in runs)[:LISTED]
     states = ["state"] if any(map(state, runs)) else []
+    labels = [label for label in LABELS if any(run.get(label) for run in runs)]
     rows = [
         [
             readable(run["id"]),
+            *(readable(run.get(label) or "") for label in labels),
             readable(run["owner"]),
             datetime.fromtimestamp(run["created_at"]).strftime("%m-%d %H:%M"),
             *(state(run) for _ in states),
@@ -39,10 +42,17 @@ def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
         ]
         for run in runs
     ]
-    return _fitting(["run", "owner", "created", *states, "steps", *map(readable, names)], rows, console)
+    return _fitting(
+        ["run", *labels, "owner", "created", *states, "steps", *map(readable, names)], rows, console
+    )
 
 
 def state(run: Mapping[str, Any]) -> str:
+    """Say that a run is archived, or that its client is silent."""
+    return "archived" if run.get("archived_at") is not None else silence(run)
+
+
+def silence(run: Mapping[str, Any]) -> str:
     """Say for how long the client of an open run has been silent; "" where that is nothing unusual."""
     seconds = run.get("silent_seconds")  # an older server does not tell it
     return "" if seconds is None else f"no heartbeat for {seconds:.0f} s"
@@ -135,7 +145,7 @@ def _fitting(headings: Sequence[str], rows: TableRows, console: Console) -> Tabl
 def _table(headings: Sequence[str], rows: TableRows) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
-        is_name = heading in ("run", "owner")
+        is_name = heading in ("run", *LABELS, "owner")
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
     for row in rows:
         table.add_row(*row[: len(headings)])

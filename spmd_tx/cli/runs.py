@@ -4,7 +4,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.console import Console, Group
@@ -14,9 +14,11 @@ from rich.text import Text
 from spmd_tx.cli import consoles, run_tables
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
+from spmd_tx.coordinator.wire.console.runs import RunSort
 from spmd_tx.errors import StartError
 
 EVERY_SECONDS = 2.0
+RUNS = "/console/api/runs"
 INFIX = ":train:"  # between the session and the number in the ID of a run
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, or the beginning of it.")]
@@ -26,12 +28,20 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 runs = typer.Typer(
     name="runs",
     no_args_is_help=True,
-    help="List training runs, and show their metrics, also while they train. See docs/sessions.md.",
+    help="List, show and rename training runs, also while they train. See docs/sessions.md.",
 )
 
 
 @runs.command("list")
 def list_runs(
+    search: Annotated[
+        str,
+        typer.Option(
+            help="Words that a run has in its ID, name, group, tags, metadata, base model or owner."
+        ),
+    ] = "",
+    sort: Annotated[RunSort, typer.Option(help="Order, the last or greatest first.")] = "created",
+    with_archived: Annotated[bool, typer.Option("--all", help="Show archived runs, too.")] = False,
     most: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs to show.")] = 20,
     as_json: Json = False,
     url: UrlOption = LOCAL,
@@ -39,13 +49,15 @@ def list_runs(
 ) -> None:
     """List training runs, the newest first, with the newest metrics."""
     server, listed, cursor = Server(url, api_key), [], 0
+    choice = {"search": search, "sort": sort, "archived": str(with_archived).lower()}
     while cursor is not None and len(listed) < most:
-        page = server.ask(f"/console/api/runs?limit={min(most - len(listed), 100)}&cursor={cursor}")
+        asked = urlencode(choice | {"limit": min(most - len(listed), 100), "cursor": cursor})
+        page = server.ask(f"{RUNS}?{asked}")
         listed, cursor = listed + page["runs"], page["next_cursor"]
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
     elif not listed:
-        typer.echo("there are no runs yet")
+        typer.echo(f"no run has {search!r}" if search else "there are no runs yet")
     else:
         console = consoles.console()
         console.print(run_tables.of_runs(listed, console))
@@ -68,8 +80,31 @@ def show(
         return
     console = consoles.console()
     console.print(run_tables.of_run(history.run, history.points, history.logged, metric, console))
-    if state := run_tables.state(server.ask(f"/console/api/runs/{quote(history.run, safe='')}")):
-        console.print(f"its session is open, but there is {state}")
+    if silence := run_tables.silence(server.ask(_route(history.run))):
+        console.print(f"its session is open, but there is {silence}")
+
+
+@runs.command()
+def change(
+    run: RunArgument,
+    name: Annotated[str | None, typer.Option(help='Name in lists; "" for the one of its client.')] = None,
+    group: Annotated[str | None, typer.Option(help='Group that it belongs to; "" for none.')] = None,
+    archived: Annotated[
+        bool | None, typer.Option("--archive/--restore", help="Leave it out of lists, or show it again.")
+    ] = None,
+    url: UrlOption = LOCAL,
+    api_key: ApiKeyOption = "",
+) -> None:
+    """Give a run another name or group in lists, or archive it. Nothing is deleted."""
+    asked = {"name": name, "group": group, "archived": archived}
+    given = {key: value for key, value in asked.items() if value is not None}
+    if not given:
+        raise StartError("there is nothing to change; give --name, --group, --archive or --restore")
+    server = Server(url, api_key)
+    body = {key: None if value == "" else value for key, value in given.items()}
+    changed = server.ask(_route(_whole(server, run)), body, method="PATCH")
+    console = consoles.console()
+    console.print(run_tables.of_runs([changed], console))
 
 
 @runs.command()
@@ -173,14 +208,18 @@ def _print_lines(server: Server, history: RunHistory) -> None:
                 printed = point["seq"]
 
 
+def _route(run: str) -> str:
+    return f"{RUNS}/{quote(run, safe='')}"
+
+
 def _whole(server: Server, beginning: str) -> str:
     """Return the ID of the run that begins so. Raises StartError when there is none, or more than one."""
     if INFIX in beginning:
         return beginning  # and the server says whether there is such a run
-    page = server.ask(f"/console/api/runs?limit=2&beginning={quote(beginning, safe='')}")
+    page = server.ask(f"{RUNS}?limit=2&beginning={quote(beginning, safe='')}")
     matching = [run["id"] for run in page["runs"] if run["id"].startswith(beginning)]
     if not matching or not beginning:
         raise StartError(f"there is no run {beginning!r}; spmd-tx runs list shows the IDs")
     if len(matching) > 1:
-        raise StartError(f"more than one run begins with {beginning!r}; give more of the ID")
+        raise StartError(f"{' and '.join(matching)} begin with {beginning!r}; give more of the ID")
     return matching[0]

@@ -44,15 +44,15 @@ class Server:
         self._opener = urllib.request.build_opener(*handlers)
         self._headers = {"X-Api-Key": api_key} if api_key else {}
 
-    def ask(self, route: str, body: object = None) -> Any:
+    def ask(self, route: str, body: object = None, method: str | None = None) -> Any:
         """Return the answer to a GET of a route, or to a POST of the body. Raises StartError.
 
-        Routes without a slash at their beginning are those of the Tinker API.
+        Routes without a slash at their beginning are those of the Tinker API. ``method`` may be another one.
         """
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         address = self._url + (route if route.startswith("/") else f"/api/v1/{route}")
-        answer = self.send(urllib.request.Request(address, data=data, headers=headers))
+        answer = self.send(urllib.request.Request(address, data=data, headers=headers, method=method))
         try:
             return json.loads(answer)
         except ValueError:

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -131,12 +132,12 @@ def _show_result(
     if complaint:
         lines.append(f"the demo failed: {complaint}")
     else:
-        again = f"spmd-tx serve --base-model {out / 'model'} --data-dir {out / 'server'}"
+        again = f"{program()} serve --base-model {out / 'model'} --data-dir {out / 'server'}"
         again += " --full-parameters" if options.full_parameters else ""
         lines += [
             "what next:",
             f"  {again}   # its console shows this run",
-            "  spmd-tx train sl data.jsonl   # a file of your own; see docs/train_command.md",
+            f"  {program()} train sl data.jsonl   # beside it, on a file of yours; docs/train_command.md",
             "  docs/examples/rl_demo.py   # the loop that has just run: copy it, and write your own reward",
         ]
     console.print("\n".join(lines), soft_wrap=True)
@@ -148,6 +149,12 @@ def _wait(console: Console, url: str) -> None:
     console.print(f"the server and its console stay open: {url}/console; Ctrl-C ends both", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
+
+
+def program() -> str:
+    """Return how a shell finds this program: by its name, or where it lies."""
+    path = Path(sys.argv[0])
+    return path.name if shutil.which(path.name) else str(path)
 
 
 def load_example() -> ModuleType:

@@ -25,6 +25,7 @@ class Stub:
         self.points = [point(step) for step in range(3)]
         self.runs = [{"id": RUN, "owner": "ada", "created_at": 0.0, "steps": 3, "last": {"loss:sum": 1.5}}]
         self.logged = []
+        self.changes, self.asked = [], {}
         self.looks = []  # what the next looks get instead: bytes, or a status
         self.key = None
         stub = self
@@ -39,6 +40,10 @@ class Stub:
                 self.end_headers()
                 self.wfile.write(body)
 
+            def do_PATCH(self):
+                stub.changes.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.do_GET()
+
             def log_message(self, *_):
                 pass
 
@@ -49,6 +54,7 @@ class Stub:
         if path.startswith("/console/api/runs/"):
             return json.dumps(self.runs[0]).encode()
         if path.startswith("/console"):
+            self.asked = parse_qs(path.partition("?")[2])
             return json.dumps({"runs": self.runs, "next_cursor": None}).encode()
         after = int(path.rpartition("=")[2])
         newer = [each for each in self.points if each["seq"] > after]
@@ -220,7 +226,7 @@ def test_a_run_is_named_by_the_beginning_of_its_id(stub, spmd_tx_runs, monkeypat
     [
         ([], "44", "there is no run '44'; spmd-tx runs list shows the IDs"),
         ([], "", "there is no run ''"),
-        ([{"id": "33a9ffff:train:0"}], "33a9", "more than one run begins with '33a9'; give more of the ID"),
+        ([{"id": "33a9ffff:train:0"}], "33a9", f"{RUN} and 33a9ffff:train:0 begin with '33a9'; give more"),
     ],
 )
 def test_a_beginning_that_names_no_single_run_is_refused(stub, spmd_tx_runs, others, beginning, complaint):
@@ -228,6 +234,42 @@ def test_a_beginning_that_names_no_single_run_is_refused(stub, spmd_tx_runs, oth
     code, output = spmd_tx_runs("show", beginning)
     assert (code, output.err.count("\n")) == (2, 1)
     assert complaint in output.err
+
+
+def test_a_list_is_searched_and_sorted_by_the_server(stub, spmd_tx_runs):
+    assert spmd_tx_runs("list", "--search", "a&b c", "--sort", "group", "--all")[0] == 0
+    asked = {name: values[0] for name, values in stub.asked.items()}
+    assert asked == {"search": "a&b c", "sort": "group", "archived": "true", "limit": "20", "cursor": "0"}
+    stub.runs = []
+    assert spmd_tx_runs("list", "--search", "x")[1].out == "no run has 'x'\n"
+
+
+def test_names_and_groups_are_shown_where_there_are_any(stub, spmd_tx_runs):
+    stub.runs[0] |= {"name": "a\x1bb", "group": None, "archived_at": 5.0}
+    heading, row = spmd_tx_runs("list")[1].out.splitlines()
+    assert heading.split()[:5] == ["run", "name", "owner", "created", "state"]
+    assert "a\N{REPLACEMENT CHARACTER}b" in row
+    assert "archived" in row
+
+
+@pytest.mark.parametrize(
+    "options, change",
+    [
+        (["--name", "best", "--group", ""], {"name": "best", "group": None}),
+        (["--archive"], {"archived": True}),
+        (["--restore"], {"archived": False}),
+    ],
+)
+def test_a_run_is_renamed_and_archived(stub, spmd_tx_runs, options, change):
+    code, output = spmd_tx_runs("change", RUN[:6], *options)
+    assert (code, stub.changes) == (0, [change])
+    assert RUN in output.out
+
+
+def test_a_change_says_what_to_change(stub, spmd_tx_runs):
+    code, output = spmd_tx_runs("change", RUN)
+    assert (code, stub.changes) == (2, [])
+    assert "give --name, --group, --archive or --restore" in output.err
 
 
 def test_a_client_that_is_silent_is_shown(stub, spmd_tx_runs):
