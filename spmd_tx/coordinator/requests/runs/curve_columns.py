@@ -90,8 +90,10 @@ class RunColumns:
         self._of_server: dict[str, _Column] = {}
         self._of_client: dict[str, _Column] = {}
         self._began = float("inf")
-        self._last_at: float | None = None
-        self._groups = self._trained = 0.0  # of the newest samples
+        self._last: MetricsPoint | None = None
+        self._groups = self._trained = (
+            0.0  # of the newest samples; no groups: nobody knows which have trained
+        )
 
     @property
     def size(self) -> int:
@@ -111,7 +113,7 @@ class RunColumns:
             for name, value in (point.metrics | self._derived(point)).items():
                 self._add(self._of_server, name, point.step, point.at, value)
             self._add_groups(point)
-            self.after, self._last_at = point.seq, point.at
+            self.after, self._last = point.seq, point
 
     def add_logged(self, points: Iterable[LoggedPoint]) -> None:
         """Add what a client has sent of its own steps, in the order of arrival."""
@@ -157,7 +159,8 @@ class RunColumns:
         tokens, loss = metrics.get(TOKENS), metrics.get(LOSS)
         if tokens and loss is not None:
             found[PER_TOKEN] = loss / tokens
-        seconds = 0.0 if self._last_at is None else point.at - self._last_at
+        last = self._last  # of a thinned run, it need not be the step before
+        seconds = 0.0 if last is None or point.step != last.step + 1 else point.at - last.at
         for name, total in ((SPEED, tokens), (SAMPLING_SPEED, metrics.get(SAMPLED))):
             if total is not None and seconds > 0:
                 found[name] = total / seconds
@@ -166,8 +169,10 @@ class RunColumns:
     def _add_groups(self, point: MetricsPoint) -> None:
         """Say which share of the newest groups has not trained. They may train in several steps."""
         groups, trained = point.metrics.get(GROUPS), point.metrics.get(TRAINED)
-        if groups:
-            self._groups, self._trained = groups, trained or 0.0
+        if groups and trained is None:
+            self._groups = 0.0
+        elif groups and trained is not None:
+            self._groups, self._trained = groups, trained
             share = max(0.0, 1 - self._trained / groups)
             self._add(self._of_server, NO_VARIANCE, point.step, point.at, share)
         elif trained and self._groups:

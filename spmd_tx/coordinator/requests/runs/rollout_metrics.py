@@ -2,7 +2,8 @@
 
 It knows samplers of weights that were saved without a name while this process runs, which are those of
 ``save_weights_and_get_sampling_client``. A group is two or more answers to one prompt from these weights,
-drawn since the step before. It trains when a sample of it gets an advantage, as provenance spans tell.
+drawn since the step before. It trains when a sample of it gets an advantage, as provenance spans tell. How
+many have trained is said only of models whose spans have named a sample of a group.
 """
 
 from collections import OrderedDict
@@ -36,13 +37,15 @@ class _Group:
 
 @dataclass
 class _Run:
-    """Counts for one model since its last step; but for ``steps``, which are those of this process."""
+    """Counts for one model since its last step; but for the first two, which are of this process."""
 
     steps: int = 0
+    is_traced: bool = False  # whether spans have named a sample of its groups
     tokens: int = 0  # that were sampled
     samples: int = 0  # requests that ended
     steps_of_samples: int = 0  # that their weights had, added up
-    answers: int = 0
+    answers: int = 0  # those with facts, here and below
+    answer_tokens: int = 0
     cut_off: int = 0
     groups: dict[int, _Group] = field(default_factory=dict)  # by prompt
     trained: int = 0  # groups
@@ -54,11 +57,12 @@ class _Run:
             known[SAMPLED] = float(self.tokens)
             known[LAG] = self.steps - self.steps_of_samples / self.samples
         if self.answers:
-            known[LENGTH], known[CUT_OFF] = self.tokens / self.answers, self.cut_off / self.answers
+            known[LENGTH] = self.answer_tokens / self.answers
+            known[CUT_OFF] = self.cut_off / self.answers
         groups = sum(group.answers > 1 for group in self.groups.values())
         if groups:
             known[GROUPS] = float(groups)
-        if groups or self.trained:
+        if self.is_traced and (groups or self.trained):
             known[TRAINED] = float(self.trained)
         return known
 
@@ -111,6 +115,7 @@ class RolloutMetrics:
         if not isinstance(drawn, DrawnFacts):
             return
         run.answers += drawn.answers
+        run.answer_tokens += outcome.spent.sampled
         run.cut_off += drawn.cut_off
         if drawn.prompt in run.groups or len(run.groups) < MOST_GROUPS:
             group = run.groups.setdefault(drawn.prompt, _Group())
@@ -123,9 +128,11 @@ class RolloutMetrics:
         run = self._run(model)
         for request_id, advantages in learned.advantages.items():
             of_model, group = self._groups.get(request_id, (None, None))
-            if of_model == model and group is not None and group.answers > 1 and not group.trains:
-                group.trains = any(advantages.values())
-                run.trained += group.trains
+            if of_model == model and group is not None and group.answers > 1:
+                run.is_traced = True
+                if not group.trains:
+                    group.trains = any(advantages.values())
+                    run.trained += group.trains
             before = self._advantages.pop((model, request_id), {})
             together = {**before, **advantages}
             self._advantages[model, request_id] = together
@@ -135,7 +142,7 @@ class RolloutMetrics:
 
     def _stepped(self, model: str, outcome: Finished) -> Finished:
         run = self._run(model)
-        self._runs[model] = _Run(run.steps + 1)
+        self._runs[model] = _Run(run.steps + 1, run.is_traced)
         known = run.metrics()
         return replace(outcome, metrics={**outcome.metrics, **known}) if known else outcome
 

@@ -42,11 +42,25 @@ def test_the_loss_per_token_and_both_speeds_are_derived():
 
 def test_groups_may_train_in_several_steps():
     names = "groups_sampled:sum", "groups_trained:sum"
-    values = (8, 2), (None, 4), (None, None), (4, None), (4, 4), (2, 3)
+    values = (8, 2), (None, 4), (None, None), (4, 0), (4, 4), (2, 3)
     columns = columns_of(
         *({name: float(n) for name, n in zip(names, each, strict=True) if n is not None} for each in values)
     )
     assert drawn(columns, "groups without variance") == ([0.0, 3.0, 4.0, 5.0], [0.25, 1.0, 0.0, 0.0])
+
+
+def test_groups_of_which_nobody_knows_what_became_of_them_have_no_share():
+    groups, trained = "groups_sampled:sum", "groups_trained:sum"
+    columns = columns_of({groups: 4.0}, {groups: 4.0, trained: 3.0}, {groups: 4.0}, {trained: 1.0})
+    assert drawn(columns, "groups without variance") == ([1.0], [0.25])
+
+
+def test_a_step_behind_a_gap_has_no_speed():
+    metrics = {"num_tokens:sum": 200.0, "sampled_tokens:sum": 50.0}
+    columns = RunColumns()
+    columns.add(MetricsPoint(step, step, 10.0 * step, metrics) for step in (0, 4, 8, 9))
+    assert drawn(columns, "tokens per second") == ([9.0], [20.0])
+    assert drawn(columns, "sampled tokens per second") == ([9.0], [5.0])
 
 
 def test_what_a_client_sends_later_counts_and_need_not_be_in_order():

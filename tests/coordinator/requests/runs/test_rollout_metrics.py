@@ -114,6 +114,26 @@ def test_a_group_trains_when_a_sample_of_it_gets_an_advantage(story):
     assert of_groups(story.step()) == (4.0, 2.0)
 
 
+def test_without_spans_no_step_says_how_many_groups_have_trained(story):
+    story.save("s:sample:0")
+    story.draw("a", 1, answers=2, tokens=8)
+    story.learn({})
+    assert of_groups(story.step()) == (1.0, None)
+    story.draw("b", 2, answers=2, tokens=8)
+    story.learn({"b": {0: 0.0, 1: 0.0}})
+    assert of_groups(story.step()) == (1.0, 0.0)
+    story.draw("c", 3, answers=2, tokens=8)  # its client leaves it out, as it has no variance
+    assert of_groups(story.step()) == (1.0, 0.0)
+
+
+def test_answers_without_facts_do_not_lengthen_the_others(story):
+    story.save("s:sample:0")
+    story.draw("a", 1, answers=2, tokens=8)
+    story.sample("s:sample:0", 100)
+    metrics = story.step()
+    assert (metrics[SAMPLED], metrics[LENGTH]) == (108.0, 4.0)
+
+
 def test_groups_that_train_in_a_later_step_count_there(story):
     story.save("s:sample:0")
     story.draw("a", 1, answers=2, tokens=8)
@@ -131,7 +151,7 @@ def test_another_model_changes_neither_groups_nor_advantages(story):
     story.learn({"a": {0: 1.0}}, model="other:train:0")
     assert story.rollouts.advantages(RUN, "a") == {}
     assert story.rollouts.advantages("other:train:0", "a") == {0: 1.0}
-    assert of_groups(story.step()) == (1.0, 0.0)
+    assert of_groups(story.step()) == (1.0, None)
 
 
 def test_only_the_newest_advantages_are_remembered(story, monkeypatch):
