@@ -8,6 +8,7 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import groupby
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.images.seen import SeenImages
@@ -22,7 +23,7 @@ from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loade
 from spmd_tx.coordinator.sampling.decode import decode_command, rows_of
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps, speculate
 from spmd_tx.coordinator.sampling.dispatch import Dispatch, before, failed
-from spmd_tx.coordinator.sampling.drawn import DrawnTokens
+from spmd_tx.coordinator.sampling.drawn import DrawnColumns, DrawnTokens
 from spmd_tx.coordinator.sampling.guesses import Guesses
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
@@ -286,7 +287,7 @@ class SampleBatch:
             for row, sample in rows_of(samples)
         ]
         self._speculates = guessed is not None
-        requests = frozenset(each.sample.job.request_id for each in drawn)
+        requests = frozenset(job.request_id for job in {each.sample.job for each in drawn})
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
@@ -312,33 +313,32 @@ class SampleBatch:
     def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         self._speculates = False
-        for each in drawn:
-            sample, job = each.sample, each.sample.job
-            if each.is_dropped:
-                continue
-            sample.outstanding -= each.count
-            if job.is_over or sample.stop_reason is not None or not each.count:
-                continue
-            try:
-                with self._at_work.on(job.request_id):
-                    each.extend(reply)
-                    self._listener(sample)
-            except BaseException as error:  # the text of a stop string, perhaps
-                self._finish(job, failed(job.request_id, error))
-                continue
-            if sample.stop_reason is None:
-                if sample.is_spoilt and sample.is_resident:
-                    self._leave(sample)
-                self._wait_again(sample)
-                continue
-            self._guesses.ended(sample)
-            if sample.is_resident:
-                self._leave(sample)
-            else:
-                self._shards[sample.shard].remember_what_is_left(sample)
-            if all(other.stop_reason is not None for other in job.samples):
-                self._finish(job, self._result(job))
+        columns = DrawnColumns(reply)
+        for job, of_job in groupby(drawn, key=lambda each: each.sample.job):
+            with self._at_work.on(job.request_id):
+                for each in of_job:
+                    self._absorb_drawn(each, columns)
         return self._take_ended()
+
+    def _absorb_drawn(self, drawn: DrawnTokens, columns: DrawnColumns) -> None:
+        sample, job = drawn.sample, drawn.sample.job
+        try:
+            if not drawn.take(columns):
+                return
+            self._listener(sample)
+        except BaseException as error:  # the text of a stop string, perhaps
+            return self._finish(job, failed(job.request_id, error))
+        if sample.stop_reason is None:
+            if sample.is_spoilt and sample.is_resident:
+                self._leave(sample)
+            return self._wait_again(sample)
+        self._guesses.ended(sample)
+        if sample.is_resident:
+            self._leave(sample)
+        else:
+            self._shards[sample.shard].remember_what_is_left(sample)
+        if all(other.stop_reason is not None for other in job.samples):
+            self._finish(job, self._result(job))
 
     def _absorb_prefill(self, written: list[_Written], reply: Reply) -> list[tuple[str, Outcome]]:
         for prefill, segment, row, is_scored in written:

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.grammar.guide import WORD
-from spmd_tx.coordinator.sampling.job import Sample
+from spmd_tx.coordinator.sampling.job import Sample, SampleJob
 from spmd_tx.coordinator.sampling.programs import DecodeShape
 from spmd_tx.coordinator.sampling.speculation.guess import Guess
 from spmd_tx.protocol.commands import DRAFT_TOKENS, STOP_TOKENS, Decode
@@ -31,7 +31,7 @@ def decode_command(
     program, rows = shape.program, shape.rows
     has_images = any(sample.job.sight for samples in chosen for sample in samples)
     count = rows * len(chosen)
-    pages: list[int] = []  # that come to rows, row after row
+    placed = [list(rows_of(samples, shard * rows)) for shard, samples in enumerate(chosen)]
     command = Decode(
         steps=steps,
         source=np.full(count, FRESH, np.int32),
@@ -57,15 +57,15 @@ def decode_command(
         depths=np.zeros(count, np.int32) if program.speculative else None,
         drafts=np.full((count, DRAFT_TOKENS), NO_DRAFT, np.int32) if program.speculative else None,
     )
-    masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
-    for shard, samples in enumerate(chosen):
-        for row, sample in rows_of(samples, shard * rows):
-            pages += _fill(command, row, sample, last_decode)
-            if program.masked and sample.is_masked:
-                _constrain(command, row, sample, masks)
-            if sample.guess is not None:
-                _follow(command, row, sample.guess)
+    _fill(command, [place for some in placed for place in some], last_decode)
+    pages = [page for some in placed for _, sample in some for page in _new_pages(sample, last_decode)]
     command = replace(command, pages=np.asarray(pages, np.int32))
+    masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
+    for row, sample in (place for some in placed for place in some):
+        if program.masked and sample.is_masked:
+            _constrain(command, row, sample, masks)
+        if sample.guess is not None:
+            _follow(command, row, sample.guess)
     if not program.masked:
         return command
     words = -(-vocab_size // WORD)
@@ -107,27 +107,54 @@ def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple
         command.mask_places[row, step], _ = masks.setdefault(id(mask), (len(masks), mask))
 
 
-def _fill(command: Decode, row: int, sample: Sample, last_decode: int) -> list[int]:
-    """Fill in a row; return the pages that come to it."""
-    job, placed = sample.job, 0
-    if sample.decode == last_decode and not sample.begins_anew:
-        command.source[row], placed = sample.row, sample.placed
-    else:
-        command.tokens[row] = sample.content[sample.next_position]
-    command.positions[row] = sample.next_position
-    command.remaining[row] = sample.steps_left
-    if command.forced is not None and sample.behind:
-        fed = sample.tokens[-sample.behind :][: command.steps]
-        command.forced[row, : len(fed)] = fed
-    command.slots[row] = sample.bank
+def _fill(command: Decode, placed: list[tuple[int, Sample]], last_decode: int) -> None:
+    """Fill in the rows of samples, one column after the other."""
+    if not placed:
+        return
+    rows, samples = np.asarray([row for row, _ in placed]), [sample for _, sample in placed]
+    _fill_for_jobs(command, rows, samples)
+    on_device = [_is_on_device(sample, last_decode) for sample in samples]
+    had = [sample.placed if is_there else 0 for sample, is_there in zip(samples, on_device, strict=True)]
+    for (row, sample), is_there in zip(placed, on_device, strict=True):
+        if not is_there:
+            command.tokens[row] = _next_token(sample)
+        if command.forced is not None and sample.behind:
+            fed = sample.tokens[-sample.behind :][: command.steps]
+            command.forced[row, : len(fed)] = fed
+    command.source[rows] = np.where(on_device, [sample.row for sample in samples], FRESH)
+    command.positions[rows] = [sample.next_position for sample in samples]
+    command.remaining[rows] = [sample.steps_left for sample in samples]
+    command.slots[rows] = [sample.bank for sample in samples]
+    command.seeds[rows] = np.asarray([sample.seeds for sample in samples], np.uint32)
+    command.page_places[rows] = had
+    command.page_counts[rows] = np.asarray([len(sample.pages) for sample in samples]) - had
     if command.states is not None:
-        command.states[row] = sample.state
-    if command.shifts is not None and job.sight is not None:
-        command.shifts[row] = job.sight.shift
-    command.seeds[row] = sample.seeds
-    command.temperatures[row] = job.temperature
-    command.top_k[row] = job.top_k
-    command.top_p[row] = job.top_p
-    command.stop_tokens[row] = job.rule.device_tokens
-    command.page_places[row], command.page_counts[row] = placed, len(sample.pages) - placed
-    return sample.pages[placed:]
+        command.states[rows] = [sample.state for sample in samples]
+
+
+def _fill_for_jobs(command: Decode, rows: np.ndarray, samples: list[Sample]) -> None:
+    """Fill in what all samples of a job have in common."""
+    numbers = dict[SampleJob, int]()
+    of_row = np.asarray([numbers.setdefault(sample.job, len(numbers)) for sample in samples])
+    command.temperatures[rows] = np.asarray([job.temperature for job in numbers], np.float32)[of_row]
+    command.top_k[rows] = np.asarray([job.top_k for job in numbers])[of_row]
+    command.top_p[rows] = np.asarray([job.top_p for job in numbers], np.float32)[of_row]
+    command.stop_tokens[rows] = np.asarray([job.rule.device_tokens for job in numbers])[of_row]
+    if command.shifts is not None:
+        shifts = [0 if job.sight is None else job.sight.shift for job in numbers]
+        command.shifts[rows] = np.asarray(shifts)[of_row]
+
+
+def _is_on_device(sample: Sample, last_decode: int) -> bool:
+    """Whether the last Decode has left the state of a sample's row."""
+    return sample.decode == last_decode and not sample.begins_anew
+
+
+def _next_token(sample: Sample) -> int:
+    prompt, position = sample.job.prompt, sample.next_position
+    return prompt[position] if position < len(prompt) else sample.tokens[position - len(prompt)]
+
+
+def _new_pages(sample: Sample, last_decode: int) -> list[int]:
+    """Return the pages that come to a sample's row."""
+    return sample.pages[sample.placed if _is_on_device(sample, last_decode) else 0 :]

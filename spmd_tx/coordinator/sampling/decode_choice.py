@@ -44,6 +44,8 @@ def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candida
     everybody = [sample for samples in candidates for sample in samples]
     if not everybody:
         return candidates
+    if not sampling.shapes.batch_invariant and not any(sample.job.is_lonely for sample in everybody):
+        return candidates
     first = min(everybody, key=lambda sample: (sample.decode, sample.age))
     alone = sampling.decode([[first]])
 
@@ -138,6 +140,6 @@ def least_steps(candidates: Candidates) -> int:
     Those with masks need as many as are likely to be allowed, in the row with the most of them.
     """
     everybody = [sample for samples in candidates for sample in samples]
-    least = [sample.steps_left for sample in everybody if not sample.is_masked]
-    masked = [sample.steps_wanted for sample in everybody if sample.is_masked]
+    least = [sample.steps_left for sample in everybody if sample.guide is None or not sample.is_masked]
+    masked = [sample.steps_wanted for sample in everybody if sample.guide is not None and sample.is_masked]
     return min([*least, max(masked)] if masked else least)

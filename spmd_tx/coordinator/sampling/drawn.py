@@ -13,7 +13,16 @@ from spmd_tx.errors import MeshError
 from spmd_tx.protocol.reports import Reply
 
 
-@dataclass(frozen=True)
+class DrawnColumns:
+    """Holds what a Decode's reply has for each of its columns, as lists."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.arrays = reply.arrays
+        self.tokens: list[list[int]] = reply.arrays["tokens"].T.tolist()
+        self.logprobs: list[list[float]] = reply.arrays["logprobs"].T.tolist()
+
+
+@dataclass(slots=True)
 class DrawnTokens:
     """Locates the tokens of one sample in a Decode's reply."""
 
@@ -44,24 +53,35 @@ class DrawnTokens:
         """Whether a token before these was refused."""
         return self.refusals != self.sample.refusals
 
-    def extend(self, reply: Reply) -> None:
-        """Give the sample its tokens. Raises MeshError if there are too few of a sample that goes on."""
-        job, arrays = self.sample.job, reply.arrays
-        drawn = self._places(arrays["tokens"])
-        known = [token for token in arrays["tokens"][drawn].tolist() if token >= 0]
+    def take(self, columns: DrawnColumns) -> bool:
+        """Give the sample its tokens, unless they are of no use; return whether it got any.
+
+        Raises MeshError if there are too few of a sample that goes on.
+        """
+        sample = self.sample
+        if self.is_dropped:
+            return False
+        sample.outstanding -= self.count
+        if sample.job.is_over or sample.stop_reason is not None or not self.count:
+            return False
+        self._extend(columns)
+        return True
+
+    def _extend(self, columns: DrawnColumns) -> None:
+        job, arrays = self.sample.job, columns.arrays
+        drawn, known, logprobs = self._places(columns)
         guide, drawn_count = self.sample.guide, len(known)
         if guide is not None:
             redrawn = arrays["redrawn"][drawn].tolist() if self.masks else ()
             known = known[: guide.take(known, self.masks, redrawn)]
-        drawn = _first(drawn, len(known))
+        places = _first(drawn, len(known))
         experts = arrays.get("experts")
-        tops = [arrays.get(name) for name in ("top_tokens", "top_logprobs")]
-        top = [array[drawn][:, : job.top] for array in tops if array is not None]
+        tops = [arrays[name] for name in ("top_tokens", "top_logprobs") if job.top and name in arrays]
         self.sample.extend(
             known,
-            arrays["logprobs"][drawn].tolist(),
-            None if experts is None else experts[drawn],
-            TopLogprobs(*top) if top else None,
+            logprobs[: len(known)],
+            None if experts is None else experts[places],
+            TopLogprobs(*[array[places][:, : job.top] for array in tops]) if tops else None,
         )
         job.passed_over = 0
         if self.sample.stop_reason is not None:
@@ -73,14 +93,21 @@ class DrawnTokens:
                 f"a Decode drew {len(known)} of {self.count} tokens for {job.request_id} without a stop token"
             )
 
-    def _places(self, tokens_KB: np.ndarray) -> tuple[Any, Any]:
-        """Return where in a reply's arrays the sample's tokens are: in which steps, and in which columns."""
+    def _places(self, columns: DrawnColumns) -> tuple[Any, list[int], list[float]]:
+        """Return where in a reply's arrays the sample's tokens are, the tokens, and their logprobs.
+
+        A place is in which steps, and in which columns.
+        """
         if self.guess is None:
-            return slice(self.skip, self.skip + self.count), self.column
-        own_KF = tokens_KB[:, self.column : self.column + 1 + self.guess.followers]
+            steps = slice(self.skip, self.skip + self.count)
+            tokens, logprobs = columns.tokens[self.column][steps], columns.logprobs[self.column][steps]
+            count = len(tokens) if tokens and tokens[-1] >= 0 else sum(token >= 0 for token in tokens)
+            return (steps, self.column), tokens[:count], logprobs
+        own_KF = columns.arrays["tokens"][:, self.column : self.column + 1 + self.guess.followers]
         self.guess.note(own_KF)
-        steps, columns = np.nonzero(own_KF >= 0)
-        return steps, self.column + columns
+        rows, followers = np.nonzero(own_KF >= 0)
+        drawn = rows, self.column + followers
+        return drawn, columns.arrays["tokens"][drawn].tolist(), columns.arrays["logprobs"][drawn].tolist()
 
 
 def _first(places: tuple[Any, Any], count: int) -> tuple[Any, Any]:

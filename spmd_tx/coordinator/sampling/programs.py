@@ -81,6 +81,7 @@ class SamplingPrograms:
     def decode(self, samples: Sequence[Sequence[Sample]]) -> ProgramShape:
         """Return the program for a Decode of the samples of each data shard."""
         everybody = [sample for each in samples for sample in each]
+        guided = [sample for sample in everybody if sample.guide is not None]
         rows = self.shapes.decode_block or self.shapes.rows_of_decode(max(map(len, samples)))
         rows *= self.shapes.shards
         used = len({sample.bank for sample in everybody})
@@ -88,8 +89,8 @@ class SamplingPrograms:
             step="decode",
             rows=rows,
             active=next(size for size in self.shapes.active_sizes(rows, self.bank_slots) if size >= used),
-            top=width(max(sample.job.top for sample in everybody), self.vocab_size),
-            masked=(is_masked := any(map(self.needs_masks, everybody))),
+            top=width(max(job.top for job in {sample.job for sample in everybody}), self.vocab_size),
+            masked=(is_masked := any(map(self.needs_masks, guided))),
             speculative=self.shapes.decodes_speculate and not is_masked,
         )
 

@@ -315,9 +315,11 @@ class Shard:
     def grow(self, sample: Sample, steps: int) -> bool:
         """Give a sample the pages that a Decode of ``steps`` steps may write; False if too few are free."""
         missing = pages_for(sample.last_position(steps) + 1, self._page_size) - len(sample.pages)
+        if missing <= 0:
+            return True
         if missing > self.pool.free:
             return False
-        sample.pages += self.pool.take(max(0, missing))
+        sample.pages += self.pool.take(missing)
         return True
 
     def drop_a_prompt(self) -> bool:

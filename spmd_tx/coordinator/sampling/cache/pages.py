@@ -36,8 +36,8 @@ class PagePool:
         """Return pages with one holder each; at least ``count`` must be free."""
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
         pages = [self._free.pop() if self._free else self._reuse() for _ in range(count)]
-        self._holders.update((page, 1) for page in pages)
         for page in pages:
+            self._holders[page] = 1
             self._takes[page] += 1
         return pages
 
@@ -108,13 +108,15 @@ class BlockKeys:
 
     def first(self, count: int, tokens: Sequence[int]) -> list[bytes]:
         """Return the keys of the first ``count`` pages. Earlier calls had the same tokens at the start."""
-        while len(self._keys) < count:
-            start = len(self._keys) * self._page_size
-            block = np.asarray(tokens[start : start + self._page_size], "<i4")
-            assert len(block) == self._page_size, f"page {len(self._keys)} is not full"
-            before = self._keys[-1] if self._keys else self.scope.encode()
-            digest = blake2b(block.tobytes(), key=blake2b(before).digest(), digest_size=DIGEST_BYTES)
-            self._keys.append(digest.digest())
+        size, first = self._page_size, len(self._keys)
+        if count <= first:
+            return self._keys[:count]
+        blocks = np.asarray(tokens[first * size : count * size], "<i4")
+        assert len(blocks) == (count - first) * size, f"page {count - 1} is not full"
+        before = self._keys[-1] if self._keys else blake2b(self.scope.encode()).digest()
+        for block in blocks.reshape(-1, size):
+            before = blake2b(before + block.tobytes(), digest_size=DIGEST_BYTES).digest()
+            self._keys.append(before)
         return self._keys[:count]
 
 

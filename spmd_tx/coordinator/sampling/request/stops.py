@@ -5,6 +5,7 @@ A sample ends with the first token that is a stop token or completes a stop stri
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
@@ -27,7 +28,7 @@ class StopRule:
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def device_tokens(self) -> list[int]:
         """As many stop tokens as the device can check, padded with -1."""
         checked = sorted(self.tokens)[:STOP_TOKENS]
@@ -59,10 +60,10 @@ class StopWatch:
 
     def end(self, tokens: Sequence[int]) -> int | None:
         """Return how many of the next tokens belong to the sample; None: all, and it continues."""
-        for count, token in enumerate(tokens, start=1):
-            if token in self._rule.tokens:
-                return self._string_end(tokens[:count]) or count
-        return self._string_end(tokens)
+        if self._rule.tokens.isdisjoint(tokens):
+            return self._string_end(tokens)
+        count = next(n for n, token in enumerate(tokens, start=1) if token in self._rule.tokens)
+        return self._string_end(tokens[:count]) or count
 
     def _string_end(self, tokens: Sequence[int]) -> int | None:
         if not self._rule.strings:
