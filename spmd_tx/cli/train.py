@@ -1,7 +1,9 @@
 """``spmd-tx train`` trains on a file of data, or on a reward, with a server that runs."""
 
+import importlib
 import importlib.util
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +19,7 @@ from spmd_tx.cli import consoles
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
+from spmd_tx.processes.interrupts import ended_by_interrupts
 from spmd_tx.protocol.commands import OptimizerName
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 20.0  # for a server that is being started
 NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
 PACKAGES = ("tinker", "grain")
+SLOW_TO_IMPORT = ("transformers.models.auto.tokenization_auto", "spmd_tx.train.kinds")
 SHOWN = ("loss", "accuracy", "reward", "eval/loss", "eval/accuracy", "eval/reward")  # beside the bar
 
 train = typer.Typer(
@@ -99,7 +103,7 @@ def sl(
     {"prompt": "...", "completion": "..."}; {"text": "..."}; or {"prompt": ...,
     "chosen": ..., "rejected": ...}, for direct preference optimization.
     """
-    _check_packages()
+    _import_packages()
     from spmd_tx.train.folder import digest
     from spmd_tx.train.loop import Schedule
     from spmd_tx.train.optimizers import OPTIMIZERS
@@ -151,7 +155,7 @@ def rl(
     whose "prompt" is either; and reward(prompt, answer), which returns a
     number. EVAL_PROMPTS, if there are any, are answered greedily.
     """
-    _check_packages()
+    _import_packages()
     from spmd_tx.train import environment as environments
     from spmd_tx.train.folder import digest
     from spmd_tx.train.loop import Schedule
@@ -304,10 +308,14 @@ def _say_how_to_use(say: Callable[..., object], url: str, place: "RunPlace") -> 
     say(f"download: spmd-tx export {place.final} --help")
 
 
-def _check_packages() -> None:
-    """Raise StartError if a package is missing that only clients need."""
+def _import_packages() -> None:
+    """Import what only clients need, before there is a session to end. Raises StartError if it is missing."""
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise StartError(
                 f"this needs the package {package}; install it with: pip install 'spmd_tx[train]'"
             )
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning advises installing PyTorch
+    with ended_by_interrupts():
+        for module in SLOW_TO_IMPORT:
+            importlib.import_module(module)

@@ -32,7 +32,7 @@ def load(path: Path) -> RewardEnvironment:
     sys.path.insert(0, str(path.parent))  # as for a script
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
+    except (Exception, SystemExit) as problem:
         raise StartError(f"{path} cannot be imported: {type(problem).__name__}: {problem}") from problem
     reward = getattr(module, "reward", None)
     if not callable(reward):

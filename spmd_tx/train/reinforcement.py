@@ -139,7 +139,7 @@ class Reinforcement:
             worth = float(self._environment.reward(prompt, answer))
         except Exception as problem:  # the user's code may raise anything
             raise StartError(
-                f"reward raises {type(problem).__name__} for the answer {answer[:200]!r}: {problem}"
+                f"reward raises {type(problem).__name__}: {problem}; the answer was {answer[:200]!r}"
             ) from problem
         if not np.isfinite(worth):
             raise StartError(f"reward is {worth} for the answer {answer[:200]!r}; it must be a finite number")

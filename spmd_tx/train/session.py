@@ -1,6 +1,5 @@
 """Connects to a server, and begins a run or goes on with one."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,9 +36,6 @@ class TrainSession:
     def __init__(self, url: str, api_key: str) -> None:
         import tinker
 
-        os.environ.setdefault(
-            "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-        )  # the warning advises installing PyTorch
         self._url, self._api_key = url, api_key
         self._service = tinker.ServiceClient(base_url=url, api_key=api_key)
 

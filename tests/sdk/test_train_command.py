@@ -217,5 +217,5 @@ def test_what_cannot_be_is_said_in_one_line(live_server, data, tmp_path):
         run(live_server, "sl", data, "--from", "tinker://none/weights/a", "--out", tmp_path / "b")
     environment = tmp_path / "environment.py"
     environment.write_text("PROMPTS = ['a']\ndef reward(prompt, answer): return {}[answer]")
-    with pytest.raises(StartError, match="reward raises KeyError for the answer"):
+    with pytest.raises(StartError, match=r"reward raises KeyError: .*; the answer was"):
         run(live_server, "rl", environment, "--batch-size", 1, "--max-tokens", 4, "--out", tmp_path / "c")

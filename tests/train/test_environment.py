@@ -25,6 +25,7 @@ def test_an_environment_may_import_what_lies_beside_it(tmp_path):
     [
         (None, "is no Python file; write one such as: PROMPTS"),
         ("1/0", "cannot be imported: ZeroDivisionError"),
+        ("raise SystemExit('no')", "cannot be imported: SystemExit: no"),
         ("PROMPTS = ['a']", r"has no function reward\(prompt, answer\)"),
         (REWARD, "has no PROMPTS"),
         (f"PROMPTS = ['a', 1]\n{REWARD}", r"prompt 1 of .* is '1'; it must be a string, a list of messages"),
