@@ -4,8 +4,10 @@ A column that grows long is halved: each pair of points becomes one, with the le
 the memory of a run is bounded, and no peak is lost.
 """
 
+import math
 import re
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -62,10 +64,14 @@ class _Column:
     def __len__(self) -> int:
         return len(self._values) // FIELDS
 
-    def add(self, step: float, at: float, value: float) -> None:
-        if len(self._values) == FIELDS * MOST_KEPT:
-            self._halve()
-        self._values.extend((step, at, value, value, value))
+    def add(self, values: list[float]) -> None:
+        """Add points: of each step, time, and three times its value."""
+        while values:
+            room = FIELDS * MOST_KEPT - len(self._values)
+            self._values.extend(values[:room])
+            values = values[room:]
+            if values:
+                self._halve()
 
     def replace_last(self, value: float) -> None:
         self._values[-3:] = array("d", (value, value, value))
@@ -108,20 +114,23 @@ class RunColumns:
 
     def add(self, points: Iterable[MetricsPoint]) -> None:
         """Add steps of the server, in their order, with what can be computed from them."""
+        news = defaultdict[str, list[float]](list)
         for point in points:
             self._began = min(self._began, point.at)
-            for name, value in (point.metrics | self._derived(point)).items():
-                self._add(self._of_server, name, point.step, point.at, value)
+            _gather(news, point, point.metrics)
+            _gather(news, point, self._derived(point))
             self._add_groups(point)
             self.after, self._last = point.seq, point
+        _add(self._of_server, news)
 
     def add_logged(self, points: Iterable[LoggedPoint]) -> None:
         """Add what a client has sent of its own steps, in the order of arrival."""
+        news = defaultdict[str, list[float]](list)
         for point in points:
             self._began = min(self._began, point.at)
-            for name, value in point.metrics.items():
-                self._add(self._of_client, name, point.step, point.at, value)
+            _gather(news, point, point.metrics)
             self.logged_after = point.number
+        _add(self._of_client, news)
 
     def curve(self, name: str, window: CurveWindow) -> RunCurve | None:
         """Return a metric within a window, and one point on both sides of it; None: it has none there."""
@@ -174,15 +183,26 @@ class RunColumns:
         elif groups and trained is not None:
             self._groups, self._trained = groups, trained
             share = max(0.0, 1 - self._trained / groups)
-            self._add(self._of_server, NO_VARIANCE, point.step, point.at, share)
+            _add(self._of_server, {NO_VARIANCE: [point.step, point.at, share, share, share]})
         elif trained and self._groups:
             self._trained += trained
             self._of_server[NO_VARIANCE].replace_last(max(0.0, 1 - self._trained / self._groups))
 
-    def _add(
-        self, columns: dict[str, _Column], name: str, step: float, at: float, value: float | None
-    ) -> None:
-        columns.setdefault(name, _Column()).add(step, at, float("nan") if value is None else value)
+
+def _gather(
+    news: dict[str, list[float]], point: MetricsPoint | LoggedPoint, metrics: Mapping[str, float | None]
+) -> None:
+    step, at = point.step, point.at
+    for name, value in metrics.items():
+        number = math.nan if value is None else value
+        news[name] += (step, at, number, number, number)
+
+
+def _add(columns: dict[str, _Column], news: Mapping[str, list[float]]) -> None:
+    for name, values in news.items():
+        if name not in columns:
+            columns[name] = _Column()
+        columns[name].add(values)
 
 
 def _rank(name: str) -> tuple[int, str]:
