@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # of this machine, which may trust more than the image
 NEEDED = ("buildah", "mmdebstrap")
 MINUTES = 60.0
+EXTRAS = os.environ.get("CONTAINER_EXTRAS", "")  # such as tpu: the image then computes on CPUs without TPUs
 
 
 def build(*arguments: object) -> str:
@@ -43,7 +44,8 @@ def base(tmp_path_factory):
 def image(base):
     trusted = ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro", "--env", f"PIP_CERT={CERTIFICATES}"]
     name = "localhost/spmd-tx-of-tests"
-    build("build", "--isolation", "chroot", "--build-arg", f"BASE={base}", *trusted, "--tag", name, ROOT)
+    chosen = ["--build-arg", f"BASE={base}", "--build-arg", f"EXTRAS={EXTRAS}"]
+    build("build", "--isolation", "chroot", *chosen, *trusted, "--tag", name, ROOT)
     yield name
     build("rmi", name)
 
