@@ -57,7 +57,8 @@ class Server:
         command = [*command, "serve"]
         for name, value in options.items():
             for each in value if isinstance(value, list) else [value]:
-                command += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
+                if each is not False:
+                    command += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **environment}
         with self.log_path.open("w") as log:

@@ -1,5 +1,7 @@
 """With weights in bfloat16, products are in bfloat16, and what is delicate is in float32."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,13 @@ import pytest
 from jax import lax
 from jax.extend.core import jaxprs_in_params
 
+from spmd_tx.models.declared.tower import PATCH_NUMBERS, Tower
+from spmd_tx.models.vision.tower_weights import sight
+from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.accelerator import keep_float32
 from spmd_tx.worker.steps.adamw import ADAMW, AdamWInputs
+from spmd_tx.worker.steps.images import make_encode_images
 from spmd_tx.worker.steps.optimizer import make_optim_step
 from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
@@ -80,6 +86,16 @@ def program(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.fixture(scope="module")
+def encoding(dummy):
+    """A tower with a deep merger."""
+    tower = Tower(depth=2, width=64, inner=96, heads=4, side=8, out=TINY.d_model, deep=(0,))
+    declared = sight(tower, 64, dummy.mesh, dummy.dtype)
+    step = make_encode_images(replace(TINY, tower=tower), dummy.mesh, *declared, Kernels())
+    pixels, grids = np.zeros((1, 256, PATCH_NUMBERS), np.uint8), np.full((1, 2), 16, np.int32)
+    return traced(step, dummy, declared, pixels, grids, np.arange(64, dtype=np.int32)[None])
+
+
 def equations(jaxpr):
     """Of a program and of all programs in it."""
     for equation in jaxpr.eqns:
@@ -102,6 +118,16 @@ def test_products_take_bfloat16(program):
     """One operand in float32 would make a GPU take ten times as long: on the backward pass, too."""
     products = [e for e in equations(program.jaxpr.jaxpr) if e.primitive.name == "dot_general"]
     assert len(products) > 10
+    assert {dtype for e in products for dtype in dtypes(e.invars)} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_the_tower_rounds_where_the_rest_does(encoding):
+    found = [(e.primitive.name, e) for e in equations(encoding.jaxpr.jaxpr)]
+    names = {name for name, _ in found}
+    assert {"exp", "rsqrt", "sin", "tanh", "erfc"} <= names, "the inspection sees all"
+    in_float32 = [e for name, e in found if name in DELICATE | {"erfc"}]
+    assert not [e for e in in_float32 if jnp.bfloat16 in dtypes(e.invars)]
+    products = [e for name, e in found if name == "dot_general"]
     assert {dtype for e in products for dtype in dtypes(e.invars)} == {jnp.dtype(jnp.bfloat16)}
 
 

@@ -94,14 +94,17 @@ class Dummy:
             kinds, per_token, per_token, per_row, per_row, per_token, per_token, per_token
         )
 
-    def decode_rows(self, rows: int, context: int, steps: int) -> tuple[RowState, np.ndarray, DecodeRows]:
-        """Return rows at the end of their context, with tables of their own pages in any order."""
+    def decode_rows(
+        self, sequences: int, context: int, steps: int, read: int = 1
+    ) -> tuple[RowState, np.ndarray, DecodeRows]:
+        """Return ``read`` rows of each sequence, near its context's end, and tables of its own pages."""
+        rows = sequences * read
         number = np.arange(rows, dtype=np.int32)
-        pages = 1 + np.random.default_rng(0).permutation(rows * context // PAGE).astype(np.int32)
+        pages = 1 + np.random.default_rng(0).permutation(sequences * context // PAGE).astype(np.int32)
         state = RowState(*(jnp.zeros(rows, jnp.int32) for _ in range(3)))
         return (
             state,
-            pages.reshape(rows, -1),
+            pages.reshape(sequences, -1).repeat(read, axis=0),
             DecodeRows(
                 source=np.full(rows, -1, np.int32),
                 tokens=number % self.model.vocab_size,

@@ -13,9 +13,11 @@ TITLES = {
     "attention": "Attention of one layer",
     "train": "Training, with its parts",
     "decode": "Decode, with its parts",
+    "speculation": "A decode that reads several tokens of each sequence, with its parts",
     "paged": "Attention of decode, one layer",
     "prefill": "Prefill, with its parts",
     "experts": "Experts of one layer",
+    "images": "One image through the vision tower",
     "draws": "Drawing tokens",
     "swap": "One adapter between its places",
 }

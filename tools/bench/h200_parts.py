@@ -2,46 +2,38 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from spmd_tx.models import sampling
 from spmd_tx.models.attention.packed_rows import IMPLEMENTATIONS, candidates
-from spmd_tx.models.attention.paged.attention import candidates as paged_candidates
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.tower import MERGED, PATCH, PATCH_NUMBERS, Tower
 from spmd_tx.models.experts.product import grouped_product
+from spmd_tx.models.vision.attention import candidates as image_candidates
+from spmd_tx.models.vision.tower_weights import sight
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.transfer import rows_to_devices
-from spmd_tx.worker.decode_ways import PLAIN, options_of
-from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests.attention import implementation, with_gradients
-from spmd_tx.worker.self_tests.verdict import worst_error
+from spmd_tx.worker.state import zeros
 from spmd_tx.worker.steps.adamw import ADAMW, AdamWInputs
 from spmd_tx.worker.steps.adapters import make_adapter_steps
+from spmd_tx.worker.steps.images import make_encode_images
 from spmd_tx.worker.steps.optimizer import make_optim_step
-from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import make_forward_backward
 from tests.support.kernels import kernels_here
 from tests.support.model_shapes import QWEN3_4B, QWEN3_8B, TINY
-from tools.bench import h200_checks
-from tools.bench.dummy import PAGE, Dummy
+from tools.bench import h200_checks, h200_sampling
+from tools.bench.dummy import Dummy, random_arrays
+from tools.bench.h200_scale import Scale, model_name
 from tools.bench.meter import Meter
-from tools.bench.paged import attend_paged
-from tools.bench.roofline import (
-    Ceilings,
-    decode_bytes,
-    decode_flops,
-    prefill_flops,
-    training_flops,
-)
+from tools.bench.roofline import training_flops
 
 LIBRARIES = (
     "jax",
@@ -52,27 +44,8 @@ LIBRARIES = (
     "nvidia-cudnn-cu12",
 )
 
-Choice = TypeVar("Choice")
 
-
-@dataclass(frozen=True)
-class Scale:
-    """Holds whether this is a real run, or one that only shows that everything works."""
-
-    is_dry: bool
-    ceilings: Ceilings
-    attention: str  # what the self-test has chosen
-    shard: tuple[int, int] = (0, 1)  # which of how many equal shares of a part's checks is this process's
-
-    def pick(self, full: Choice, tiny: Choice) -> Choice:
-        return tiny if self.is_dry else full
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return jnp.dtype(jnp.bfloat16)
-
-    def dummy(self, model: Model, slots: int = 4) -> Dummy:
-        return Dummy(self.pick(model, TINY), self.pick(32, 4), slots, self.dtype)
+QWEN3_5_TOWER = Tower(27, 1152, 4304, 16, 48, QWEN3_8B.d_model)
 
 
 def ceilings(meter: Meter, scale: Scale) -> None:
@@ -157,7 +130,7 @@ def _train_model(meter: Meter, scale: Scale, dummy: Dummy, length: int, kinds: l
         grad_sum = jax.tree.map(jnp.zeros_like, state.w)
         useful = scale.ceilings.seconds(tokens * training_flops(model, rank, length), 0)
         twice = scale.ceilings.seconds(tokens * training_flops(model, rank, length, twice=True), 0)
-        what = f"{_name(model)}, {rows} x {length}, remat {remat}, attention {name}"
+        what = f"{model_name(model)}, {rows} x {length}, remat {remat}, attention {name}"
         args = (dummy.base, state.w, grad_sum, state.scale, *batch)
         meter.measure(
             what,
@@ -169,132 +142,6 @@ def _train_model(meter: Meter, scale: Scale, dummy: Dummy, length: int, kinds: l
             by_part=True,
             full_remat_ceiling_tokens_per_second=tokens / twice,
         )
-
-
-def decode(meter: Meter, scale: Scale) -> None:
-    """Steps of continuous batching's decode, many per dispatch."""
-    steps = scale.pick(16, 4)
-    variants = [(QWEN3_8B, 64, 1024), (QWEN3_8B, 256, 1024), (QWEN3_8B, 64, 8192), (QWEN3_8B, 1, 1024)]
-    variants += [(QWEN3_4B, 64, 1024), (QWEN3_4B, 256, 1024)]
-    made: tuple[Model, Dummy] | None = None
-    for model, rows, context in scale.pick(variants, [(QWEN3_8B, 4, 128)]):
-        if made is None or made[0] is not model:
-            made = None
-            made = (model, scale.dummy(model))
-        dummy = made[1]
-        declared = dummy.declared_cache(rows, context)
-        step = make_decode(
-            dummy.model,
-            dummy.mesh,
-            dummy.declared_base,
-            dummy.declared_bank,
-            declared,
-            steps,
-            kernels=kernels_here(pages=_pages(dummy.model)),
-        )
-        moved = decode_bytes(dummy.model, dummy.rank, rows, context)
-        least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, rows, context), moved)
-        kinds = [("graphs", 1), (PLAIN, 1), ("graphs", 4)] if rows > 1 else [("graphs", 1)]
-        for way, active in scale.pick(kinds, [(PLAIN, 1)]):
-            (state, tables, drawn), (after, *_) = (dummy.decode_rows(rows, context, steps) for _ in range(2))
-            args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, tables, drawn)
-            meter.measure(
-                f"{_name(dummy.model)}, {rows} rows, context {context}, {active} adapter(s), {way}",
-                step,
-                *args,
-                np.arange(active, dtype=np.int32),
-                np.int32(0),
-                np.int32(steps),
-                floor=least,
-                tokens=rows,
-                per=steps,
-                carried=(2, 4),
-                by_part=way == PLAIN,
-                options=options_of(way),
-            )
-
-
-def _pages(model: Model) -> str:
-    return paged_candidates(kernels_here().platform, model.head_dim, PAGE, True)[0]
-
-
-def paged(meter: Meter, scale: Scale) -> None:
-    """One layer's attention of decode: the kernel, the reference, and cuDNN's own page tables."""
-    heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
-    for rows, context in scale.pick(((64, 1024), (256, 1024), (64, 8192)), ((4, 128),)):
-        pages = rows * context // PAGE
-        keys = jax.random.split(jax.random.key(0), 3)
-        shape = (layers, pages, PAGE, kv_heads * width)
-        pools = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:2])
-        # What an earlier owner left behind a row's last token may be infinite, and must not be seen.
-        order = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(rows, -1)
-        pools = tuple(pool.at[:, order[:, -1], PAGE // 2 :].set(jnp.inf) for pool in pools)
-        positions = np.full((rows, 1), context - PAGE // 2 - 1, np.int32)
-        q = jax.random.normal(keys[2], (rows, 1, heads, width), jnp.bfloat16)
-        args = (q, *pools, order, positions)
-        least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
-        want = np.asarray(paged_self_test.implementation(Kernels(pages="reference"), 0)(*args), np.float32)
-        names = scale.pick(("triton", "reference"), ("reference",))
-        ways = {name: paged_self_test.implementation(Kernels(pages=name), 0) for name in names}
-        for name, attend in (ways | {"cudnn": jax.jit(_cudnn)}).items():
-            what = f"{name}, {rows} rows, context {context}"
-            meter.measure(what, attend, *args, floor=least)
-            with meter.guard(what):
-                got = np.asarray(attend(*args), np.float32)
-                meter.row(f"{what}, error", error=float(worst_error(got, want)))
-
-
-def _cudnn(q: Array, keys: Array, values: Array, tables: Array, positions: Array) -> Array:
-    return attend_paged(q[:, 0], (keys, values), jnp.int32(paged_self_test.LAYER), tables, positions[:, 0])[
-        :, None
-    ]
-
-
-def prefill(meter: Meter, scale: Scale) -> None:
-    """Prompts into pages, without and with their log-probabilities."""
-    dummy = scale.dummy(QWEN3_8B)
-    for rows, length in scale.pick(((8, 2048), (2, 8192), (1, 512)), ((2, 128),)):
-        declared = dummy.declared_cache(rows, length)
-        packed, _ = dummy.batch(rows, length)
-        pages = 1 + np.arange(rows)[:, None] * (length // PAGE) + packed.positions // PAGE
-        batch = rows_to_devices(dummy.mesh, (packed, pages.astype(np.int32), None, None))
-        flops = rows * length * prefill_flops(dummy.model, dummy.rank, length)
-        for logprobs in (False, True):
-            step = make_prefill(
-                dummy.model,
-                dummy.mesh,
-                dummy.declared_base,
-                dummy.declared_bank,
-                declared,
-                logprobs=logprobs,
-                kernels=kernels_here(rows=scale.attention),
-            )
-            meter.measure(
-                f"{_name(dummy.model)}, {rows} x {length}" + (", with logprobs" if logprobs else ""),
-                step,
-                dummy.base,
-                dummy.bank(),
-                dummy.cache(declared),
-                *batch,
-                floor=scale.ceilings.seconds(flops, 0),
-                tokens=rows * length,
-                carried=(2,),
-                by_part=True,
-            )
-
-
-def draws(meter: Meter, scale: Scale) -> None:
-    """Drawing a token per row from logits, without filters and with them."""
-    vocabulary = scale.pick(151936, 512)
-    for rows in scale.pick((1, 64, 256), (4,)):
-        logits = 3.0 * jax.random.normal(jax.random.key(0), (rows, vocabulary))
-        number = np.arange(rows, dtype=np.int32)
-        seeds = np.stack([number, number], axis=1).astype(np.uint32)
-        one = np.ones(rows, np.float32)
-        least = scale.ceilings.seconds(0, logits.nbytes)
-        for what, top_k, top_p in (("all", -1, 1.0), ("top 50", 50, 1.0), ("top 50 and 0.9", 50, 0.9)):
-            args = (logits, seeds, number, one, np.full(rows, top_k, np.int32), np.float32(top_p) * one)
-            meter.measure(f"{rows} rows, {what}", jax.jit(sampling.draw), *args, floor=least, tokens=rows)
 
 
 def swap(meter: Meter, scale: Scale) -> None:
@@ -320,10 +167,6 @@ def swap(meter: Meter, scale: Scale) -> None:
 
 def _to_device(host: object) -> Callable[[object], object]:
     return partial(lambda host, _: jax.device_put(host), host)
-
-
-def _name(model: Model) -> str:
-    return {QWEN3_8B: "8B", QWEN3_4B: "4B"}.get(model, "tiny")
 
 
 def copies(meter: Meter, scale: Scale) -> None:
@@ -365,16 +208,37 @@ def experts(meter: Meter, scale: Scale) -> None:
         )
 
 
+def images(meter: Meter, scale: Scale) -> None:
+    """The vision tower of Qwen3.5-9B over one image, by each attention among its patches."""
+    small = replace(QWEN3_5_TOWER, depth=2, width=64, inner=96, heads=4, out=TINY.d_model)
+    tower = scale.pick(QWEN3_5_TOWER, small)
+    model = replace(scale.pick(QWEN3_8B, TINY), tower=tower)
+    mesh = make_mesh(1, 1, 1)
+    declared = sight(tower, 4096, mesh, scale.dtype)
+    w, pool = random_arrays(mesh, declared.tower), zeros(mesh, declared.pool)
+    names = image_candidates(jax.devices()[0].platform, True, True)
+    for side in scale.pick((32, 64, 128), (8,)):
+        patches = side * side
+        pixels = np.zeros((1, patches, PATCH_NUMBERS), np.uint8)
+        grids, rows = np.full((1, 2), side, np.int32), np.arange(patches // MERGED, dtype=np.int32)[None]
+        for name in names:
+            step = make_encode_images(model, mesh, *declared, kernels_here(images=name))
+            what, args = f"{side * PATCH} x {side * PATCH} pixels, {name}", (w, pool, pixels, grids, rows)
+            meter.measure(what, step, *args, carried=(1,))
+
+
 PARTS: dict[str, Callable[[Meter, Scale], None]] = {
     "copies": copies,
     "kernels": kernels,
     "ceilings": ceilings,
     "train": train,
-    "decode": decode,
-    "prefill": prefill,
+    "decode": h200_sampling.decode,
+    "speculation": h200_sampling.speculation,
+    "prefill": h200_sampling.prefill,
     "attention": attention,
-    "paged": paged,
+    "paged": h200_sampling.paged,
     "experts": experts,
-    "draws": draws,
+    "images": images,
+    "draws": h200_sampling.draws,
     "swap": swap,
 }

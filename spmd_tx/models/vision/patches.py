@@ -37,7 +37,10 @@ def resampled(table_SD: Float[Array, "S D"], side: int, grid: Grid, places: Plac
         (below_N, j_N, u_N * (1 - v_N)),
         (below_N, right_N, u_N * v_N),
     )
-    parts = [table_SD[row_N * side + column_N] * share_N[:, None] for row_N, column_N, share_N in corners]
+    parts = [
+        table_SD[row_N * side + column_N].astype(jnp.float32) * share_N[:, None]
+        for row_N, column_N, share_N in corners
+    ]
     return sum(parts[1:], start=parts[0]).astype(table_SD.dtype)
 
 

@@ -60,7 +60,7 @@ def encode(
         block = whole(tower.block, block)
         x_ND = attention(block, x_ND)
         h_ND = _norm(x_ND, block, "mlp_norm")
-        h_NF = jax.nn.gelu(_linear(h_ND, block, "up"), approximate=True)
+        h_NF = _gelu(_linear(h_ND, block, "up"), is_tanh=True)
         x_ND = x_ND + _linear(h_NF, block, "down")
         return (x_ND, lax.dynamic_update_index_in_dim(outputs_KND, x_ND, slot, 0)), None
 
@@ -124,7 +124,8 @@ def _norm(x: Array, w: Named[Array], name: str) -> Array:
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + EPS)
-    return (y * w[name][None] + w[f"{name}_bias"][None]).astype(x.dtype)
+    scale, shift = (w[each].astype(jnp.float32)[None] for each in (name, f"{name}_bias"))
+    return (y * scale + shift).astype(x.dtype)
 
 
 def _joined(x_ND: Array) -> Array:
@@ -133,4 +134,9 @@ def _joined(x_ND: Array) -> Array:
 
 
 def _merged(w: Named[Array], x_MI: Array) -> Array:
-    return _linear(jax.nn.gelu(_linear(x_MI, w, "up"), approximate=False), w, "down")
+    return _linear(_gelu(_linear(x_MI, w, "up"), is_tanh=False), w, "down")
+
+
+def _gelu(x: Array, *, is_tanh: bool) -> Array:
+    """Apply GELU (Hendrycks and Gimpel 2016), exactly or by tanh, in fp32."""
+    return jax.nn.gelu(x.astype(jnp.float32), approximate=is_tanh).astype(x.dtype)

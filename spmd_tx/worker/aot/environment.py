@@ -43,6 +43,7 @@ def check(devices: Devices) -> None:
 def prepare(devices: Devices) -> None:
     """Set the environment. JAX itself must see CPUs only, since it would look for the devices otherwise."""
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"  # as workers have it
     # XLA warns of memory that it would like to spare; what a program needs is in the report.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if devices.platform != "tpu":
