@@ -9,7 +9,7 @@ import re
 TURNS = re.compile(r"usually_(\d+)_turns\)*/while$")
 USUALLY_FALSE = "usually_false"  # the name of the scope in which such a lax.cond must be traced
 # JAX writes names of transformations around that of a scope: transpose(jvp(costs_...))
-COST = re.compile(r"costs_(\d+)_flops_(\d+)_bytes\)*/(?:[\w.\-]+/)?pallas_call$")
+COST = re.compile(r"costs_(\d+)_flops_(\d+)_bytes\)*/(?:[\w.\-]+/)?(?:pallas_call|mpmd_map)$")
 
 
 def usual_turns(turns: int) -> str:

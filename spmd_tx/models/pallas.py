@@ -1,7 +1,7 @@
 """What Pallas kernels have in common: their calls, results, blocks, and products with sums in fp32."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,29 +11,65 @@ from jax.typing import DTypeLike
 
 from spmd_tx.hlo.hints import costs
 
+WARPS = 4  # of a program, which Mosaic GPU calls a warpgroup; their threads divide every vector among them
+THREADS = 32 * WARPS
 
-def triton_call(
-    kernel: Any, *, interpret: bool, warps: int, stages: int | None = None, **options: Any
-) -> Callable[..., Any]:
-    """Return the call of a kernel on NVIDIA GPUs, or with ``interpret`` as a plain XLA program.
 
-    ``options`` are those of pl.pallas_call.
+def run_triton(
+    kernel: Any, arrays: Sequence[Array], flops: int, moved: int, *, warps: int, **options: Any
+) -> Any:
+    """Run a kernel on NVIDIA GPUs that does so many operations, and moves so many bytes.
+
+    ``options`` are those of pl.pallas_call, and ``stages``, how far a loop reads ahead; with ``interpret`` it
+    runs as a plain XLA program. Unless they say otherwise, every program sees whole arrays.
     """
     from jax.experimental.pallas import triton as plgpu
 
-    parameters = None if interpret else plgpu.CompilerParams(num_warps=warps, num_stages=stages)
-    return pl.pallas_call(kernel, compiler_params=parameters, interpret=interpret, **options)
-
-
-def run_triton(kernel: Any, arrays: Sequence[Array], flops: int, moved: int, **options: Any) -> Any:
-    """Run a kernel that does so many operations, and moves so many bytes; ``options`` as in triton_call.
-
-    Unless they say otherwise, every program sees whole arrays.
-    """
+    parameters = plgpu.CompilerParams(num_warps=warps, num_stages=options.pop("stages", None))
     options.setdefault("in_specs", [all_of(array.shape) for array in arrays])
     options.setdefault("out_specs", jax.tree.map(lambda each: all_of(each.shape), options["out_shape"]))
+    parameters = None if options["interpret"] else parameters
     with jax.named_scope(costs(flops, moved)):
-        return triton_call(kernel, **options)(*arrays)
+        return pl.pallas_call(kernel, compiler_params=parameters, **options)(*arrays)
+
+
+class OnGpu(NamedTuple):
+    """Holds what GPUs run in several programs, which read from main memory as they go."""
+
+    grid: tuple[int, ...]
+    out_shape: jax.ShapeDtypeStruct
+    flops: int
+    moved: int  # bytes
+    name: str
+
+
+def run_on_gpu(language: str, kernel: Any, arrays: Sequence[Array], what: OnGpu, *, interpret: bool) -> Array:
+    """Run a kernel in Pallas' "mosaic_gpu" or "triton", by programs of four warps.
+
+    It gets its program's place in the grid, and references to arrays and the result. ``interpret`` is that of
+    Kernels.
+    """
+    if language == "triton" or interpret:
+
+        def at_its_place(*refs: Any) -> None:
+            kernel(tuple(pl.program_id(axis) for axis in range(len(what.grid))), *refs)
+
+        options: Any = {"grid": what.grid, "out_shape": what.out_shape, "name": what.name, "warps": WARPS}
+        return run_triton(at_its_place, arrays, what.flops, what.moved, interpret=interpret, **options)
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    axes = tuple(f"grid_{axis}" for axis in range(len(what.grid)))
+
+    def placed(*refs: Any) -> None:
+        kernel(tuple(lax.axis_index(axis) for axis in axes), *refs)
+
+    placed.__name__ = what.name
+    found = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)  # layouts
+    options = {"grid": what.grid, "grid_names": axes, "compiler_params": found}
+    with jax.named_scope(costs(what.flops, what.moved)):
+        result = plgpu.kernel(placed, out_type=what.out_shape, **options)(*arrays)
+    differs = tuple(what.out_shape.manual_axis_type.varying)  # between devices, which Mosaic GPU does not say
+    return lax.pcast(result, differs, to="varying") if differs else result
 
 
 def all_of(shape: tuple[int, ...]) -> pl.BlockSpec:

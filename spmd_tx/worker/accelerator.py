@@ -20,7 +20,7 @@ from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.vision import attention as vision
-from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
+from spmd_tx.protocol.kernels import Kernels, Platform, products_of
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.decode_ways import PLAIN, ways_for
 from spmd_tx.worker.kernel_choices import settle
@@ -139,7 +139,7 @@ def expert_sizes_of(setup: Setup, model: Model, platform: Platform, device: int)
     packed = [each.kept for each in model.packed if each.experts]
     linear = model.stateful
     return ExpertSizes(
-        [PALLAS[platform], "reference"],
+        products_of(platform),
         experts=2 if mixture is None else mixture.experts // setup.ep,
         width=model.d_model,
         inner=(model.d_ff if mixture is None else mixture.width) // setup.tp,

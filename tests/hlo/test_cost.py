@@ -367,12 +367,13 @@ def test_a_loop_of_data_runs_as_often_as_its_author_tells():
     assert len(cost.unknown_loops) == 1, "the inner one"
 
 
+@pytest.mark.parametrize("ending", ["pallas_call", "mpmd_map"], ids=["Triton", "Mosaic GPU"])
 @pytest.mark.parametrize("around", ["{}", "transpose(jvp({}))"])
-def test_a_kernel_costs_what_its_author_tells(around):
+def test_a_kernel_costs_what_its_author_tells(around, ending):
     scope = around.format(costs(123, 456))
     call = (
         '%x = f32[64]{0} parameter(0) ROOT %y = f32[64]{0} custom-call(%x), custom_call_target="kernel", '
-        f'metadata={{op_name="jit(f)/{scope}/name/pallas_call"}}'
+        f'metadata={{op_name="jit(f)/{scope}/name/{ending}"}}'
     )
     cost = cost_of(module("\n" + call.replace(" ROOT", "\n ROOT") + "\n"))
     assert (cost.flops, cost.bytes) == (123, 456)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.models.declared.tower import Tower
-from spmd_tx.protocol.kernels import Kernels, references
+from spmd_tx.protocol.kernels import PRODUCTS, Kernels, references
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker import accelerator, kernel_choices, xla_flags
 from spmd_tx.worker.accelerator import prepare_accelerator
@@ -44,7 +44,7 @@ SETUP = Setup(
 )
 
 
-FASTEST = Kernels("gpu", "triton", "triton", "triton")
+FASTEST = Kernels("gpu", "triton", "triton", "mosaic_gpu")
 MIXED = Kernels("gpu", "triton", "reference", "reference")
 REFERENCE_OF_PAGES = {"cpu": "row_by_row", "gpu": "reference"}
 
@@ -59,7 +59,8 @@ class FakeGpu:
     def __call__(self, flags, sizes):
         if isinstance(sizes, ExpertSizes):
             wrong = "the product is off by 1" if "product" in self.wrong else None
-            return Ended(0, [Verdict("triton", wrong), Verdict("reference", None)], "")
+            kernels = [Verdict(name, wrong) for name in PRODUCTS["gpu"]]
+            return Ended(0, [*kernels, Verdict("reference", None)], "")
         self.runs.append((list(flags), sizes.implementations))
         if known := [flag for flag in flags if flag in self.unknown]:
             return Ended(1, [], f"F0101 parse_flags: Unknown flags in XLA_FLAGS: {' '.join(known)}\n")
@@ -201,7 +202,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     tried.clear()
     here = msgspec.structs.replace(SETUP, compilation_cache=str(tmp_path / "another"))
     setup = prepare_accelerator(here, [3, 4], lambda _: None)
-    assert setup.kernels == Kernels("gpu", "triton", "triton", "triton", "graphs and one-shot")
+    assert setup.kernels == Kernels("gpu", "triton", "triton", "mosaic_gpu", "graphs and one-shot")
     ours = [*xla_flags.REPRODUCIBLE, *xla_flags.COMPUTED_ONCE, xla_flags.OVERLAPPED[0]]
     assert os.environ["XLA_FLAGS"].split() == [*ours, "--xla_of_the_user=1"]
     assert os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5"
@@ -213,7 +214,8 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     assert "decode by 'graphs and one-shot' is not used: output is off by 1" in caplog.text
     assert "attention 'triton' is not used: output is off by 1" in caplog.text
     assert "paged attention 'triton' is not used: output is off by 1" in caplog.text
-    assert "products and sums 'triton' is not used: the product is off by 1" in caplog.text
+    for name in PRODUCTS["gpu"]:
+        assert f"products and sums {name!r} is not used: the product is off by 1" in caplog.text
 
 
 def test_a_flag_of_the_user_replaces_ours(monkeypatch):

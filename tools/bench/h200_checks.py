@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from spmd_tx.models.attention.kv_cache import KvCache, write
 from spmd_tx.models.attention.paged.attention import candidates
-from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
+from spmd_tx.protocol.kernels import Kernels, Platform, products_of
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests import products as expert_self_test
 from spmd_tx.worker.self_tests.attention import AttentionSizes, implementation, problem_in_sight, problem_of
@@ -148,7 +148,7 @@ def checks_of(platform: Platform, attentions: list[str], is_small: bool) -> dict
             check = partial(paged_self_test.problem_of, Kernels(pages=name), sizes)
             found[f"pages, {what}, {name}"] = check
     for what, sizes in _of_products(is_small).items():
-        for name in dict.fromkeys((PALLAS.get(platform, "reference"), "reference")):
+        for name in products_of(platform):
             for kernel, check in expert_self_test.checks_of(Kernels(products=name), sizes).items():
                 found[f"{what}, {kernel}, {name}"] = check
     return found

@@ -7,13 +7,14 @@ Dimension key: B row, S slot, R maximum rank, W width, C columns of a block.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from spmd_tx.models.pallas import all_of, output, triton_call
+from spmd_tx.models.pallas import THREADS, OnGpu, output, power_in, run_on_gpu
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 
@@ -41,41 +42,50 @@ def _reference(grad_BRW: Array, slots_B: Array, slots: int, _: bool) -> Array:
     return lax.scan(add_row, nothing, (slots_B, grad_BRW))[0]
 
 
-def _triton(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
-    """Add on GPUs: a program reads the rows of one slot, some columns of them."""
-    from jax.experimental.pallas import triton as plgpu
+def _mosaic_gpu(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
+    """Add on GPUs from Hopper on. Too few columns for a program's threads are left to Triton."""
+    language = "triton" if _columns(grad_BRW) < THREADS else "mosaic_gpu"
+    return _on_gpu(language, grad_BRW, slots_B, slots, interpret)
 
-    rows, width = grad_BRW.shape[0], grad_BRW.shape[1] * grad_BRW.shape[2]
-    columns = min(COLUMNS, width & -width)  # powers of two
-    together = min(ROWS_AT_ONCE, rows & -rows)
 
-    def kernel(slots_ref: Any, grad_ref: Any, sum_ref: Any) -> None:
-        own, part = pl.program_id(0), pl.ds(pl.program_id(1) * columns, columns)
+def _columns(grad_BRW: Array) -> int:
+    """Return how many columns a program of a GPU adds: a power of two."""
+    return min(COLUMNS, power_in(grad_BRW.size // grad_BRW.shape[0]))
+
+
+def _on_gpu(language: str, grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
+    """Add on NVIDIA GPUs: a program reads the rows of one slot, some columns of them."""
+    rows, columns = grad_BRW.shape[0], _columns(grad_BRW)
+    grad_BW = grad_BRW.reshape(rows, -1)
+    together = min(ROWS_AT_ONCE, power_in(rows))
+
+    def kernel(at: Any, slots_ref: Any, grad_ref: Any, sum_ref: Any) -> None:
+        own, part = at[0], pl.ds(at[1] * columns, columns)
 
         def add(turn: Any, sum_C: Array) -> Array:
-            found = []
+            found = list[tuple[Array, Array]]()
             for place in range(together):
                 row = turn * together + place
-                is_own = jnp.full((columns,), slots_ref[row] == own)
-                found.append(plgpu.load(grad_ref.at[row, part], mask=is_own, other=0.0))
-            for grad_C in found:
-                sum_C += grad_C.astype(jnp.float32)
+                is_own = slots_ref[row] == own
+                # Instead of another slot's row, which is not added, it reads one that is in its cache.
+                found.append((is_own, grad_ref[jnp.where(is_own, row, 0), part]))
+            for is_own, grad_C in found:
+                sum_C += jnp.where(jnp.full(columns, is_own), grad_C.astype(jnp.float32), nothing_C)
             return sum_C
 
-        sum_ref[...] = lax.fori_loop(0, rows // together, add, jnp.zeros((columns,), jnp.float32))
+        nothing_C = jnp.zeros(columns, jnp.float32)
+        sum_ref[own, part] = lax.fori_loop(0, rows // together, add, nothing_C)
 
-    call = triton_call(
-        kernel,
-        interpret=interpret,
-        warps=4,
-        out_shape=output((slots, width), jnp.float32, grad_BRW),
-        grid=(slots, width // columns),
-        in_specs=[all_of(slots_B.shape), all_of((rows, width))],
-        out_specs=pl.BlockSpec((None, columns), lambda slot, part: (slot, part)),
-        cost_estimate=_cost(grad_BRW, slots),
+    cost = _cost(grad_BRW, slots)
+    what = OnGpu(
+        grid=(slots, grad_BW.shape[1] // columns),
+        out_shape=output((slots, grad_BW.shape[1]), jnp.float32, grad_BRW),
+        flops=cost.flops,
+        moved=cost.bytes_accessed,
         name="row_sums",
     )
-    return call(slots_B, grad_BRW.reshape(rows, width)).reshape(slots, *grad_BRW.shape[1:])
+    sum_SW = run_on_gpu(language, kernel, (slots_B, grad_BW), what, interpret=interpret)
+    return sum_SW.reshape(slots, *grad_BRW.shape[1:])
 
 
 def _mosaic(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Array:
@@ -112,7 +122,12 @@ def _mosaic(grad_BRW: Array, slots_B: Array, slots: int, interpret: bool) -> Arr
     return call(slots_B, grad_BRW)
 
 
-IMPLEMENTATIONS: dict[str, RowSums] = {"mosaic": _mosaic, "triton": _triton, "reference": _reference}
+IMPLEMENTATIONS: dict[str, RowSums] = {
+    "mosaic": _mosaic,
+    "mosaic_gpu": _mosaic_gpu,
+    "triton": partial(_on_gpu, "triton"),
+    "reference": _reference,
+}
 
 
 def _cost(grad_BRW: Array, slots: int) -> pl.CostEstimate:

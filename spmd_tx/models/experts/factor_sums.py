@@ -49,7 +49,7 @@ def add_in_order(sums: Pieces, parts: Pieces, group_N: Array) -> Pieces:
 def reads_in_place(kernels: Kernels, block: int, pieces: Pieces) -> bool:
     """Say whether blocks are multiplied by the factors of their groups where these stand, without copies."""
     widths = (power_in(width) for factor in pieces.values() for width in factor.shape[-2:])
-    return kernels.products == "triton" and min(block, *widths) >= LEAST
+    return kernels.has_gpu_products and min(block, *widths) >= LEAST
 
 
 def times(kernels: Kernels, narrows: bool, x_NJI: Array, factor: Array, group_N: Array | None) -> Array:
@@ -98,7 +98,7 @@ block_product.defvjp(_forward, _backward)
 
 def add_by_group(kernels: Kernels, sums_GQI: Array, low_NJQ: Array, wide_NJI: Array, spans: Spans) -> Array:
     """Add each block's product of ranks and widths to its group's sum, fp32."""
-    is_kernel = kernels.products == "triton" and _columns(wide_NJI) >= LEAST
+    is_kernel = kernels.has_gpu_products and _columns(wide_NJI) >= LEAST
     run = partial(_triton, kernels.interpret) if is_kernel else _xla
     return run(sums_GQI, low_NJQ, wide_NJI, spans)
 

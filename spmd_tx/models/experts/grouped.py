@@ -162,7 +162,7 @@ def _inputs(how: Grouping, pieces: Pieces, h_RTD: Array, token_P: Array, is_pair
     if "input" not in pieces:
         widths += [pieces["gate"].shape[-2]] * 2
     ends = list(accumulate(widths))
-    if how.kernels.products != "triton":
+    if not how.kernels.has_gpu_products:
         x_PD = jnp.where(is_pair_P[:, None], flat_WD[token_P], 0)
         return jnp.split(x_PD, ends, axis=1)[: len(widths)]
     parts = (slice(end - width, end) for width, end in zip(widths, ends, strict=True))
@@ -313,7 +313,7 @@ def _factors(pieces: Pieces) -> Factors:
 
 def _sum_of_choices(how: Grouping, y_WD: Array, place: Layout) -> Array:
     """Add what stands at the places of each token's pairs, in their order and in fp32."""
-    if how.kernels.products == "triton":
+    if how.kernels.has_gpu_products:
         place_TC = place.place_RTC.reshape(-1, place.place_RTC.shape[2])
         total_TD = triton_sum(y_WD, place_TC, how.tiling.usual_pairs, how.kernels.interpret)
         return total_TD.reshape(*place.place_RTC.shape[:2], -1)

@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
-from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_triton, triton_call
+from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_triton
 
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
 OUTPUTS = 128  # columns that one program of a GPU computes
@@ -223,14 +223,6 @@ def mosaic_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
         interpret=interpret,
         name="unset",
     )
-    with jax.named_scope(costs(0, 0)):
-        return call(like)
-
-
-def triton_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
-    """Return an array that no GPU has written. ``like`` is not read: it keeps the array in its loop."""
-    whole = output(shape, like.dtype, like)
-    call = triton_call(_do_nothing, interpret=interpret, warps=1, out_shape=whole, name="unset")
     with jax.named_scope(costs(0, 0)):
         return call(like)
 

@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.models.checkpoint.packed import Matrix, decoded
 from spmd_tx.models.experts import kernels as pallas
-from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.protocol.kernels import PRODUCTS, Kernels
 from spmd_tx.sharding.collectives import varying
 
 # (rows [P, I], matrices [X, I, O], expert of each tile int32 [M], transposed, experts of all tiles,
@@ -45,23 +44,23 @@ def _reference(
 
 IMPLEMENTATIONS: dict[str, Product] = {
     "mosaic": pallas.mosaic,
+    "mosaic_gpu": pallas.triton,  # not moved yet
     "triton": pallas.triton,
     "reference": _reference,
 }
-UNSET: dict[str, Callable[[tuple[int, ...], Array, bool], Array]] = {
-    "mosaic": pallas.mosaic_unset,
-    "triton": pallas.triton_unset,
-    "reference": lambda shape, like, _: varying(jnp.zeros(shape, like.dtype)),
-}
-READS_PACKED = ("triton", "reference")  # the implementations that decode a matrix where they multiply by it
+# The implementations that decode a matrix where they multiply by it.
+READS_PACKED = (*PRODUCTS["gpu"], "reference")
 
 
 def unset(kernels: Kernels, shape: tuple[int, ...], like: Array) -> Array:
     """Return an array for results of which only what was written is read; ``like`` has its type.
 
-    Where products have kernels, setting it to zero would take as long as a product.
+    Accelerators do not write it: setting it to zero would take as long as a product. TPUs have a
+    kernel for it: with XLA's own way a training step moves a tenth more.
     """
-    return UNSET[kernels.products](shape, like, kernels.interpret)
+    if kernels.products == "mosaic":
+        return pallas.mosaic_unset(shape, like, kernels.interpret)
+    return varying(lax.empty(shape, like.dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))

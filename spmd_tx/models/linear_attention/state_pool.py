@@ -75,7 +75,7 @@ def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> K
 
 def read(pool: State, layer: Array, slots: StateSlots, kernels: Kernels) -> State:
     """Return one layer's states of rows. On GPUs memories that a decode changes stay in the pool."""
-    if slots.decodes and kernels.products == "triton" and delta_memory.fits(pool.memory.shape):
+    if slots.decodes and kernels.has_gpu_products and delta_memory.fits(pool.memory.shape):
         where = layer, slots.sources_B, slots.targets_B
         memory = delta_memory.InPool(pool.memory, *where, interpret=kernels.interpret)
         return State(memory, pool.inputs[layer, slots.sources_B])

@@ -6,7 +6,7 @@ from spmd_tx.models.attention import packed_rows
 from spmd_tx.models.attention.paged import attention as paged
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.vision import attention as vision
-from spmd_tx.protocol.kernels import PALLAS, Kernels
+from spmd_tx.protocol.kernels import Kernels, products_of
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.setup import Setup
 from spmd_tx.sharding.mesh import AnyMesh, abstract_mesh
@@ -33,12 +33,13 @@ def plan_on(mesh: AnyMesh, setup: Setup, model: Model, devices: Devices) -> Plan
 def with_kernels(setup: Setup, model: Model, devices: Devices) -> Setup:
     """Put the fastest kernels that such devices have into the setup. How they run a decode is tried there."""
     platform, is_bfloat16 = devices.platform, setup.dtype != "float32"
+    known = devices.accelerator
     kernels = Kernels(
         platform,
         rows=packed_rows.candidates(platform, model.head_dim, is_bfloat16)[0],
         pages=paged.candidates(platform, model.head_dim, setup.page_size, is_bfloat16)[0],
         images=vision.candidates(platform, model.tower is not None, is_bfloat16)[0],
-        products=PALLAS.get(platform, "reference"),
+        products=products_of(platform, known.capability if known else None)[0],
     )
     return msgspec.structs.replace(setup, kernels=kernels)
 

@@ -3,7 +3,7 @@
 Besides being right, a kernel must give a row the same bits whatever else stands in its tile and wherever the
 tile stands, and the same bits twice.
 
-    python -m spmd_tx.worker.self_tests.products '{"implementations": ["triton"], "experts": 16, ...}'
+    python -m spmd_tx.worker.self_tests.products '{"implementations": ["mosaic_gpu"], "experts": 16, ...}'
 
 prints a Verdict per implementation, as a line of JSON. A broken kernel may end the process, which process.py
 starts.
@@ -30,7 +30,7 @@ from spmd_tx.models.experts.kernels import triton_sum
 from spmd_tx.models.experts.product import grouped_product
 from spmd_tx.models.linear_attention import delta_memory
 from spmd_tx.models.stack_product import BLOCK_ROWS, LEAST_ROWS, MOST_ROWS, reads_stack, stacked_maps
-from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.protocol.kernels import MOSAIC_GPUS, Kernels
 from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_tests.verdict import on_device, problem_between, tell_verdicts, worst_error
 
@@ -71,21 +71,30 @@ class ExpertSizes(msgspec.Struct, frozen=True):
 
 def checks_of(kernels: Kernels, sizes: ExpertSizes) -> dict[str, Check]:
     """Return the checks of those kernels of an implementation that a model uses, by what they compute."""
-    name, checks = kernels.products, dict[str, Check]()
+    is_gpu, checks = kernels.has_gpu_products, dict[str, Check]()
+    if kernels.products == "mosaic_gpu":
+        checks["the GPU itself"] = partial(problem_of_gpu, sizes.device)
     checks["sums of rows"] = partial(problem_of_row_sums, kernels, sizes)
     if sizes.is_mixture:
         checks["products of experts"] = partial(problem_of_product, kernels, sizes)
-    if sizes.is_mixture and name in ("mosaic", "triton"):
+    if sizes.is_mixture and kernels.products != "reference":
         of_factors = msgspec.structs.replace(sizes, width=RANK, encoding="")
-        tile = BLOCK if name == "triton" else TILE
+        tile = BLOCK if is_gpu else TILE
         checks["products with factors of experts"] = partial(problem_of_product, kernels, of_factors, tile)
-    if sizes.is_mixture and name == "triton":
+    if sizes.is_mixture and is_gpu:
         checks["sums of factors of experts"] = partial(problem_of_sums, kernels, sizes)
         checks["sums of a token's experts"] = partial(problem_of_choices, kernels, sizes)
-    if name == "triton":
+    if is_gpu:
         checks["products with stacked layers"] = partial(problem_of_stack, kernels, sizes)
         checks["memories of linear layers"] = partial(problem_of_memories, kernels, sizes)
     return checks
+
+
+def problem_of_gpu(device: int) -> str | None:
+    """Say why Mosaic GPU, which would end the process, cannot compile for a device; None if it can."""
+    capability = getattr(jax.local_devices()[device], "compute_capability", "0.0")
+    is_known = tuple(map(int, capability.split("."))) in MOSAIC_GPUS
+    return None if is_known else f"it is for GPUs of other compute capabilities than {capability}"
 
 
 def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -> str | None:

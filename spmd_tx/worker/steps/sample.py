@@ -253,7 +253,7 @@ def make_decode(
     ) -> Any:
         adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         stacked_map = None
-        if kernels.products == "triton":
+        if kernels.has_gpu_products:
             scale_S2 = bank.scale if active is None else bank.scale[active]
             stacked_map = stacked_maps(rows.slots, scale_S2[:, 0], loras[0], interpret=kernels.interpret)
         state = rows.resume(previous)

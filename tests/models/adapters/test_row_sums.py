@@ -1,9 +1,12 @@
 """Sums of rows' gradients by every implementation; kernels run as plain programs."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.row_sums import IMPLEMENTATIONS, row_sums
@@ -22,13 +25,13 @@ def add(request):
     )
 
 
-def on_one_device(kernels, slots, mesh=None):
+def on_one_device(kernels, slots):
     """The sums as steps use them: inside shard_map, of arrays that differ between all devices."""
     everywhere = P(AXES)
     return jax.jit(
         jax.shard_map(
             lambda grads, slots_B: row_sums(kernels, grads, slots_B, slots),
-            mesh=mesh or make_mesh(1, 1, 1),
+            mesh=make_mesh(1, 1, 1),
             in_specs=(everywhere, everywhere),
             out_specs=everywhere,
             check_vma=not kernels.interpret,
@@ -61,9 +64,36 @@ def test_neither_the_place_nor_the_company_of_rows_changes_a_bit(add):
     assert np.array_equal(np.asarray(add(moved, slots))[2], before)
 
 
-@pytest.mark.parametrize("platform, call", [("tpu", "tpu_custom_call"), ("cuda", "xla.gpu.triton")])
-def test_an_accelerator_would_run_one_kernel(platform, call):
-    kernels = kernels_of({"tpu": "mosaic", "cuda": "triton"}[platform], interpret=False)
-    shapes = jax.ShapeDtypeStruct((128, 32, 1024), jnp.bfloat16), jax.ShapeDtypeStruct((128,), jnp.int32)
-    traced = on_one_device(kernels, 8, ABSENT_GPU if platform == "cuda" else None).trace(*shapes)
-    assert traced.lower(lowering_platforms=(platform,)).as_text().count(call) == 1
+CALLS = {"mosaic": "tpu_custom_call", "mosaic_gpu": "mosaic_gpu_v2", "triton": "xla.gpu.triton"}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_accelerator_would_run_one_kernel(name):
+    assert lowered(name, (128, 32, 1024)).count(CALLS[name]) == 1
+
+
+def test_columns_that_are_too_few_for_a_program_of_mosaic_gpu_are_left_to_triton():
+    text = lowered("mosaic_gpu", (128, 32, 3))
+    assert (text.count(CALLS["mosaic_gpu"]), text.count(CALLS["triton"])) == (0, 1)
+
+
+def lowered(name, shape):
+    """The sums of a loop over layers, as an accelerator would get them."""
+    kernels = kernels_of(name, interpret=False)
+    mesh = make_mesh(1, 1, 1) if kernels.platform == "tpu" else ABSENT_GPU
+
+    def add(_, layer, slots_B):
+        sums = row_sums(kernels, layer, slots_B, SLOTS)
+        assert jax.typeof(sums).manual_axis_type == jax.typeof(layer).manual_axis_type, "as derivatives must"
+        return None, sums
+
+    def layers(grads, slots_B):
+        return lax.scan(partial(add, slots_B=slots_B), None, grads)[1]
+
+    run = jax.shard_map(layers, mesh=mesh, in_specs=(P(None, AXES), P(AXES)), out_specs=P(None, AXES))
+    shapes = (
+        jax.ShapeDtypeStruct((2, *shape), jnp.bfloat16),
+        jax.ShapeDtypeStruct(shape[:1], jnp.int32),
+    )
+    platform = "tpu" if kernels.platform == "tpu" else "cuda"
+    return jax.jit(run).trace(*shapes).lower(lowering_platforms=(platform,)).as_text()

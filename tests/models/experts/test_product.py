@@ -9,7 +9,7 @@ from spmd_tx.models.checkpoint.packed import decoded
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts import kernels, product
 from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product
-from spmd_tx.protocol.kernels import PALLAS, Kernels
+from spmd_tx.protocol.kernels import PALLAS, Kernels, products_of
 from spmd_tx.worker.self_tests.products import random_packed
 from tests.support.kernels import kernels_of
 
@@ -98,6 +98,15 @@ def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit(name, dtype, t
 def test_every_platform_has_an_implementation(platform):
     assert Kernels(platform).products in IMPLEMENTATIONS
     assert (PALLAS.get(platform) in IMPLEMENTATIONS) == (platform != "cpu")
+    assert set(products_of(platform)) <= IMPLEMENTATIONS.keys()
+
+
+@pytest.mark.parametrize(
+    "capability, fastest", [((9, 0), "mosaic_gpu"), ((8, 0), "triton"), (None, "mosaic_gpu")]
+)
+def test_gpus_before_hopper_have_no_mosaic_gpu(capability, fastest):
+    assert products_of("gpu", capability)[0] == fastest
+    assert products_of("gpu", capability)[-1] == "reference"
 
 
 def test_sums_of_choices_are_taken_in_order_and_nothing_else_is_read():

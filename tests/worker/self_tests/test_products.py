@@ -1,4 +1,5 @@
 from functools import partial
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import msgspec
@@ -16,6 +17,7 @@ from spmd_tx.worker.self_tests.products import (
     ExpertSizes,
     checks_of,
     problem_of_choices,
+    problem_of_gpu,
     problem_of_memories,
     problem_of_product,
     problem_of_row_sums,
@@ -215,6 +217,11 @@ def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch)
         ("mosaic", False, {"sums of rows"}),
         ("mosaic", True, {"sums of rows", "products of experts", "products with factors of experts"}),
         (
+            "mosaic_gpu",
+            False,
+            {"the GPU itself", "sums of rows", "products with stacked layers", "memories of linear layers"},
+        ),
+        (
             "triton",
             False,
             {"sums of rows", "products with stacked layers", "memories of linear layers"},
@@ -237,6 +244,17 @@ def test_what_is_wrong_with_sums_of_rows_is_noticed(wrong, problem, monkeypatch)
 def test_a_platforms_kernels_are_checked_as_far_as_a_model_uses_them(name, is_mixture, expected):
     sizes = ExpertSizes(["reference"], experts=3, width=16, inner=8, is_mixture=is_mixture)
     assert checks_of(kernels_of(name), sizes).keys() == expected
+
+
+@pytest.mark.parametrize(
+    "capability, problem",
+    [("9.0", None), ("10.0", None), ("8.0", "it is for GPUs of other"), ("12.0", "it is for GPUs of other")],
+)
+def test_mosaic_gpu_is_tried_only_on_gpus_for_which_it_compiles(capability, problem, monkeypatch):
+    device = SimpleNamespace(compute_capability=capability)
+    monkeypatch.setattr(expert_self_test.jax, "local_devices", lambda: [device])
+    found = problem_of_gpu(0)
+    assert found is None if problem is None else str(found).startswith(problem)
 
 
 def test_the_kernels_of_this_platform_get_one_verdict(capsys):
