@@ -64,10 +64,6 @@ def arrays_of(text: str) -> tuple[HloArray, ...]:
     return tuple(arrays)
 
 
-def bytes_of(text: str) -> float:
-    return sum(array.bytes for array in arrays_of(text))
-
-
 def memory_bytes_of(text: str) -> float:
     """Return the bytes of a type that lie in the device's main memory."""
     return sum(array.memory_bytes for array in arrays_of(text))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spmd_tx.hlo.arrays import HloArray, arrays_of, bytes_of, memory_bytes_of
+from spmd_tx.hlo.arrays import HloArray, arrays_of, memory_bytes_of
 from spmd_tx.hlo.module import parse
 
 LOOP = """
@@ -60,7 +60,7 @@ def test_types(text, expected):
     "text, size", [("bf16[8,128]", 2048), ("s4[10]", 5), ("pred[3]", 3), ("f8e4m3fn[6]", 6), ("token[]", 0)]
 )
 def test_sizes(text, size):
-    assert bytes_of(text) == size
+    assert sum(array.bytes for array in arrays_of(text)) == size
 
 
 def test_what_is_on_the_chip_is_not_in_main_memory():

@@ -59,11 +59,6 @@ class SignedUrls:
         return hmac.new(self._secret, text.encode(), sha256).hexdigest()
 
 
-def open_signed_urls(data_dir: Path) -> SignedUrls:
-    """Sign with the secret of a data directory. Blocks. Raises StartError."""
-    return SignedUrls(open_secret(data_dir))
-
-
 def open_secret(data_dir: Path) -> bytes:
     """Read the secret of a data directory, or make one. Blocks. Raises StartError."""
     path = data_dir / SECRET_FILE

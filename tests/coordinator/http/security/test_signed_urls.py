@@ -3,7 +3,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pytest
 
-from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS, SignedUrls, open_signed_urls
+from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS, SignedUrls, open_secret
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden
 
@@ -79,10 +79,10 @@ def test_nothing_moves_from_one_signed_part_to_another(urls):
 
 
 def test_urls_outlive_the_server_and_the_secret_is_its_own(tmp_path):
-    url = open_signed_urls(tmp_path).sign("http://server", PATH, "alice", "k1")
-    assert open_signed_urls(tmp_path).caller(*parts(url)).owner == "alice"
+    url = SignedUrls(open_secret(tmp_path)).sign("http://server", PATH, "alice", "k1")
+    assert SignedUrls(open_secret(tmp_path)).caller(*parts(url)).owner == "alice"
     (secret,) = tmp_path.iterdir()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     (tmp_path / "other").mkdir()
     with pytest.raises(Forbidden):
-        open_signed_urls(tmp_path / "other").caller(*parts(url))
+        SignedUrls(open_secret(tmp_path / "other")).caller(*parts(url))

@@ -204,4 +204,4 @@ async def test_a_published_export_can_be_downloaded_by_others(client_for, api, m
 def test_a_secret_that_was_cut_short_is_not_used(database_url, tmp_path):
     (tmp_path / signed_urls.SECRET_FILE).write_bytes(b"short")
     with pytest.raises(StartError, match="has 5 bytes instead of 32; delete it"):
-        signed_urls.open_signed_urls(tmp_path)
+        signed_urls.open_secret(tmp_path)

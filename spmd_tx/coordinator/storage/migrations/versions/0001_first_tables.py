@@ -5,8 +5,6 @@ from alembic import op
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -81,8 +79,3 @@ def upgrade() -> None:
         sa.UniqueConstraint("line", "seq_id"),
     )
     op.create_index("ix_requests_unfinished", "requests", ["finished_at", "number"])
-
-
-def downgrade() -> None:
-    for table in ("requests", "checkpoints", "samplers", "models", "sessions"):
-        op.drop_table(table)
