@@ -108,23 +108,25 @@ def _decode_step(dummy: Dummy, declared: KvCache, steps: int) -> Any:
 def paged(meter: Meter, scale: Scale) -> None:
     """One layer's attention of decode: the kernel, the reference, and cuDNN's own page tables."""
     heads, kv_heads, width, layers = scale.pick((32, 8, 128, 2), (4, 2, 16, 2))
-    for rows, context in scale.pick(((64, 1024), (256, 1024), (64, 8192)), ((4, 128),)):
+    full = (64, 1024, 1), (256, 1024, 1), (256, 1024, 16), (64, 8192, 1)
+    for rows, context, samples in scale.pick(full, ((4, 128, 1), (4, 128, 4))):
         pages = rows * context // PAGE
         keys = jax.random.split(jax.random.key(0), 3)
         shape = (layers, pages, PAGE, kv_heads * width)
         pools = tuple(jax.random.normal(key, shape, jnp.bfloat16) for key in keys[:2])
         # What an earlier owner left behind a row's last token may be infinite, and must not be seen.
         order = np.random.default_rng(0).permutation(pages).astype(np.int32).reshape(rows, -1)
+        order[:, :-1] = order[np.arange(rows) // samples * samples, :-1]  # their prompt's
         pools = tuple(pool.at[:, order[:, -1], PAGE // 2 :].set(jnp.inf) for pool in pools)
         positions = np.full((rows, 1), context - PAGE // 2 - 1, np.int32)
         q = jax.random.normal(keys[2], (rows, 1, heads, width), jnp.bfloat16)
         args = (q, *pools, order, positions)
-        least = scale.ceilings.seconds(0, 2.0 * rows * context * kv_heads * width * 2)
+        least = scale.ceilings.seconds(0, 2.0 * np.unique(order).size * PAGE * kv_heads * width * 2)
         want = np.asarray(paged_self_test.implementation(Kernels(pages="reference"), 0)(*args), np.float32)
         names = scale.pick(("triton", "reference"), ("reference",))
         ways = {name: paged_self_test.implementation(Kernels(pages=name), 0) for name in names}
         for name, attend in (ways | {"cudnn": jax.jit(_cudnn)}).items():
-            what = f"{name}, {rows} rows, context {context}"
+            what = f"{name}, {rows} rows, {samples} of a prompt, context {context}"
             meter.measure(what, attend, *args, floor=least)
             with meter.guard(what):
                 got = np.asarray(attend(*args), np.float32)

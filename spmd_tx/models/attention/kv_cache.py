@@ -4,6 +4,7 @@ Dimension key: L layer, P page (of one data shard), S place in a page, K key-val
 key-value heads side by side (K times E), B row, T token, N pages in a row's table, C page to copy.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -116,12 +117,19 @@ def continue_attend(
 
 
 def decode_attend(
-    kernels: Kernels, tables_BN: Int[Array, "B N"], positions_B: Int[Array, " B"], is_alive_B: Array
+    kernels: Kernels,
+    tables_BN: Int[Array, "B N"],
+    positions_B: Int[Array, " B"],
+    is_alive_B: Array,
+    sharing: Callable[[Array, Array], dict[str, Any]] = lambda tables_BN, lasts_B: {},
 ) -> Attend:
     """Write one token per row, then attend to all the row's tokens up to it.
 
-    What a dead row gets nobody reads.
+    What a dead row gets nobody reads. ``sharing`` says for all layers which rows read pages together, as
+    that of paged/attention.py.
     """
+    last_B = jnp.where(is_alive_B, positions_B, -1)
+    shared = sharing(tables_BN, last_B)
 
     def attend(
         index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
@@ -130,8 +138,8 @@ def decode_attend(
         page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
         page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
         cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
-        last_B1 = jnp.where(is_alive_B, positions_B, -1)[:, None]
-        return paged_attention(kernels, q, cache.pools, index, tables_BN, last_B1, **sight), cache
+        sight |= shared
+        return paged_attention(kernels, q, cache.pools, index, tables_BN, last_B[:, None], **sight), cache
 
     return attend
 

@@ -68,9 +68,15 @@ def cache_and_states(
     return Keep(cache, pool_weights(sizes, mesh, model.n_layers - model.n_paged, slots, dtype))
 
 
+def pages_of(cache: KvCache | Keep) -> KvCache:
+    """Return the pages of what all layers keep."""
+    return cache.pages if isinstance(cache, Keep) else cache
+
+
 def with_pages(cache: KvCache | Keep, change: Callable[[KvCache], KvCache]) -> KvCache | Keep:
     """Change the pages, and leave states as they are."""
-    return cache.replace(pages=change(cache.pages)) if isinstance(cache, Keep) else change(cache)
+    pages = change(pages_of(cache))
+    return cache.replace(pages=pages) if isinstance(cache, Keep) else pages
 
 
 def read(pool: State, layer: Array, slots: StateSlots, kernels: Kernels) -> State:

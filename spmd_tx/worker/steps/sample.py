@@ -20,12 +20,13 @@ from spmd_tx.models.adapters.lora import Adapters, ApplyLora, ExpertAdapters, ba
 from spmd_tx.models.adapters.row_lora import row_lora
 from spmd_tx.models.attention import window_ring
 from spmd_tx.models.attention.kv_cache import KvCache, continue_attend, decode_attend, prefill_attend
+from spmd_tx.models.attention.paged.attention import sharing
 from spmd_tx.models.backbone import backbone
 from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.grammar_draw import GrammarRows
-from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep
+from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep, pages_of
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
 from spmd_tx.protocol.kernels import Kernels
@@ -266,6 +267,8 @@ def make_decode(
             state = state.replace(remaining=jnp.where(rows.depths == 0, state.remaining, 0))
         has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
         any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
+        queries = b, model.n_heads // mesh.shape[TP], model.head_dim
+        shares = partial(sharing, kernels, queries, pages_of(cache).keys)
         nothing = Drawn.none(model, (max_steps, b), top, has_masks=rows.masks is not None)
         drawn = jax.tree.map(lambda x: varying(x, *DATA), nothing)
 
@@ -278,7 +281,7 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, guess, drawn = carry
-            attend = partial(decode_attend, kernels, tables_BN)
+            attend = partial(decode_attend, kernels, tables_BN, sharing=shares)
             in_window = partial(window_ring.decode_attend, kernels, model.window)
             grammar = rows.grammar(step)
             read = state if guess is None else guess.spread(state)

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.attention.page_loop import Pools, attend_pages, attend_row_by_row
 from spmd_tx.models.attention.paged import mosaic, triton
+from spmd_tx.models.attention.paged.parts import CommonParts
 from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 
 # (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
@@ -52,11 +53,26 @@ def paged_attention(
 ) -> Float[Array, "B T N E"]:
     """Attend from all tokens of a row to the tokens up to their positions; grouped queries.
 
-    ``sight`` are the window and sinks of page_loop.attend_pages. The kernel for TPUs reads no pool as keys
-    and values alike.
+    ``sight`` are the window and sinks of page_loop.attend_pages, and ``shared`` what ``sharing`` has found.
+    The kernel for TPUs reads no pool as keys and values alike.
     """
     name = "reference" if pools[1] is None and kernels.pages == "mosaic" else kernels.pages
     return IMPLEMENTATIONS[name](kernels.interpret)(q_BTNE, pools, index, tables_BN, positions_BT, **sight)
+
+
+def sharing(
+    kernels: Kernels,
+    q_shape: tuple[int, int, int],
+    pool: Array,
+    tables_BN: Int[Array, "B N"],
+    lasts_B: Int[Array, " B"],
+) -> dict[str, CommonParts]:
+    """Return what is to be told all layers of a decode without a window: which rows read pages together.
+
+    It is nothing for implementations in which none do. Parameters are those of triton.sharing.
+    """
+    shared = triton.sharing(q_shape, pool, tables_BN, lasts_B) if kernels.pages == "triton" else None
+    return {} if shared is None else {"shared": shared}
 
 
 def candidates(platform: Platform, head_dim: int, page_size: int, is_bfloat16: bool) -> list[str]:

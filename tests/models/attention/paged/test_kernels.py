@@ -25,7 +25,8 @@ SIZES = AttentionSizes([], heads=4, kv_heads=2, head_dim=16, page_size=16)
 def kernel(request, monkeypatch):
     monkeypatch.setattr(KERNELS[request.param], "MOST_TOKENS", 32)
     monkeypatch.setattr(triton, "LEAST_PART", 32)
-    monkeypatch.setattr(paged_self_test, "PAGES", 5)  # three blocks
+    monkeypatch.setattr(paged_self_test, "PAGES", 10)  # five blocks, of which samples have two in common
+    monkeypatch.setattr(triton, "ROOM", 4)  # a program has several tiles of queries
     monkeypatch.setattr(paged_self_test, "SEVERAL", 20)
     before = paged_self_test.implementation
     monkeypatch.setattr(
@@ -43,9 +44,8 @@ def alone(kernels, *, keeps_values, **sight):
 
     @jax.jit
     def attend(q, keys, values, tables, positions):
-        index = jnp.int32(paged_self_test.LAYER)
         pools = keys, values if keeps_values else None
-        return paged_attention(kernels, q, pools, index, tables, positions, **sight)
+        return paged_self_test.attended(kernels, q, pools, tables, positions, **sight)
 
     return attend
 
@@ -56,15 +56,48 @@ def test_a_kernel_passes_its_self_test(kernel):
 
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_one_row_alone_has_the_bits_that_it_has_among_others(kernel, tokens):
-    """Rows that end with a full page, have a full table, or share their first page."""
+    """Rows that end with a full page, have a full table, share their first page, or are of one prompt."""
     q, pools, tables, positions = paged_self_test.inputs(SIZES, tokens)
     run = alone(kernel, keeps_values=True)
     together = np.asarray(run(q, *pools, tables, positions))
     assert tables[0, 0] == tables[1, 0]
-    for row in (0, 1, 4):
+    for row in (0, 1, 3, 5):
         own = run(q[row : row + 1], *pools, tables[row : row + 1], positions[row : row + 1])
         assert np.all(np.isfinite(together[row]))
         assert np.asarray(own)[0].tobytes() == together[row].tobytes()
+
+
+@pytest.mark.parametrize("kernel", ["triton"], indirect=True)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, whole_parts", [(16, 2, 16, 2), (20, 1, 48, 1)], ids=["grouped", "latent"]
+)
+def test_samples_read_their_prompt_once_with_the_bits_of_reading_it_alone(
+    kernel, monkeypatch, heads, kv_heads, head_dim, whole_parts
+):
+    """In several tiles of queries. What one row reads for another, the other's table need not name."""
+    monkeypatch.setattr(triton, "WIDE", 32)
+    monkeypatch.setattr(triton, "ROOM", 1)
+    sizes = msgspec.structs.replace(SIZES, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    q, (keys, values), tables, positions = paged_self_test.inputs(sizes, 1)
+    pools = keys, None if kv_heads == 1 else values
+    sinks = jnp.linspace(-2.0, 2.0, heads)
+
+    @jax.jit
+    def attend(tables, positions, **shared):
+        index = jnp.int32(paged_self_test.LAYER)
+        return paged_attention(kernel, q, pools, index, tables, positions, sinks_N=sinks, **shared)
+
+    first, *others = paged_self_test.SAMPLES
+    find = jax.jit(triton.sharing, static_argnums=0)
+    shared = find((len(q), heads, head_dim), keys, tables, positions[:, 0])
+    counts = np.asarray(shared.counts)
+    assert counts[first, :whole_parts].tolist() == [1 + len(others)] * whole_parts
+    assert not counts[others, :whole_parts].any()
+    elsewhere = tables.copy()
+    elsewhere[others, : 2 * whole_parts] = tables[0, 2:3]
+    alone = np.asarray(attend(tables, positions))
+    assert np.asarray(attend(elsewhere, positions, shared=shared)).tobytes() == alone.tobytes()
+    assert np.asarray(attend(elsewhere, positions)).tobytes() != alone.tobytes()
 
 
 def test_it_passes_with_windows_and_sinks(kernel):
