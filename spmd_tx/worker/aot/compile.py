@@ -54,10 +54,12 @@ class MenuProgram:
     is_main: bool  # whether it is the one of the command's own step
 
 
-def programs_of(plan: Plan, mesh: Mesh, only: Sequence[str] = ()) -> list[MenuProgram]:
-    """Return the programs of a plan, those whose names begin with one of ``only`` if there are any."""
+def programs_of(
+    plan: Plan, mesh: Mesh, only: Sequence[str] = (), more: Sequence[WantedProgram] = ()
+) -> list[MenuProgram]:
+    """Return the programs of a plan, and more; with ``only``, those whose names begin with one of these."""
     menu, programs = menu_of(plan, mesh), dict[Hashable, MenuProgram]()
-    for each in wanted(plan):
+    for each in (*wanted(plan), *more):
         for number, call in enumerate(menu.calls(each.shape)):
             is_main = number == 0 and each.kind != "other"
             name = each.name if is_main else str(call)

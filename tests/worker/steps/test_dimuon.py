@@ -8,6 +8,7 @@ import pytest
 
 from spmd_tx.models.adapters.lora import rank_in_experts
 from spmd_tx.protocol.commands import DimuonStep
+from spmd_tx.worker.steps.adamw import AdamWInputs
 from spmd_tx.worker.steps.dimuon import dimuon_inputs
 from spmd_tx.worker.steps.train_state import TrainState
 from tests.support.tiny_engine import (
@@ -41,13 +42,13 @@ def fresh_state(w=None) -> TrainState:
     return TrainState(w, zeros, zeros, zeros, np.zeros(SLOTS, np.int32), BOTH_SCALES)
 
 
-def with_gradient(state: TrainState, seed: int) -> TrainState:
+def with_gradient(state: TrainState, seed: int, slot: int = SLOT) -> TrainState:
     """A random gradient in one slot; its rows and columns have sizes of their own."""
     gradient = random_adapters(seed, MODEL)
     for stacked in jax.tree.leaves(gradient):
         random = np.random.default_rng(seed)
         stacked *= np.exp(random.normal(size=stacked.shape[-1]))
-        stacked[..., np.arange(SLOTS) != SLOT, :, :] = 0
+        stacked[..., np.arange(SLOTS) != slot, :, :] = 0
     return state.replace(grad_sum=gradient)
 
 
@@ -104,3 +105,28 @@ def test_ten_steps_equal_the_reference(engine, changed):
     for name, wanted in expected.items():
         atol = 1e-3 * np.abs(wanted).max()
         np.testing.assert_allclose(actual[name], wanted, rtol=0, atol=atol, err_msg=name)
+
+
+def test_a_step_has_the_same_bits_beside_an_adapter_of_adamw(engine):
+    """Neither optimizer's steps change a bit of the other's adapter, whichever comes first."""
+    other = SLOT - 1
+    inputs = {SLOT: dimuon_inputs(MODEL, COMMAND), other: AdamWInputs(0.01, 0.9, 0.95, 1e-12, 0.1, 1.0)}
+
+    def trained(*slots: int) -> TrainState:
+        state = fresh_state()
+        for turn in range(2):
+            for slot in slots:
+                gradient = with_gradient(state, seed=10 + turn, slot=slot).grad_sum
+                state = state.replace(grad_sum=jax.tree.map(np.add, state.grad_sum, gradient))
+            for slot in slots if turn else slots[::-1]:
+                state, _, applied = engine.optim_step(state, slot, inputs[slot])
+                assert applied
+        return state
+
+    together = trained(SLOT, other)
+    for slot in (SLOT, other):
+        alone = trained(slot)
+        for kept in ("w", "mu", "nu"):
+            actual, expected = (named_factors(slot_of(getattr(of, kept), slot)) for of in (together, alone))
+            for name, values in expected.items():
+                assert np.array_equal(actual[name], values), (kept, name)
