@@ -15,6 +15,7 @@ import httpx
 import psutil
 from sqlalchemy import insert, literal, select
 
+from spmd_tx.coordinator.http.security.turns import MOST_REST_SECONDS
 from spmd_tx.coordinator.requests.records import Finished, NewOutcome, Request, RequestTimes
 from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.storage.database import Database, open_database
@@ -120,6 +121,7 @@ def measure(url: str, coordinator: psutil.Process) -> None:
     }
     for name, question in questions.items():
         for when in ("first", "again"):
+            time.sleep(MOST_REST_SECONDS)  # for which an owner may have to wait after an answer
             spent, began = sum(coordinator.cpu_times()[:2]), time.monotonic()
             size = len(client.get(question).raise_for_status().content)
             seconds, cpu = time.monotonic() - began, sum(coordinator.cpu_times()[:2]) - spent
