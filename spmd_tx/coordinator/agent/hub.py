@@ -4,6 +4,7 @@ Of a repository only those files are downloaded that are read, and those that an
 """
 
 import glob
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, weight_file
 
 UNAUTHORIZED = 401
 SIGN_IN = "HF_TOKEN in the environment, or hf auth login"
+
+logging.getLogger("huggingface_hub").handlers.clear()  # what it says is in our log, and once is enough
 
 
 def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | None:

@@ -1,3 +1,4 @@
+import logging
 import re
 import shutil
 
@@ -41,6 +42,10 @@ def refusal(find=find_model, name=NAME, revision=None):
     with pytest.raises(StartError) as refused:
         find(name, revision)
     return str(refused.value)
+
+
+def test_what_the_library_says_is_logged_once():
+    assert not logging.getLogger("huggingface_hub").handlers
 
 
 def test_a_model_in_the_cache_is_used_without_asking_the_hub(hub, complete):
