@@ -69,8 +69,9 @@ class Choices:
         share = self.pairs * self.local // self.experts
         free = min(share, self.rows * self.local) * (block - 1) // 2 + tiles * (tile - block) // 2
         usual = int(SPARE * (share + free))
-        part = tile if by_tile else min(bound, max(-(-usual // CHUNKS), min(usual, LEAST_CHUNK)))
-        chunk = _rounded_up(part, tile)
+        # Chunks are computed as wholes, so that the usual pairs should fill the last one, too.
+        part = -(-usual // min(CHUNKS, max(1, usual // LEAST_CHUNK)))
+        chunk = _rounded_up(tile if by_tile else min(bound, part), tile)
         positions = _rounded_up(bound, chunk)
         chunks = -(-min(usual, positions) // chunk)
         return Tiling(block, tile, chunk, positions, usual_chunks=chunks, usual_pairs=share)

@@ -114,7 +114,7 @@ def test_there_is_room_if_all_tokens_choose_the_same_experts(by_tile, favourite)
 
 @pytest.mark.parametrize(
     "rows, length, local",
-    [(32, 2048, 16), (64, 1024, 16), (8, 2048, 128), (16, 1024, 32), (256, 256, 16)],
+    [(32, 2048, 16), (64, 1024, 16), (8, 2048, 128), (16, 1024, 32), (256, 256, 16), (8, 1024, 16)],
 )
 def test_of_a_large_model_few_places_are_free(rows, length, local):
     """Of 128 experts a token has 8, as in Qwen3-30B-A3B; at most 1.3 times their work is done."""
