@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
 from spmd_tx.models.checkpoint.packed import Matrix, decoded
@@ -48,6 +49,11 @@ IMPLEMENTATIONS: dict[str, Product] = {
     "triton": pallas.triton,
     "reference": _reference,
 }
+UNSET: dict[str, Callable[[tuple[int, ...], Array, bool], Array]] = {
+    "mosaic": pallas.mosaic_unset,
+    **{name: partial(pallas.gpu_unset, name) for name in PRODUCTS["gpu"]},
+    "reference": lambda shape, like, _: varying(jnp.zeros(shape, like.dtype)),
+}
 # The implementations that decode a matrix where they multiply by it.
 READS_PACKED = (*PRODUCTS["gpu"], "reference")
 
@@ -55,12 +61,10 @@ READS_PACKED = (*PRODUCTS["gpu"], "reference")
 def unset(kernels: Kernels, shape: tuple[int, ...], like: Array) -> Array:
     """Return an array for results of which only what was written is read; ``like`` has its type.
 
-    Accelerators do not write it: setting it to zero would take as long as a product. TPUs have a
-    kernel for it: with XLA's own way a training step moves a tenth more.
+    Where products have kernels, setting it to zero would take as long as a product. What XLA allocates
+    depends on nothing, and it does so for several layers at once.
     """
-    if kernels.products == "mosaic":
-        return pallas.mosaic_unset(shape, like, kernels.interpret)
-    return varying(lax.empty(shape, like.dtype))
+    return UNSET[kernels.products](shape, like, kernels.interpret)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4, 5))

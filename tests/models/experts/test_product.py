@@ -1,16 +1,21 @@
 """The grouped product by every implementation; kernels run as plain programs."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.checkpoint.packed import decoded
 from spmd_tx.models.declared.encoding import Fp8Blocks, Int4Groups, Mxfp4
 from spmd_tx.models.experts import kernels, product
-from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product
+from spmd_tx.models.experts.product import IMPLEMENTATIONS, grouped_product, unset
 from spmd_tx.protocol.kernels import PALLAS, Kernels, products_of
+from spmd_tx.sharding.mesh import AXES
 from spmd_tx.worker.self_tests.products import random_packed
+from tests.models.absent_gpu import ABSENT_GPU
 from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -107,6 +112,19 @@ def test_every_platform_has_an_implementation(platform):
 def test_gpus_before_hopper_have_no_mosaic_gpu(capability, fastest):
     assert products_of("gpu", capability)[0] == fastest
     assert products_of("gpu", capability)[-1] == "reference"
+
+
+@pytest.mark.parametrize("name, call", [("mosaic_gpu", "mosaic_gpu_v2"), ("triton", "xla.gpu.triton")])
+def test_results_that_no_gpu_writes_depend_on_what_they_are_for(name, call):
+    kernels = Kernels("gpu", products=name)
+    run = jax.shard_map(
+        lambda like: unset(kernels, (64, 8), like), mesh=ABSENT_GPU, in_specs=P(AXES), out_specs=P(AXES)
+    )
+    traced = jax.jit(run).trace(jax.ShapeDtypeStruct((4, 8), jnp.bfloat16))
+    calls = re.findall(
+        rf'{re.escape(call)}"?\((%\w+)\)', traced.lower(lowering_platforms=("cuda",)).as_text()
+    )
+    assert len(calls) == 1
 
 
 def test_sums_of_choices_are_taken_in_order_and_nothing_else_is_read():

@@ -126,7 +126,7 @@ def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
     """Gradients are those of experts that run over all rows."""
     kernels = Kernels("gpu", products="triton")
     # Pallas cannot interpret kernels in this place.
-    for table in (product.IMPLEMENTATIONS, row_sums.IMPLEMENTATIONS):
+    for table in (product.IMPLEMENTATIONS, product.UNSET, row_sums.IMPLEMENTATIONS):
         monkeypatch.setitem(table, "triton", table["reference"])
     monkeypatch.setattr(factor_sums, "_triton", lambda _, *arrays: factor_sums._xla(*arrays))
     monkeypatch.setattr(moe, "LEAST_GROUPED", 0)
