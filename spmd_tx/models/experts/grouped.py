@@ -111,7 +111,8 @@ def _backward(how: Grouping, residuals: Any, slope_RTD: Array) -> tuple[Any, ...
         return _put(slopes_WD, _joined(slopes, slopes_WD), number), _put(slopes_W, slope_P, number), sums
 
     width = how.tiling.positions
-    slopes_WD = unset(how.kernels, (width, h_RTD.shape[2]), h_RTD)
+    # Like the slopes, which come when it is this layer's turn: XLA makes those that are like inputs earlier.
+    slopes_WD = unset(how.kernels, (width, h_RTD.shape[2]), slope_RTD)
     slopes_W = varying(jnp.zeros(width, weight_RTC.dtype))
     sums = jax.tree.map(lambda x: jnp.zeros((x.shape[0] * x.shape[1], *x.shape[2:]), jnp.float32), pieces)
     carry = slopes_WD, slopes_W, jax.tree.map(varying, sums)

@@ -109,6 +109,29 @@ def test_results_and_gradients_are_those_of_plain_formulas(product):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-4)
 
 
+def test_room_for_slopes_is_made_when_a_layers_slopes_are_there(monkeypatch):
+    """XLA would make that of several layers at once."""
+    likes = []
+
+    def unset(_, shape, like):
+        likes.append(like)
+        return jnp.zeros(shape, like.dtype)
+
+    monkeypatch.setattr(grouped, "unset", unset)
+    (matrices, lora), (h, chosen, weights, slope) = parameters(), random_rows(1)
+    tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False)
+
+    @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
+    def backward(h, slope):
+        place = layout.layout(tiling, chosen, jnp.array([2, 0, 1, 2]), EXPERTS, SLOTS)
+        how = Grouping(tiling, kernels_of("triton"), WIDTH, WIDTH)
+        slopes = grouped._backward(how, (matrices, lora, h, weights, SCALES, place), slope)[2]
+        assert [like is slope for like in likes] == [True]
+        return slopes
+
+    assert jax.eval_shape(backward, h, slope).shape == h.shape
+
+
 @pytest.mark.parametrize("product", ["reference", pytest.param("mosaic", marks=pytest.mark.slow)])
 def test_packed_matrices_give_the_bits_of_decoded_ones(product):
     """Without a kernel that reads them, they are decoded once for all chunks."""
