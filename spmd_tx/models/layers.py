@@ -45,10 +45,19 @@ def _product_backward(formula: str, operands: tuple[Array, Array], grad: Array) 
 _product.defvjp(_product_forward, _product_backward)
 
 
+@jax.custom_vjp
+def _square(x: Array) -> Array:
+    """Square numbers. The backward pass keeps these, which it has anyway; JAX would keep their doubles."""
+    return jnp.square(x)
+
+
+_square.defvjp(lambda x: (jnp.square(x), x), lambda x, slope: (slope * (2 * x),))
+
+
 def rms_norm(x: Float[Array, "... W"], weight_W: Float[Array, " W"], eps: float) -> Float[Array, "... W"]:
     """Apply the root mean square norm (Zhang and Sennrich 2019) over the last dimension, in fp32."""
     x32 = x.astype(jnp.float32)
-    normed = x32 * lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    normed = x32 * lax.rsqrt(jnp.mean(_square(x32), axis=-1, keepdims=True) + eps)
     return (normed * weight_W.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 

@@ -1,8 +1,12 @@
 """What the backward pass computes once more, beside what XLA counts of the compiled programs."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from spmd_tx.models.families.registry import declare
+from spmd_tx.models.layers import rms_norm
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from tests.golden import families
 from tests.support.flops import flops
@@ -77,3 +81,11 @@ def test_a_training_step_computes_what_is_predicted(family, level):
     numbers = 2 * model.numbers_met() + computed_twice(model, level)
     expected = 2 * ROWS[0] * ROWS[1] * numbers
     assert expected < flops(model, ROWS, level=level) < MORE * expected
+
+
+def test_a_norms_backward_pass_keeps_its_numbers_once():
+    x, weight = jnp.linspace(-1, 2, 4 * 64, dtype=jnp.float32).reshape(4, 64), jnp.ones(64)
+    pull_back = jax.vjp(lambda x: rms_norm(x, weight, 1e-6), x)[1]
+    assert [leaf.size for leaf in jax.tree.leaves(pull_back)].count(x.size) == 1
+    plain = jax.grad(lambda x: jnp.sum(jnp.sin(x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6))))
+    np.testing.assert_allclose(pull_back(jnp.cos(rms_norm(x, weight, 1e-6)))[0], plain(x), atol=1e-6)
