@@ -232,7 +232,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
                 raise NotCompiled(f"{case.name}, {report.name} could not be compiled: {report.error}")
             reports |= {role: report for role, each in programs.items() if each.name == report.name}
             _say(f"  {report.compile_seconds:.0f} s, roofline {1e3 * report.roofline_seconds:.2f} ms")
-    if folder is not None:
+    if folder is not None and reports:
         write_reports(folder, Reports(case=case.name, programs=reports))
     return {role: figures_of(report) for role, report in reports.items()}
 
