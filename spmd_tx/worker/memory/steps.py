@@ -208,7 +208,10 @@ class StepMemory:
             return 2 * entry + shape.tokens * self.itemsize * self._numbers(0, 2, 2, widths)
         in_blocks = shape.length > 2 * QUERY_BLOCK  # whose scores are always recomputed
         scores = 0 if in_blocks else (FP32 + self.itemsize) * self._scores(shape, shape.length)
-        return self._kept(shape.tokens, shape.tokens) + scores + self._factors(shape.rows)
+        # Norms keep what they are given, in fp32. Layers that run again hold more of it for a while.
+        spared = self._numbers(1, 0, 1, 0) if self.itemsize < FP32 else self._numbers(3, 1, 2, 0)
+        kept = self._kept(shape.tokens, shape.tokens) - shape.tokens * FP32 * spared
+        return kept + scores + self._factors(shape.rows)
 
     def _stream(self, shape: BatchShape, copies: int) -> Amount:
         return copies * shape.tokens * self.model.d_model * self.itemsize
