@@ -31,7 +31,7 @@ def decode_command(
     program, rows = shape.program, shape.rows
     has_images = any(sample.job.sight for samples in chosen for sample in samples)
     count = rows * len(chosen)
-    placed = [list(rows_of(samples, shard * rows)) for shard, samples in enumerate(chosen)]
+    placed = [place for shard, samples in enumerate(chosen) for place in rows_of(samples, shard * rows)]
     command = Decode(
         steps=steps,
         source=np.full(count, FRESH, np.int32),
@@ -57,11 +57,11 @@ def decode_command(
         depths=np.zeros(count, np.int32) if program.speculative else None,
         drafts=np.full((count, DRAFT_TOKENS), NO_DRAFT, np.int32) if program.speculative else None,
     )
-    _fill(command, [place for some in placed for place in some], last_decode)
-    pages = [page for some in placed for _, sample in some for page in _new_pages(sample, last_decode)]
+    _fill(command, placed, last_decode)
+    pages = [page for _, sample in placed for page in _new_pages(sample, last_decode)]
     command = replace(command, pages=np.asarray(pages, np.int32))
     masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
-    for row, sample in (place for some in placed for place in some):
+    for row, sample in placed:
         if program.masked and sample.is_masked:
             _constrain(command, row, sample, masks)
         if sample.guess is not None:

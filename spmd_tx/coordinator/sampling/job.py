@@ -138,7 +138,7 @@ class Sample:
     @property
     def steps_left(self) -> int:
         """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
-        return self.behind + (self.undecided if self.guide is None else self.draws_left)
+        return self.behind + self.draws_left
 
     @property
     def steps_wanted(self) -> int:

@@ -269,6 +269,8 @@ def make_decode(
         any_filters = lax.psum(jnp.sum(has_filter_B, dtype=jnp.int32), DATA) > 0 if splits_draw else None
         queries = b, model.n_heads // mesh.shape[TP], model.head_dim
         shares = partial(sharing, kernels, queries, pages_of(cache).keys)
+        attend = partial(decode_attend, kernels, tables_BN, sharing=shares)
+        in_window = partial(window_ring.decode_attend, kernels, model.window)
         nothing = Drawn.none(model, (max_steps, b), top, has_masks=rows.masks is not None)
         drawn = jax.tree.map(lambda x: varying(x, *DATA), nothing)
 
@@ -281,14 +283,9 @@ def make_decode(
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, guess, drawn = carry
-            attend = partial(decode_attend, kernels, tables_BN, sharing=shares)
-            in_window = partial(window_ring.decode_attend, kernels, model.window)
-            grammar = rows.grammar(step)
             read = state if guess is None else guess.spread(state)
-            inputs = (model, base, adapters, loras, cache, read, rows)
-            cache, state, one = _step(
-                *inputs, grammar, (attend, in_window), stacked_map, kernels, top, any_filters
-            )
+            inputs = (model, base, adapters, loras, cache, read, rows, rows.grammar(step))
+            cache, state, one = _step(*inputs, (attend, in_window), stacked_map, kernels, top, any_filters)
             if guess is not None:
                 guess, state, tokens_B = guess.settle(read, state, one.tokens)
                 one = one.replace(tokens=tokens_B)

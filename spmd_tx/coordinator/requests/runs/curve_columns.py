@@ -97,9 +97,8 @@ class RunColumns:
         self._of_client: dict[str, _Column] = {}
         self._began = float("inf")
         self._last: MetricsPoint | None = None
-        self._groups = self._trained = (
-            0.0  # of the newest samples; no groups: nobody knows which have trained
-        )
+        self._groups = 0.0  # of the newest samples; 0: nobody knows which have trained
+        self._trained = 0.0
 
     @property
     def size(self) -> int:
