@@ -36,7 +36,16 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Collect clients of the SDK behind their tests: their threads would go on in those of others."""
     module = getattr(item, "module", None)
     if module not in (None, getattr(nextitem, "module", None)) and _uses_the_sdk(module):
+        _let_go_of_kept_clients()
         gc.collect()
+
+
+def _let_go_of_kept_clients() -> None:
+    """Make the SDK forget clients without a session, which it keeps to the end of the process."""
+    holders = sys.modules.get("tinker.lib.internal_client_holder")
+    cache = getattr(holders, "sessionless_holder_cache", None)  # older versions have none
+    if cache is not None:
+        cache._holders.clear()
 
 
 def _uses_the_sdk(module: object) -> bool:

@@ -20,7 +20,7 @@ from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOpti
 from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
 from spmd_tx.processes.interrupts import ended_by_interrupts
-from spmd_tx.protocol.commands import OptimizerName
+from spmd_tx.protocol.optimizers import OptimizerName
 
 if TYPE_CHECKING:
     from spmd_tx.train.folder import RunFolder, RunPlace

@@ -6,12 +6,11 @@ there are several), N pages in a row's table, C page copies, M new pages or mask
 vocabulary, E images, P patches of an image, padded. A *data shard* is one (fsdp, ep) coordinate of the mesh.
 """
 
-from typing import Literal
-
 import msgspec
 import numpy as np
 
 from spmd_tx.custom_loss.limits import LossLimits
+from spmd_tx.protocol.optimizers import OptimizerName
 from spmd_tx.protocol.places import PAIRS, AnyPlace, Idle, Pair, WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -48,9 +47,6 @@ def padded_patches(count: int) -> int:
 def expert_rank(rank: int, experts_per_token: int) -> int:
     """Return the rank of each expert's factors in an adapter of a mixture of experts."""
     return max(1, rank // experts_per_token)
-
-
-OptimizerName = Literal["adamw", "dimuon"]
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 
-from spmd_tx.protocol.commands import OptimizerName
+from spmd_tx.protocol.optimizers import OptimizerName
 from spmd_tx.train.folder import RunFolder
 from spmd_tx.train.loop import Schedule, train
 from spmd_tx.train.optimizers import OPTIMIZERS

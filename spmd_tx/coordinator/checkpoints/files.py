@@ -23,7 +23,8 @@ from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
 from spmd_tx.errors import UNREADABLE, InvalidRequest
-from spmd_tx.protocol.commands import AdapterSpec, OptimizerName
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.optimizers import OptimizerName
 
 MANIFEST = "checkpoint.json"
 ENCRYPTED = ".age"  # suffix of an encrypted file

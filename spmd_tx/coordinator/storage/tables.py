@@ -6,7 +6,8 @@ import msgspec
 from sqlalchemy import JSON, BigInteger, Index, Integer, String, UniqueConstraint, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from spmd_tx.protocol.commands import AdapterSpec, OptimizerName
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.optimizers import OptimizerName
 
 LOCAL_OWNER = "local"  # owns everything that was made without an API key
 

@@ -18,7 +18,8 @@ from spmd_tx.coordinator.wire.training import (
     OptimStepRequest,
 )
 from spmd_tx.errors import InvalidRequest
-from spmd_tx.protocol.commands import AdapterSpec, DimuonStep, OptimizerName, OptimStep
+from spmd_tx.protocol.commands import AdapterSpec, DimuonStep, OptimStep
+from spmd_tx.protocol.optimizers import OptimizerName
 from spmd_tx.protocol.programs import ProgramShape
 
 HIGHEST = float(np.finfo(np.float32).max)

@@ -1,3 +1,4 @@
+import importlib
 import logging
 import re
 import shutil
@@ -45,6 +46,7 @@ def refusal(find=find_model, name=NAME, revision=None):
 
 
 def test_what_the_library_says_is_logged_once():
+    importlib.import_module("spmd_tx.coordinator.agent.hub")
     assert not logging.getLogger("huggingface_hub").handlers
 
 
