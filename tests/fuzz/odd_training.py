@@ -5,19 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from spmd_tx.coordinator.training.losses import LOSSES
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from tests.custom_loss.recorded import recorded
 from tests.fuzz.calls import API, BASE_MODEL, PROTOBUF, Call, Names, pick
 from tests.fuzz.oddities import Oddities, as_json
 
 INPUTS = {
-    "cross_entropy": ("weights",),
-    "importance_sampling": ("logprobs", "advantages"),
-    "ppo": ("logprobs", "advantages"),
-    "cispo": ("logprobs", "advantages"),
-    "dro": ("logprobs", "advantages"),
-    "gspo": ("logprobs", "advantages", "sequence_ratio_mask"),
-    "stable_reinforce": ("advantages",),
+    name: [key for key in (*entry.needed, *entry.else_ones) if key != "target_tokens"]
+    for name, entry in LOSSES.items()
 }
 NUMBERS = {
     "float32": (pb.DTYPE_FLOAT32, "<f4"),

@@ -110,7 +110,7 @@ def test_loss_parameters_are_taken_from_the_request():
         (
             "grpo",
             {},
-            "loss_fn is 'grpo'; this service has cross_entropy, importance_sampling, ppo, cispo, dro, gspo",
+            f"loss_fn is 'grpo'; this service has {', '.join(LOSSES)}",
         ),
         ("ppo", {"clip": 1.0}, "the key 'clip'; those of ppo are: clip_low_threshold, clip_high_threshold"),
         ("importance_sampling", {"beta": 1.0}, "the key 'beta'; those of importance_sampling are: none"),

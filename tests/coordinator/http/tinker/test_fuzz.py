@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, find, given, settings
@@ -9,26 +10,23 @@ from hypothesis import strategies as st
 
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
 from spmd_tx.coordinator.training.batching import pack
+from spmd_tx.coordinator.training.losses import LOSSES
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.coordinator.training.validation import check_forward_backward, with_ones
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.limits import Limits
-from spmd_tx.coordinator.wire.training_protobuf import decode_address, decode_forward_backward
+from spmd_tx.coordinator.wire.training_protobuf import Datum, decode_address, decode_forward_backward
 from spmd_tx.errors import RequestError
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "60"))  # of each test; `make fuzz` wants more
 LIMITS = Limits(vocab_size=512, max_context=128, max_rank=16)
 SHAPES = TrainingShapes(1, 256, (128,), 128, AttentionCost(5e-4))
-LOSSES = "cross_entropy importance_sampling ppo cispo dro gspo stable_reinforce custom nonsense".split()
+NAMES = [*LOSSES, "custom", "nonsense"]
 INPUTS = (
     *("target_tokens", "weights", "logprobs", "advantages", "sequence_ratio_mask"),
     *("clip_low_threshold", "clip_high_threshold", "mask", "\xf6"),
 )
-WANTED = {
-    "cross_entropy": ["target_tokens", "weights"],
-    "ppo": ["target_tokens", "logprobs", "advantages"],
-    "gspo": ["target_tokens", "logprobs", "advantages", "sequence_ratio_mask"],
-}
+WANTED = {name: (*entry.needed, *entry.else_ones) for name, entry in LOSSES.items()}
 SETTINGS = "clip_low_threshold clip_high_threshold beta kl_coeff nonsense".split()
 DTYPES = {pb.DTYPE_FLOAT32: "<f4", pb.DTYPE_INT64: "<i8", pb.DTYPE_INT32: "<i4"}
 
@@ -114,7 +112,7 @@ def datums(draw, loss: str) -> pb.Datum:
 
 @st.composite
 def bodies(draw) -> bytes:
-    loss = draw(st.text(max_size=5)) if draw(st.integers(0, 9)) == 9 else draw(st.sampled_from(LOSSES))
+    loss = draw(st.text(max_size=5)) if draw(st.integers(0, 9)) == 9 else draw(st.sampled_from(NAMES))
     request = pb.ForwardBackwardRequest(
         model_id=draw(st.sampled_from(["s:train:0"] * 3 + [""]) | st.text(max_size=9)),
         seq_id=draw(st.sampled_from([1, 2**31 - 1, 1, 0, -1])),
@@ -149,13 +147,22 @@ def damaged(draw) -> bytes:
     return bytes(body)
 
 
+def with_recorded(data: list[Datum]) -> list[Datum]:
+    """The datums with log-probabilities, in place of those that the server has recorded while sampling."""
+    recorded = [{"logprobs": np.zeros(len(datum.tokens), np.float32)} for datum in data]
+    return [
+        replace(datum, loss_inputs=datum.loss_inputs | own) for datum, own in zip(data, recorded, strict=True)
+    ]
+
+
 def take(body: bytes) -> bool:
     """What is done with a body before it reaches the workers; whether it does."""
     try:
         decode_address(body)
         request = with_ones(decode_forward_backward(body))
         loss = check_forward_backward(request, LIMITS)
-        packed = pack(request.data, loss, request.forward_only, SHAPES, [])
+        data = with_recorded(request.data) if loss.name == "stable_reinforce" else request.data
+        packed = pack(data, loss, request.forward_only, SHAPES, [])
     except RequestError:
         return False
     tokens = np.concatenate([chunk.rows.tokens.ravel() for chunk in packed.chunks])
