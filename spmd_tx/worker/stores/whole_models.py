@@ -15,7 +15,7 @@ from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.checkpoint.huggingface import load
 from spmd_tx.models.checkpoint.tensors import check
 from spmd_tx.protocol.commands import AdapterSpec, Move, Prefill
-from spmd_tx.protocol.places import BankSlot, Slot, StateFolder, TrainSlot, WeightsFolder
+from spmd_tx.protocol.places import BankSlot, Idle, Slot, StateFolder, TrainSlot, WeightsFolder
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import Weight, abstract, shardings
 from spmd_tx.worker.programs.call import Call
@@ -85,15 +85,15 @@ class ModelStore(Store):
                 return self._run(self._programs.publish(self._state))
             case TrainSlot(), WeightsFolder():
                 return train.w
-            case TrainSlot(), _:
+            case TrainSlot(), Idle():
                 self._state.train = None
                 return train
             case BankSlot(slot=slot), WeightsFolder():
                 return self._copies[slot]
-            case BankSlot(slot=slot), _:
+            case BankSlot(slot=slot), Idle():
                 return self._copies.pop(slot)
             case _:
-                raise AssertionError(f"{move.source} is not on the devices")
+                raise AssertionError(f"whole models have no way from {move.source} to {move.target}")
 
     def _load(self, move: Move) -> Any:
         declared, like = self._declared.train, self._like()
