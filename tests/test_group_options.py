@@ -30,7 +30,9 @@ def groups(*texts):
 
 
 def test_every_option_is_the_servers_or_a_groups():
-    assert sorted([*OF_SERVER, *OWN, *INHERITED]) == sorted(OPTIONS)
+    assert sorted([*OF_SERVER, *OWN, *INHERITED]) == sorted(OPTIONS), (
+        "put an option into OWN or INHERITED of spmd_tx/group_options.py, or into OF_SERVER of this file"
+    )
 
 
 def test_a_group_has_its_own_model_and_mesh_and_the_servers_other_options():

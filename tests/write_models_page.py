@@ -85,6 +85,7 @@ def families() -> list[str]:
     rows = ["| `--family` | architecture | models | adapted | to know |", "|---|---|---|---|---|"]
     for family, raw in FAMILIES.items():
         (architecture,) = raw["architectures"]
+        assert architecture in OFFERED, f"tests/write_models_page.py: add {architecture} to OFFERED"
         models, note = OFFERED[architecture]
         model = declare(model_config(Spec(family=family), {}))
         rows.append(f"| `{family}` | `{architecture}` | {models} | {_adapted(model)} | {note} |")

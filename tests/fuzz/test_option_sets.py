@@ -20,7 +20,10 @@ STORIES = 16  # between two kills
 
 def test_every_option_is_fuzzed_or_there_is_a_reason_why_not():
     fuzzed = {name for each in OPTION_SETS.values() for name in each.options} | set(EVERYWHERE)
-    assert fuzzed | NOT_FUZZED.keys() == set(ServerConfig.__struct_fields__)
+    named = fuzzed | NOT_FUZZED.keys()
+    assert named == set(ServerConfig.__struct_fields__), (
+        "tests/fuzz/option_sets.py: put an option into OPTION_SETS, or into NOT_FUZZED with a reason"
+    )
     assert not fuzzed & NOT_FUZZED.keys()
     assert all(len(reason) > 20 for reason in NOT_FUZZED.values())
 

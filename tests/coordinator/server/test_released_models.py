@@ -31,7 +31,9 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_every_family_has_a_release():
-    assert {release.family for release in RELEASES.values()} == set(FAMILIES)
+    assert {release.family for release in RELEASES.values()} == set(FAMILIES), (
+        "tests/support/released_models.py: add a release of the family to RELEASES"
+    )
 
 
 @pytest.mark.parametrize("name", RELEASES)

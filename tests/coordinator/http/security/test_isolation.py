@@ -118,7 +118,7 @@ async def test_every_route_is_tried(app):
     tried = (
         WITH_IDS.keys() | WITHOUT_IDS.keys() | LISTINGS | OPEN | REDIRECTS | SIGN_IN | SIGNED | SCHEMA | ADMIN
     )
-    assert all_routes(app) == tried
+    assert all_routes(app) == tried, "tests/coordinator/http/routes.py: put a route into one of these sets"
 
 
 @sqlite_only
