@@ -90,9 +90,10 @@ def check_click(program: Any, command: ShellCommand) -> None:
 def check_make(command: ShellCommand) -> None:
     makefile = (ROOT / "Makefile").read_text()
     for word in command.arguments:
-        name, is_variable, _ = word.partition("=")
+        name, is_variable, value = word.partition("=")
         pattern = rf"\$[({{]{name}[)}}]" if is_variable else rf"^{re.escape(name)}:"
         assert re.search(pattern, makefile, re.MULTILINE), f"the Makefile has no {name}"
+        check_files(ShellCommand("make", tuple(value.split()), command.is_whole))
 
 
 def check_python(command: ShellCommand) -> None:
