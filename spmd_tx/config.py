@@ -253,9 +253,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     speculation: Annotated[
         Literal["off", "auto"],
-        "Whether a step of few sequences reads ahead what other answers to the prompt, or the sequence "
-        "itself, have had in a like place, so that it draws several tokens at once, which are the same. auto "
-        "does so where it is likely to pay.",
+        "auto: a step of few sequences reads ahead what other answers to the prompt, or the sequence itself, "
+        "have had in a like place. So it draws several tokens at once, where that is likely to pay. The "
+        "tokens are the same.",
     ] = "off"
     kv_cache_tokens: Annotated[
         int, FROM_ZERO, "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.", PLAN

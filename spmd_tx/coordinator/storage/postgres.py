@@ -54,7 +54,7 @@ def check_options(url: URL) -> None:
     if unknown:
         raise StartError(
             f"--database-url has {', '.join(unknown)} behind its ?, which asyncpg does not know; leave it "
-            "out (it knows ssl and passfile, for example)"
+            "out (it knows 'passfile', for example)"
         )
 
 

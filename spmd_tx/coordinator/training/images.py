@@ -30,7 +30,7 @@ def check_room(pool: ImagePool, packed: PackedRequest) -> None:
         if not pool.fits(chunk.seen):
             tokens = sum({image.key: image.tokens for image in chunk.seen}.values())
             raise InvalidRequest(
-                f"datums that are computed together have images of {tokens} tokens, and this server holds "
-                f"{pool.rows} at a time; send datums with fewer or smaller images, one by one if they are "
-                "short, or the operator raises --image-tokens"
+                f"datums that are computed together have images of {tokens} tokens; this server holds "
+                f"{pool.rows} at a time. Send datums with fewer or smaller images, one by one if they are "
+                "short, or let the operator raise --image-tokens"
             )

@@ -170,7 +170,7 @@ async def reward(db: AsyncSession, row: TrajectoryRow, given: TrajectoryReward) 
     turn = await db.get(TurnRow, request_id) if number.isdecimal() else None
     if turn is None or turn.trajectory_id != row.id:
         raise InvalidRequest(
-            f"the trajectory {row.name!r} has no turn {given.turn!r}; send the id of one, as REQUEST:0, or "
+            f"the trajectory {row.name!r} has no turn {given.turn!r}; send the ID of one, as REQUEST:0, or "
             "leave turn out to reward the whole trajectory"
         )
     entry = {"reward": given.reward, "metrics": given.metrics}

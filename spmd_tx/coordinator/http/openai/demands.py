@@ -32,7 +32,7 @@ def constraint_of(request: ChatRequest, tools: Sequence[Tool]) -> Constraint:
 def pattern_of(request: Parameters) -> TextPattern | None:
     """Return the regular expression or the grammar of a request."""
     if request.regex is not None and request.grammar is not None:
-        raise WrongField("regex and grammar both say what the answer is; send one of them", "regex")
+        raise WrongField("send a grammar or a regular expression, not both", "regex")
     if request.regex is not None:
         return TextPattern("regex", request.regex)
     return None if request.grammar is None else TextPattern("lark", request.grammar)

@@ -191,7 +191,7 @@ class TrajectoriesController(Controller):
     ) -> SequencesResponse:
         """Return the tokens of trajectories as sequences to train on, which counts as a use of them."""
         if (data.ids is None) == (data.name is None):
-            raise InvalidRequest("send either ids of trajectories, or name, with which their names begin")
+            raise InvalidRequest("send either the IDs of trajectories, or name, with which their names begin")
         room, segments = PageRoom(services.config.bounds.answer_bytes), list[Segment]()
         texts, before = await _texts(services), None
         async for row in _selected(services, access.caller, data):
