@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 
 import httpx
@@ -204,7 +202,7 @@ def wait_for_end(server: Running, path):
         if found(path):
             time.sleep(0.3)
             if found(path):
-                os.kill(server.process.pid, signal.SIGKILL)
+                server.process.kill()
         time.sleep(0.05)
     server.process.wait()
 
@@ -213,7 +211,7 @@ def wait_for_end(server: Running, path):
 def test_a_request_that_ends_the_server_twice_is_given_up_and_the_next_start_goes_on(
     model_dir, tmp_path, way, monkeypatch
 ):
-    monkeypatch.setattr("tests.coordinator.server.test_serve.SCRIPT", serve_with_poison.__file__)
+    monkeypatch.setattr("tests.coordinator.server.test_serve.MAIN", serve_with_poison.main)
     marks = tmp_path / "at_work"
     with serving(model_dir, tmp_path) as server:
         server.wait_until_ready()

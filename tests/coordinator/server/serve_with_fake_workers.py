@@ -12,15 +12,19 @@ from spmd_tx.coordinator.runtime import event_loop
 from spmd_tx.coordinator.server import serve
 from spmd_tx.errors import StartError
 
-if __name__ == "__main__":
+FAKE_WORKER = str(Path(__file__).parents[1] / "mesh" / "fake_worker.py")
+
+
+def main(options, worker=FAKE_WORKER):
     generations.FIRST_DELAY = 0.01  # fake workers start in no time
-    options = json.loads(sys.argv[1])
     for name in {"data_dir", "secret_file"} & options.keys():
         options[name] = Path(options[name])
-    config = ServerConfig(**options)
-    worker = sys.argv[2] if len(sys.argv) > 2 else str(Path(__file__).parents[1] / "mesh" / "fake_worker.py")
     try:
-        sys.exit(event_loop.run(serve.serve(config, [worker])))
+        sys.exit(event_loop.run(serve.serve(ServerConfig(**options), [worker])))
     except StartError as error:
         print(f"spmd-tx: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]), *sys.argv[2:])

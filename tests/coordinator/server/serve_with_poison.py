@@ -1,11 +1,10 @@
 """serve_with_fake_workers.py, but that optimizer steps with some learning rates end the coordinator."""
 
 import os
-import runpy
 import time
-from pathlib import Path
 
 from spmd_tx.coordinator.training import execute, optimizers
+from tests.coordinator.server import serve_with_fake_workers
 
 EXIT, FREEZE = 0.125, 0.5  # learning rates
 
@@ -20,6 +19,6 @@ def step_of(wish, adapter, *, is_again):
     return original(wish, adapter, is_again=is_again)
 
 
-if __name__ == "__main__":
+def main(options):
     execute.step_of = step_of
-    runpy.run_path(str(Path(__file__).with_name("serve_with_fake_workers.py")), run_name="__main__")
+    serve_with_fake_workers.main(options)

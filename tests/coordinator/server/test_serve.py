@@ -17,11 +17,13 @@ from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, continuation
+from tests.coordinator.server import serve_with_fake_workers
+from tests.support.forked import Forked
 
-SCRIPT = Path(__file__).with_name("serve_with_fake_workers.py")
 AGENT = Path(__file__).parents[1] / "agent" / "agent_with_fake_worker.py"
 SECRET = "the secret of this test"
 PROMPT = [1, 2, 3, 4, 5]
+MAIN = serve_with_fake_workers.main
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ class Running:
 
 @contextmanager
 def serving(model_dir, data_dir, shell=(), **options):
-    """``shell``: what executes the command."""
+    """``shell``: what executes the command; without, the server's process is forked."""
     options = {
         "base_model": str(model_dir),
         "served_model_name": "tiny",
@@ -101,9 +103,12 @@ def serving(model_dir, data_dir, shell=(), **options):
         "max_context_length": 256,
         **options,
     }
-    command = [sys.executable, str(SCRIPT), json.dumps(options)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*shell, *command], **pipes, text=True) as process:
+    if shell:
+        command = [*shell, sys.executable, serve_with_fake_workers.__file__, json.dumps(options)]
+        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    else:
+        started = Forked(MAIN, options)
+    with started as process:
         running = Running(process)
         try:
             yield running
