@@ -1,17 +1,14 @@
-"""Serves with workers without JAX, and on request as a mutant: serve.py OPTIONS_IN_JSON [MUTANT].
+"""Serves with workers without JAX, and on request as a mutant.
 
 Waiting for the disk in the event loop is an entry at the level of errors, since a busy disk takes seconds. A
 mutant's parser of tensors meets a rare shape with an exception, with the end of the process, or never ends.
 """
 
 import asyncio
-import json
 import logging
 import os
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.mesh import generations
@@ -52,12 +49,11 @@ def _mutate(mutant: str) -> None:
     training_protobuf._tensor = mutated
 
 
-if __name__ == "__main__":
+def main(options, mutant=None):
     generations.FIRST_DELAY = 0.01  # these workers start in no time
     line.SILENCE_SECONDS = 3.0  # numbers that never come are many here
     _tell_of_waits_for_the_disk()
-    options = json.loads(sys.argv[1])
-    if len(sys.argv) > 2:
-        _mutate(sys.argv[2])
+    if mutant is not None:
+        _mutate(mutant)
     config = ServerConfig(**options | {"data_dir": Path(options["data_dir"])})
     sys.exit(event_loop.run(serve.serve(config, [WORKER])))

@@ -1,17 +1,15 @@
 """The server that is fuzzed: a process with keys for two tenants, which can be killed and started again."""
 
 import asyncio
-import json
 import os
 import re
 import selectors
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -20,9 +18,10 @@ import psutil
 from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
-from tests.sdk.server import COMMAND, QUICKLY, share_compiled_programs
+from tests.fuzz import serve
+from tests.sdk.server import QUICKLY, share_compiled_programs
+from tests.support.forked import Forked, run_spmd_tx
 
-HERE = Path(__file__).parent
 OWNERS = "alice", "mallory"
 READY_SECONDS = 120  # of a start, with replays
 PROBE_SECONDS = 0.2  # between two probes
@@ -51,11 +50,14 @@ class Served:
         self.tokens = {owner: self._new_key(database_url, owner) for owner in OWNERS}
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        more, options = options or {}, {"base_model": str(model_dir), "data_dir": str(self.data_dir)}
-        options |= {"served_model_name": "tiny", "port": port} | (REAL if real else QUICK) | more
-        options |= {} if database_url is None else {"database_url": database_url}
-        self._command = _real(self.data_dir, options) if real else _fake(options, mutant)
-        self._process: subprocess.Popen[str] | None = None
+        every: dict[str, object] = {"base_model": str(model_dir), "data_dir": str(self.data_dir)}
+        every |= {"served_model_name": "tiny", "port": port} | (REAL if real else QUICK) | dict(options or {})
+        every |= {} if database_url is None else {"database_url": database_url}
+        if real:
+            self._start = partial(Forked, run_spmd_tx, *_arguments(self.data_dir, every))
+        else:
+            self._start = partial(Forked, serve.main, every, mutant)
+        self._process: Forked | None = None
         self.starts: list[float] = []  # seconds that each took
         self.has_hung = False
 
@@ -73,9 +75,7 @@ class Served:
             "PYTHONFAULTHANDLER": "1",
         }
         with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-            )
+            self._process = self._start(stderr=log, environment=environment)
         is_ready = _first_line(self._process).startswith("ready: ") and self._is_ready()
         self.starts.append(time.monotonic() - began)
         return is_ready
@@ -114,10 +114,11 @@ class Served:
     def kill(self) -> None:
         """As the kernel does it. Workers notice, and end."""
         if self._process is not None:
-            children = psutil.Process(self._process.pid).children(recursive=True) if self.is_alive() else []
+            children: list[psutil.Process] = []
+            with suppress(psutil.NoSuchProcess):
+                children = psutil.Process(self._process.pid).children(recursive=True)
             self._process.kill()
             self._process.wait()
-            assert self._process.stdout is not None
             self._process.stdout.close()
             self._process = None
             for child in children:
@@ -173,22 +174,16 @@ def serving(folder: Path, model_dir: Path, database_url: str | None, **how: obje
         served.kill()
 
 
-def _fake(options: dict[str, object], mutant: str | None) -> list[str]:
-    command = [sys.executable, str(HERE / "serve.py"), json.dumps(options)]
-    return command if mutant is None else [*command, mutant]
-
-
-def _real(data_dir: Path, options: dict[str, object]) -> list[str]:
+def _arguments(data_dir: Path, options: dict[str, object]) -> list[str]:
     share_compiled_programs(data_dir)
-    command = [str(COMMAND), "serve"]
+    arguments = ["serve"]
     for name, value in options.items():
-        command += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
-    return command
+        arguments += ["--" + name.replace("_", "-"), *([] if value is True else [str(value)])]
+    return arguments
 
 
-def _first_line(process: subprocess.Popen[str]) -> str:
+def _first_line(process: Forked) -> str:
     """What it says first, or nothing when it takes too long."""
-    assert process.stdout is not None
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         return process.stdout.readline() if selector.select(READY_SECONDS) else ""

@@ -15,7 +15,7 @@ from spmd_tx.demo import tiny_model
 from tests.sdk import server as servers
 from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
 from tests.sdk.raw_api import RawApi
-from tests.sdk.server import BASE_MODEL, QUICKLY, Server, serving
+from tests.sdk.server import BASE_MODEL, COMMAND, QUICKLY, Server, serving
 from tests.support.chat_templates import QWEN3
 from tests.support.otel_collector import Collector, collecting
 
@@ -71,7 +71,8 @@ def server(
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",
         "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms
     }
-    with serving(model_dir, data_dir, environment=QUICKLY | traces, max_lora_adapters=SLOTS) as server:
+    options = {"command": [str(COMMAND)], "environment": QUICKLY | traces, "max_lora_adapters": SLOTS}
+    with serving(model_dir, data_dir, **options) as server:
         server.wait_until_ready()
         yield server
 

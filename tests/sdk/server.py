@@ -1,4 +1,4 @@
-"""Starts a server as an operator does: ``spmd-tx serve`` in its own process, with a tiny model."""
+"""Starts a server as an operator does: ``spmd-tx serve`` in a process of its own, with a tiny model."""
 
 import itertools
 import os
@@ -16,6 +16,7 @@ import psutil
 
 from spmd_tx.coordinator.server.preflight import free_port
 from tests.support import quick_compilation
+from tests.support.forked import Forked, run_spmd_tx
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile
@@ -28,13 +29,17 @@ running: list["Server"] = []  # whose logs belong to the report of a failed test
 
 
 class Server:
-    """Holds a running server, its data and its log."""
+    """Holds a running server, its data and its log.
+
+    ``command``: what starts it, for example COMMAND; without, it is forked from a process that has imported
+    ``spmd-tx``.
+    """
 
     def __init__(
         self,
         model_dir: Path,
         data_dir: Path,
-        command: Sequence[str] = (str(COMMAND),),
+        command: Sequence[str] = (),
         environment: Mapping[str, str] = QUICKLY,
         **options: object,
     ) -> None:
@@ -54,17 +59,21 @@ class Server:
             "warm_up": "off",
             **options,
         }
-        command = [*command, "serve"]
+        arguments = ["serve"]
         for name, value in options.items():
             for each in value if isinstance(value, list) else [value]:
                 if each is not False:
-                    command += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
+                    arguments += ["--" + name.replace("_", "-"), *([] if each is True else [str(each)])]
         # XLA's own caches would bring the data directory into the keys of the compiled programs.
         environment = os.environ | {"JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none", **environment}
+        self.process: subprocess.Popen[str] | Forked
         with self.log_path.open("w") as log:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
-            )
+            if command:
+                self.process = subprocess.Popen(
+                    [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
+                )
+            else:
+                self.process = Forked(run_spmd_tx, *arguments, stderr=log, environment=environment)
 
     @property
     def log(self) -> str:
