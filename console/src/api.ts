@@ -117,6 +117,10 @@ export const getUse = (hours: number) => get("/console/api/usage", { query: { ho
 /** The events of a day, UTC, by the route that the SDK uses. */
 export const getAudit = (day: string) => get("/api/v1/audit", { query: { day } });
 
+/** Lists checkpoints, newest first, with what was known of their runs when they were saved. */
+export const listSavedCheckpoints = (run: string | null, metric: string, offset: number) =>
+  get("/console/api/checkpoints", { query: { run, metric: metric || null, offset } });
+
 /** Lists checkpoints, newest first, by the route that the SDK uses. */
 export const listCheckpoints = (offset: number, limit: number) =>
   get("/api/v1/checkpoints", { query: { offset, limit } });

@@ -9,6 +9,7 @@ import { Checkpoints } from "./pages/checkpoints";
 import { People } from "./pages/people";
 import { Playground } from "./pages/playground";
 import { Run } from "./pages/run";
+import { RunCheckpoints } from "./pages/run_checkpoints";
 import { Runs } from "./pages/runs";
 import { SampleGroup } from "./pages/sample_group";
 import { Samples } from "./pages/samples";
@@ -31,6 +32,7 @@ const PAGES: [RegExp, string, (id: string, other: string) => ComponentChildren][
     "Samples",
     (id, request) => <SampleGroup key={`${request} ${signIns.value}`} id={id} request={request} />,
   ],
+  [/^\/runs\/([^/]+)\/checkpoints$/, "Checkpoints", (id) => <RunCheckpoints key={`${id} ${signIns.value}`} id={id} />],
   [/^\/checkpoints$/, "Checkpoints", () => <Checkpoints key={signIns.value} />],
   [/^\/trajectories$/, "Trajectories", () => <Trajectories key={signIns.value} />],
   [/^\/trajectories\/([^/]+)$/, "Trajectory", (id) => <Trajectory key={`${id} ${signIns.value}`} id={id} />],

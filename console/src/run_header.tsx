@@ -10,6 +10,7 @@ const PAGES = [
   ["", "Curves"],
   ["/timing", "Timing"],
   ["/samples", "Samples"],
+  ["/checkpoints", "Checkpoints"],
 ] as const;
 
 export function RunHeader({ id, run }: { id: string; run: Run | null }) {

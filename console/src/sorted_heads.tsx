@@ -26,7 +26,7 @@ export function SortedHeads<Sort extends string>({
             aria-sort={sort !== null && sort === order.sort ? direction : undefined}
           >
             {sort === null ? (
-              name
+              name || <span class="unseen">Actions</span>
             ) : (
               <button type="button" class="sort" onClick={() => sortBy(sort)}>
                 {name}

@@ -214,12 +214,32 @@ const STORIES = {
   async checkpoints(page) {
     await page.goto(`${address}/console`);
     await page.getByRole("link", { name: "Checkpoints" }).click();
-    await page.getByRole("row", { name: /best public sampler arithmetic rl/ }).waitFor();
-    await page.getByRole("button", { name: "Details of best" }).click();
+    await page.getByRole("row", { name: /final public sampler arithmetic rl 400 0.8300 0.02100/ }).waitFor();
+    await page.getByRole("row", { name: /early training arithmetic rl – – –/ }).waitFor(); // of an earlier version
+    const names = async () => (await page.locator("tbody th").allTextContents()).map((text) => text.slice(1).trim());
+    await page.getByRole("button", { name: "Reward" }).click();
+    assert.match((await names())[0], /^peak/);
+    assert.match((await names())[3], /^early/);
+    await page.getByRole("button", { name: "Reward" }).click();
+    assert.match((await names())[2], /^peak/);
+    assert.match((await names())[3], /^early/);
+    await page.getByRole("button", { name: "Details of final" }).click();
     await page.getByRole("button", { name: "Unpublish" }).waitFor();
+    await page.getByRole("button", { name: "Details of final" }).click();
+    await page.getByRole("button", { name: "Details of peak" }).click();
+    await page.getByRole("button", { name: "Mark as the best of its run" }).click();
+    await page.getByRole("button", { name: "Take the mark away" }).waitFor();
     await look(page, "checkpoints");
+    await page.getByLabel("Value").selectOption("entropy:mean");
+    await page.waitForURL(/metric=entropy/);
+    await page.getByRole("button", { name: "entropy:mean" }).waitFor();
     await page.getByLabel("Filter checkpoints").fill("step");
-    await page.getByText("1 of 2").waitFor();
+    await page.getByText("1 of 4").waitFor();
+    await page.goto(`${address}/console/runs/00000000-train-0/checkpoints`);
+    await page.getByRole("row", { name: /peak ★ best sampler 320/ }).waitFor();
+    await look(page, "run_checkpoints");
+    await page.getByRole("link", { name: "Compare with best: final" }).click();
+    await page.waitForURL(/playground\?model=.*final&against=.*peak/);
   },
   async trajectories(page) {
     await page.goto(`${address}/console`);
@@ -377,6 +397,7 @@ const STORIES = {
       [`${run}/samples`]: "article",
       [`${run}/samples/0`]: ".tokens",
       "/checkpoints": "table",
+      [`${run}/checkpoints`]: "table",
       "/trajectories": "table",
       "/trajectories/trj_0": ".tokens",
       "/playground": "textarea",

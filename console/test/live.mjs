@@ -104,6 +104,8 @@ export function liveStories({ address, facts, look }) {
       await page.getByRole("link", { name: "Checkpoints" }).click();
       const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of to sample", exact: true }) });
       await row.waitFor();
+      assert.equal(await row.locator("td").nth(2).textContent(), "1"); // step: it was saved behind one
+      assert.match(await row.locator("td").nth(4).textContent(), /^\d/); // loss
       assert.equal(await page.getByText(facts.theirs).count(), 0);
       const saving = page.waitForEvent("download");
       await row.getByRole("link", { name: "Download" }).click();
@@ -116,6 +118,11 @@ export function liveStories({ address, facts, look }) {
       }
       await row.getByRole("button").click();
       await look(page, "checkpoints");
+      await page.getByRole("button", { name: "Mark as the best of its run" }).click();
+      await row.getByText("★ best").waitFor();
+      await page.reload();
+      await row.getByText("★ best").waitFor();
+      await row.getByRole("button").click();
       await page.getByRole("button", { name: "in 7 days" }).click();
       await row.getByText("in 7 d").waitFor();
       await page.getByRole("button", { name: "Publish" }).click();
@@ -267,7 +274,7 @@ export function liveStories({ address, facts, look }) {
         .click();
       await page.locator(".side-by-side section").nth(3).waitFor();
       await look(page, "sample_group");
-      await page.getByRole("link", { name: "Checkpoints" }).click();
+      await page.getByLabel("Pages", { exact: true }).getByRole("link", { name: "Checkpoints" }).click();
       const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of final" }) }).first();
       await row.getByRole("button").click();
       await look(page, "checkpoints");

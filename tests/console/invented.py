@@ -288,19 +288,39 @@ def audit() -> dict:
     }
 
 
-def checkpoints() -> dict:
-    """A checkpoint to go on from that expires, and a public one to sample from."""
+def saved_checkpoints() -> dict:
+    """One to go on from that expires, two to sample from, and one of an earlier version."""
     run = runs()[0]["id"]
-    common = {"base_model": "Qwen/Qwen3-4B", "user_metadata": {"reward": "0.83"}}
-    found = [
-        {"checkpoint_id": "weights/step 400", "checkpoint_type": "training", "size_bytes": 396_000_000},
-        {"checkpoint_id": "sampler_weights/best", "checkpoint_type": "sampler", "size_bytes": 132_000_000},
+    common = {
+        "base_model": "Qwen/Qwen3-4B",
+        "user_metadata": {"task": "sums"},
+        "public": False,
+        "best": False,
+    }
+    saved = [
+        ("weights/step 400", 400, 0.83, 0.021, 396_000_000),
+        ("sampler_weights/final", 400, 0.83, 0.021, 132_000_000),
+        ("sampler_weights/peak", 320, 0.91, 0.034, 132_000_000),
+        ("weights/early", None, None, None, 396_000_000),
     ]
-    found[0]["expires_at"] = "2126-09-28T10:00:00Z"
-    found[1]["public"] = True
-    for each in found:
-        each |= common | {
-            "time": "2026-09-21T10:00:00Z",
-            "tinker_path": f"tinker://{run}/{each['checkpoint_id']}",
+    found = [
+        {
+            "checkpoint": common
+            | {
+                "checkpoint_id": id,
+                "checkpoint_type": "training" if id.startswith("weights") else "sampler",
+                "size_bytes": size,
+                "time": f"2026-09-21T1{9 - number}:00:00Z",
+                "tinker_path": f"tinker://{run}/{id}",
+            },
+            "step": step,
+            "metric": None if step is None else "env/reward/total",
+            "value": value,
+            "loss": loss,
         }
-    return {"checkpoints": found, "cursor": {"offset": 0, "limit": 100, "total_count": 2}}
+        for number, (id, step, value, loss, size) in enumerate(saved)
+    ]
+    found[0]["checkpoint"]["expires_at"] = "2126-09-28T10:00:00Z"
+    found[1]["checkpoint"]["public"] = True
+    cursor = {"offset": 0, "limit": 100, "total_count": len(found)}
+    return {"checkpoints": found, "metrics": ["env/reward/total", "entropy:mean"], "cursor": cursor}

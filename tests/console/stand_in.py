@@ -15,6 +15,7 @@ STATIC = Path(__file__).parents[2] / "spmd_tx/coordinator/http/console/static"
 MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 KEY = "tml-known"
 CHANGES: dict[str, dict[str, object]] = {}  # of runs, by ID
+BEST: set[str] = set()  # paths of checkpoints
 
 
 def answer(path: str, query: dict[str, str]) -> dict | None:
@@ -28,6 +29,8 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
             return {"runs": {each["id"]: silent for each in listed if each["is_open"]}, "is_cut": False}
         case ["server"]:
             return invented_server.server()
+        case ["checkpoints"]:
+            return _marked(invented.saved_checkpoints())
         case ["keys"]:
             return invented.keys()
         case ["usage"]:
@@ -54,6 +57,12 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
             is_last = len(points) <= limit
             return {"points": points[:limit], "next_after": None if is_last else points[limit - 1]["seq"]}
     return None
+
+
+def _marked(listed: dict) -> dict:
+    for each in listed["checkpoints"]:
+        each["checkpoint"]["best"] = each["checkpoint"]["tinker_path"] in BEST
+    return listed
 
 
 def _searched(listed: list[dict], query: dict[str, str]) -> list[dict]:
@@ -103,7 +112,14 @@ class Handler(BaseHTTPRequestHandler):
                 200, invented_trajectory.listed() if is_list else invented_trajectory.tree(query)
             )
         if path == "/api/v1/checkpoints":
-            return self.send(200, invented.checkpoints())
+            return self.send(
+                200,
+                {
+                    "checkpoints": [
+                        each["checkpoint"] for each in _marked(invented.saved_checkpoints())["checkpoints"]
+                    ]
+                },
+            )
         if path == "/oai/api/v1/models":
             names = ["Qwen/Qwen3-4B", "tinker://00000000-train-0/sampler_weights/step 240"]
             return self.send(200, {"data": [{"id": name} for name in names]})
@@ -128,7 +144,20 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path.startswith("/oai/api/v1/"):
             return self.complete(json.loads(body))
+        if self.path.endswith("/best"):
+            return self.mark(is_best=True)
         self.send(404, {"error": "no such route"})
+
+    def do_DELETE(self) -> None:
+        self.mark(is_best=False)
+
+    def mark(self, *, is_best: bool) -> None:
+        """Mark a checkpoint, as /api/v1/training_runs/RUN/checkpoints/KIND/NAME/best does."""
+        path = unquote(self.path).removeprefix("/api/v1/training_runs/").removesuffix("/best")
+        BEST.clear()
+        if is_best:
+            BEST.add("tinker://" + path.replace("/checkpoints/", "/", 1))
+        self.send(200, {"status": "ok"})
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -181,6 +210,7 @@ class Handler(BaseHTTPRequestHandler):
 def serving(*, needs_key: bool = False, has_rights: bool = True) -> Iterator[str]:
     """Serve on loopback, and give the address."""
     CHANGES.clear()
+    BEST.clear()
     members = {"needs_key": needs_key, "has_rights": has_rights, "streams": StreamCount()}
     handler = type("StandIn", (Handler,), members)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

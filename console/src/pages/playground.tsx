@@ -1,7 +1,8 @@
 // Samples from the base model or a checkpoint: completions, and conversations.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { caller } from "../api";
+import { signal } from "@preact/signals";
+import { caller, listCheckpoints } from "../api";
 import { modelName } from "../logic/checkpoints";
 import { number } from "../logic/format";
 import { align } from "../logic/samples";
@@ -12,6 +13,10 @@ import { Legend, Tokens } from "../tokens";
 
 const EMPTY: Answer = { text: "", tokens: [], logprobs: [], finish: null };
 const DEFAULTS: Settings = { model: "", temperature: 1, top_p: 1, max_tokens: 256, n: 1, seed: null };
+
+const CHECKPOINTS = 1000; // that are asked for marks
+const best = signal<ReadonlySet<string>>(new Set()); // paths
+const nameOf = (model: string) => modelName(model, best.value);
 
 type Mode = "completion" | "chat";
 const MODES = [
@@ -42,6 +47,12 @@ export function Playground() {
         setSettings((known) => ({ ...known, model: known.model || listed[0]! }));
       },
       (refused: Error) => setError(refused.message),
+    );
+    listCheckpoints(0, CHECKPOINTS).then(
+      ({ checkpoints }) => {
+        best.value = new Set(checkpoints.filter((each) => each.best).map((each) => each.tinker_path));
+      },
+      () => undefined,
     );
     return () => running.current?.abort();
   }, []);
@@ -173,8 +184,8 @@ export function Playground() {
           {!isChat && (
             <div class={asked.length > 1 ? "pair" : undefined}>
               {asked.map((model, i) => (
-                <section key={i} aria-label={modelName(model)}>
-                  {asked.length > 1 && <h2>{modelName(model)}</h2>}
+                <section key={i} aria-label={nameOf(model)}>
+                  {asked.length > 1 && <h2>{nameOf(model)}</h2>}
                   {answersOf(answers, i, asked.length).map((each, j) => (
                     <One key={j} answer={each} name={`Sample ${j + 1}`} hasColours={hasColours} />
                   ))}
@@ -204,7 +215,7 @@ function Rival({ models, rival, choose }: { models: string[]; rival: string; cho
         <option value="">nothing</option>
         {listed.map((model) => (
           <option key={model} value={model}>
-            {modelName(model)}
+            {nameOf(model)}
           </option>
         ))}
       </select>
@@ -303,7 +314,7 @@ function Controls({
         >
           {listed.map((model) => (
             <option key={model} value={model}>
-              {modelName(model)}
+              {nameOf(model)}
             </option>
           ))}
         </select>

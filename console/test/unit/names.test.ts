@@ -165,14 +165,18 @@ test("a filter of checkpoints sees the name of the run, and whether all may read
     time: "2026-01-01T00:00:00Z",
     tinker_path: "tinker://run-1/weights/a",
     public: true,
+    best: false,
     user_metadata: { task: "sums" },
   };
   const text = checkpointText(checkpoint, new Map([["run-1", "Arithmetic"]]));
   assert.ok(fits("public arithmetic sums training", text));
   assert.ok(!fits("public", checkpointText({ ...checkpoint, public: false }, new Map())));
+  assert.ok(fits("best", checkpointText({ ...checkpoint, best: true }, new Map())));
 });
 
 test("a model of the playground is a checkpoint or the base model", () => {
   assert.equal(modelName("tinker://0123456789ab/sampler_weights/step/10"), "step/10 · 01234567");
   assert.equal(modelName("Qwen/Qwen3-4B"), "Qwen/Qwen3-4B (base model)");
+  const path = "tinker://0123456789ab/sampler_weights/a";
+  assert.equal(modelName(path, new Set([path])), "★ best: a · 01234567");
 });

@@ -113,19 +113,19 @@ async def training_runs(
     async with database.reading() as db:
         total = await _count(db, seen)
         page_query = query.offset(page.offset).limit(page.limit)
-        runs = await _fitting(_training_runs(db, page_query), room)
+        runs = await fitting(_training_runs(db, page_query), room)
     return TrainingRunsResponse(runs, _cursor(page, total, runs))
 
 
-async def _fitting(entries: AsyncGenerator[Entry], room: PageRoom) -> list[Entry]:
+async def fitting(entries: AsyncGenerator[Entry], room: PageRoom) -> list[Entry]:
     """Take entries until there is no more room for them."""
-    fitting = list[Entry]()
+    taken = list[Entry]()
     async with aclosing(entries):
         async for entry in entries:
             if not room.takes(entry):
                 break
-            fitting.append(entry)
-    return fitting
+            taken.append(entry)
+    return taken
 
 
 def _cursor(page: ListingPage, total: int, entries: Sequence[object]) -> Cursor:
@@ -181,8 +181,8 @@ async def _checkpoints(
 
     async with database.reading() as db:
         total = await _count(db, query.with_only_columns(CheckpointRow.number))
-        fitting = await _fitting(entries(db), room)
-    return CheckpointsResponse(fitting, _cursor(page, total, fitting))
+        listed = await fitting(entries(db), room)
+    return CheckpointsResponse(listed, _cursor(page, total, listed))
 
 
 def is_there() -> ColumnElement[bool]:
@@ -237,4 +237,5 @@ def on_the_wire(row: CheckpointRow) -> Checkpoint:
         user_metadata=as_texts(row.user_metadata),
         expires_at=None if row.expires_at is None else write_moment(row.expires_at),
         base_model=row.base_model,
+        best=row.is_best,
     )

@@ -16,6 +16,7 @@ from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.files import FORMATS, Manifest
+from spmd_tx.coordinator.checkpoints.lifetimes import check_ttl, expiry, is_expired
 from spmd_tx.coordinator.checkpoints.store import CheckpointStore, OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -32,9 +33,6 @@ Visible = Callable[[CheckpointRow], bool]  # whether a caller may know of a chec
 
 GIVEN_UP_SECONDS = 60.0  # after which lost workers have ended for certain
 
-# One hour to ten years, as the SDK's documentation says
-MIN_TTL_SECONDS, MAX_TTL_SECONDS = 3600, 10 * 366 * 24 * 3600
-
 
 class SaveOptions(NamedTuple):
     """Holds a client's options for a checkpoint."""
@@ -44,6 +42,7 @@ class SaveOptions(NamedTuple):
     user_metadata: dict[str, Any] | None = None
     request_id: str | None = None  # of the request, which may overwrite its own checkpoint when it runs again
     owner: str | None = None  # None: the owner of the model, whose rows are there
+    seq_id: int | None = None  # of the request, which says behind which steps of its run; None: of no run
 
 
 class CheckpointCatalog:
@@ -61,6 +60,7 @@ class CheckpointCatalog:
         self._database = database
         self._storage = storage
         self._store = store
+        self.changes = 0  # of rows, in this process
         self._staged: dict[CheckpointPath, Path] = {}  # begun, but not complete
 
     async def begin(self, path: CheckpointPath, options: SaveOptions) -> Path:
@@ -73,7 +73,7 @@ class CheckpointCatalog:
         checkpoint_paths.check_new_name(path.name)
         check_ttl(options.ttl_seconds)
         present = await self._row(path)
-        is_in_the_way = present is not None and not options.overwrite and not _is_expired(present)
+        is_in_the_way = present is not None and not options.overwrite and not is_expired(present)
         if is_in_the_way and not await self._is_saved_by(path, options.request_id):
             raise InvalidRequest(f"checkpoint {path} exists; choose another name, or {_way_out(path)}")
         if self._most_bytes:
@@ -92,7 +92,7 @@ class CheckpointCatalog:
     ) -> Manifest:
         """Publish a written checkpoint under its name. May be called again when the database failed.
 
-        A public checkpoint that is overwritten becomes private.
+        A checkpoint that is overwritten is public no more, nor the best of its run.
         """
         manifest = await self._do(self._store.manifest, path)
         earlier = manifest if manifest is not None and manifest.saved_by == options.request_id else None
@@ -103,7 +103,8 @@ class CheckpointCatalog:
             manifest = _new_manifest(path, adapter, options, base, owner)
             manifest = msgspec.structs.replace(manifest, files=sizes)
             if earlier is not None and options.request_id is not None:
-                manifest = msgspec.structs.replace(manifest, is_public=earlier.is_public)
+                kept = {"is_public": earlier.is_public, "is_best": earlier.is_best}
+                manifest = msgspec.structs.replace(manifest, **kept)
             await self._do(self._store.commit, path, staged, manifest)
         await self._list(path, manifest)
         self._staged.pop(path, None)
@@ -133,10 +134,12 @@ class CheckpointCatalog:
             shared,
             run_id=target.run_id,
             created_at=now,
-            expires_at=_expiry(now, options.ttl_seconds),
+            expires_at=expiry(now, options.ttl_seconds),
             saved_by=options.request_id,
             owner=await self._owner(target.run_id),
             is_public=False,
+            is_best=False,
+            seq_id=None,
             copied_from=str(source),
         )
         await self._do(self._store.commit, target, staged, manifest)
@@ -163,6 +166,7 @@ class CheckpointCatalog:
         async with self._database.transaction() as db:
             await db.execute(delete(CheckpointRow).where(*_is(path)))
             db.add(_new_row(path, manifest))
+        self.changes += 1
 
     async def _owner(self, run_id: str) -> str:
         """The owner of the model."""
@@ -183,7 +187,7 @@ class CheckpointCatalog:
         row = await self._row(path)
         if row is not None and not is_visible(row):
             row = None
-        if row is None or _is_expired(row):
+        if row is None or is_expired(row):
             state = "does not exist" if row is None else "has expired"
             raise NotFound(
                 f"checkpoint {path} {state}; RestClient.list_user_checkpoints() lists those that can be used"
@@ -244,7 +248,7 @@ class CheckpointCatalog:
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         check_ttl(ttl_seconds)
         await self.find(path)
-        expires_at = _expiry(time.time(), ttl_seconds)
+        expires_at = expiry(time.time(), ttl_seconds)
         await self._change(path, expires_at=expires_at)
         await self._change_manifest(path, expires_at=expires_at)
 
@@ -252,6 +256,19 @@ class CheckpointCatalog:
         await self.find(path)
         await self._change(path, is_public=is_public)
         await self._change_manifest(path, is_public=is_public)
+
+    async def set_best(self, path: CheckpointPath, is_best: bool) -> None:
+        """Mark a checkpoint as the best of its run, in place of another one, or take its mark away."""
+        await self.find(path)
+        of_run = CheckpointRow.run_id == path.run_id
+        async with self._database.transaction() as db:
+            marked = (await db.scalars(select(CheckpointRow).where(of_run, CheckpointRow.is_best))).all()
+            is_it = and_(*_is(path))
+            changed = update(CheckpointRow).where(of_run) if is_best else update(CheckpointRow).where(is_it)
+            await db.execute(changed.values(is_best=is_it if is_best else False))
+        self.changes += 1
+        for each in {path, *(map(_path, marked) if is_best else ())}:
+            await self._change_manifest(each, is_best=is_best and each == path)
 
     async def delete(self, path: CheckpointPath) -> None:
         await self.find(path)
@@ -287,10 +304,12 @@ class CheckpointCatalog:
         await self._do(self._store.delete, path)
         async with self._database.transaction() as db:
             await db.execute(delete(CheckpointRow).where(*_is(path)))
+        self.changes += 1
 
     async def _change(self, path: CheckpointPath, **values: object) -> None:
         async with self._database.transaction() as db:
             await db.execute(update(CheckpointRow).where(*_is(path)).values(values))
+        self.changes += 1
 
     async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
         """Change the manifest like the row, so that rows can be made again from the folders."""
@@ -334,11 +353,12 @@ def _new_manifest(
         optimizer=adapter.optimizer,
         format=FORMATS[adapter.optimizer],
         created_at=now,
-        expires_at=_expiry(now, options.ttl_seconds),
+        expires_at=expiry(now, options.ttl_seconds),
         user_metadata=options.user_metadata,
         files={},
         saved_by=options.request_id,
         owner=owner,
+        seq_id=options.seq_id,
         expert_lora=base.expert_lora,
     )
 
@@ -361,22 +381,6 @@ def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def check_ttl(ttl_seconds: int | None) -> None:
-    if ttl_seconds is not None and not MIN_TTL_SECONDS <= ttl_seconds <= MAX_TTL_SECONDS:
-        raise InvalidRequest(
-            f"ttl_seconds is {ttl_seconds}; it must be between {MIN_TTL_SECONDS} (an hour) and "
-            f"{MAX_TTL_SECONDS} (ten years), or null to keep the checkpoint"
-        )
-
-
-def _expiry(now: float, ttl_seconds: int | None) -> float | None:
-    return None if ttl_seconds is None else now + ttl_seconds
-
-
-def _is_expired(row: CheckpointRow) -> bool:
-    return row.expires_at is not None and row.expires_at <= time.time()
-
-
 def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:
     return CheckpointRow(
         run_id=path.run_id,
@@ -389,4 +393,6 @@ def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:
         owner=manifest.owner,
         is_public=manifest.is_public,
         base_model=manifest.base_model,
+        seq_id=manifest.seq_id,
+        is_best=manifest.is_best,
     )

@@ -59,6 +59,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     saved_by: str | None = None  # id of the request
     owner: str = LOCAL_OWNER
     is_public: bool = False
+    is_best: bool = False  # of its run, as people have said
+    seq_id: int | None = None  # of the request; None: of no run, or of an earlier version
     copied_from: str | None = None  # tinker:// path
     # The layout of factors of experts (models/declared/model.py), None where there are no experts. The first
     # checkpoints of mixtures have None, too: theirs are per expert.

@@ -15,6 +15,7 @@ from spmd_tx.coordinator.http.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from spmd_tx.coordinator.http.anthropic.routes import MessagesController, MessagesInTrajectoryController
 from spmd_tx.coordinator.http.authentication import authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
+from spmd_tx.coordinator.http.console.checkpoints import SavedCheckpointsController
 from spmd_tx.coordinator.http.console.pages import PagesController, RootController
 from spmd_tx.coordinator.http.console.people import PeopleController
 from spmd_tx.coordinator.http.console.runs import (
@@ -78,6 +79,7 @@ def make_app(services: Services) -> Litestar:
             MessagesInTrajectoryController,
             TrajectoriesController,
             RunsController,
+            SavedCheckpointsController,
             RunMetricsController,
             TimelineController,
             SamplesController,

@@ -11,8 +11,9 @@ import msgspec
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import cannot_be_trained, model_id
-from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions, check_ttl
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.checkpoints.files import Manifest
+from spmd_tx.coordinator.checkpoints.lifetimes import check_ttl
 from spmd_tx.coordinator.http.closed_runs import new_model, new_session
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.requests.queue import RequestQueue

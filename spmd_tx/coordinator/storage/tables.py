@@ -101,6 +101,8 @@ class CheckpointRow(Base):
     expires_at: Mapped[float | None] = mapped_column(index=True)
     owner: Mapped[str] = mapped_column(index=True, default=LOCAL_OWNER, server_default=LOCAL_OWNER)
     base_model: Mapped[str | None]  # null: not yet taken from the folder
+    seq_id: Mapped[int | None] = mapped_column(BigInteger)  # of the save; null: of no run, or not known
+    is_best: Mapped[bool] = mapped_column(default=False)  # of its run, as people have said
 
     @property
     def tinker_path(self) -> str:

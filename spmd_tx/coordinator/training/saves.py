@@ -60,7 +60,7 @@ class Saves:
 
     async def state(self, model: TrainedModel, request: Request, body: training.SaveWeightsRequest) -> Begun:
         path = CheckpointPath(model.id, WEIGHTS, body.path or f"request-{request.seq_id}")
-        options = SaveOptions(body.overwrite, body.ttl_seconds, body.user_metadata, request.id)
+        options = _options(request, body)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
@@ -84,7 +84,7 @@ class Saves:
         name: str,
     ) -> Begun:
         path = CheckpointPath(model.id, SAMPLER_WEIGHTS, name)
-        options = SaveOptions(body.overwrite, body.ttl_seconds, body.user_metadata, request.id)
+        options = _options(request, body)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         writing = self.writes.expect(staged)
         reply = self._to_bank(model, version=request.id, path=str(staged))
@@ -107,7 +107,7 @@ class Saves:
         if recipients and (failed := await outside("check", CHECK_SECONDS)):
             return Begun(partial(at_once, failed))
         path = CheckpointPath(model.id, EXTERNAL_WEIGHTS, body.path)
-        options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id)
+        options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id, seq_id=request.seq_id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
@@ -192,6 +192,14 @@ class Saves:
             return [*place.before, save]
 
         return model.put_later(commands, lambda: [SAVE_SAMPLER, *self.versions.programs_to_reserve(version)])
+
+
+def _options(
+    request: Request, body: training.SaveWeightsRequest | training.SaveWeightsForSamplerRequest
+) -> SaveOptions:
+    return SaveOptions(
+        body.overwrite, body.ttl_seconds, body.user_metadata, request.id, seq_id=request.seq_id
+    )
 
 
 async def _written(reply: asyncio.Future[Reply], writing: Writing, staged: Path) -> Failed | None:

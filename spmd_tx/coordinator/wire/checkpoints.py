@@ -81,6 +81,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     user_metadata: dict[str, Any] | None = None
     expires_at: str | None = None  # RFC 3339
     base_model: str | None = None
+    best: bool = False  # of its run, as people have said
 
 
 class CheckpointSearchCursor(msgspec.Struct, frozen=True):

@@ -109,7 +109,7 @@ class FakeScheduler:
                 return _json(training.OptimStepResult({"learning_rate": step.adam_params.learning_rate}))
             case "save_weights":
                 save = msgspec.json.decode(payload, type=training.SaveWeightsRequest)
-                options = SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata)
+                options = _options(request, save)
                 path = CheckpointPath(request.line, WEIGHTS, save.path or "")
                 await self._save(path, options)
                 return _json(training.SaveWeightsResult(str(path)))
@@ -118,7 +118,7 @@ class FakeScheduler:
             case "save_weights_external":
                 export = msgspec.json.decode(payload, type=SaveWeightsExternalRequest)
                 path = CheckpointPath(request.line, EXTERNAL_WEIGHTS, export.path)
-                await self._save(path, SaveOptions(ttl_seconds=export.ttl_seconds))
+                await self._save(path, SaveOptions(ttl_seconds=export.ttl_seconds, seq_id=request.seq_id))
                 return _json(SaveWeightsExternalResult(str(path), len(b"weights")))
             case "create_custom_loss":
                 return custom_loss_catalog.created(request)
@@ -131,7 +131,7 @@ class FakeScheduler:
         save = msgspec.json.decode(payload, type=training.SaveWeightsForSamplerRequest)
         if save.path is not None:
             path = CheckpointPath(request.line, SAMPLER_WEIGHTS, save.path)
-            await self._save(path, SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata))
+            await self._save(path, _options(request, save))
             return _json(training.SaveWeightsForSamplerResult(path=str(path)))
         model = await self._catalog.model(request.line)
         assert save.sampling_session_seq_id is not None
@@ -154,6 +154,12 @@ class FakeScheduler:
 def _write_weights(folder: Path) -> None:
     (folder / "shards").mkdir(parents=True)
     (folder / "shards" / "0.bin").write_bytes(b"weights")
+
+
+def _options(
+    request: Request, save: training.SaveWeightsRequest | training.SaveWeightsForSamplerRequest
+) -> SaveOptions:
+    return SaveOptions(save.overwrite, save.ttl_seconds, save.user_metadata, seq_id=request.seq_id)
 
 
 def _json(result: msgspec.Struct) -> Finished:

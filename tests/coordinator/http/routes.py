@@ -38,7 +38,7 @@ Body = Callable[[Ids, Ids], object]  # of the ids in question, and of the sender
 
 CHECKPOINT = "/api/v1/training_runs/{run_id}/checkpoints/{kind}/{name}"
 USAGE = "/api/v1/billing/usage/events"
-TTL, PUBLISH = CHECKPOINT + "/ttl", CHECKPOINT + "/publish"
+TTL, PUBLISH, BEST = (f"{CHECKPOINT}/{name}" for name in ("ttl", "publish", "best"))
 CUSTOM_LOSS = [
     {"op": "placeholder", "name": "logprobs", "target": "logprobs"},
     {"op": "call_method", "name": "total", "target": "sum", "args": [{"ref": "logprobs"}]},
@@ -175,6 +175,8 @@ WITH_IDS: dict[tuple[str, str], list[Body]] = {
     ("PUT", TTL): [lambda *_: {"ttl_seconds": 3600}, lambda *_: {"ttl_seconds": 0}],
     ("POST", PUBLISH): [lambda *_: None],
     ("DELETE", PUBLISH): [lambda *_: None],
+    ("POST", BEST): [lambda *_: None],
+    ("DELETE", BEST): [lambda *_: None],
     ("DELETE", CHECKPOINT): [lambda *_: None],
     ("GET", CHECKPOINT + "/archive"): [lambda *_: None],
     ("GET", CHECKPOINT + "/external_weights_urls"): [lambda *_: None],
@@ -245,6 +247,7 @@ LISTINGS = {
     ("GET", USAGE),
     ("GET", "/console/api/runs"),
     ("GET", "/console/api/open_runs"),
+    ("GET", "/console/api/checkpoints"),
     STREAM,
 }
 

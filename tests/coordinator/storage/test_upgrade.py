@@ -4,7 +4,7 @@ import pytest
 import zstandard
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, select, text
 
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
@@ -14,7 +14,7 @@ from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished
 from spmd_tx.coordinator.storage.database import MIGRATIONS, open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
-from spmd_tx.coordinator.storage.tables import ModelRow
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 
 ROWS = """
@@ -84,6 +84,10 @@ async def test_checkpoints_of_the_first_version_are_listed_and_read(first_versio
 
 
 TO_0015 = """
+    ALTER TABLE checkpoints DROP COLUMN seq_id;
+    ALTER TABLE checkpoints DROP COLUMN is_best;
+    INSERT INTO checkpoints (run_id, kind, name, size_bytes, is_public, created_at, owner)
+        VALUES ('s:train:0', 'weights', 'early', 7, FALSE, 1.0, 'local');
     ALTER TABLE models DROP COLUMN optimizer;
     ALTER TABLE models DROP COLUMN name;
     ALTER TABLE models DROP COLUMN run_group;
@@ -121,7 +125,9 @@ async def test_requests_of_the_version_without_bases_go_on_and_are_of_the_first_
     async with database.reading() as db:
         assert (await db.execute(text("SELECT number, base FROM past_requests"))).one() == (6, None)
         model = await db.get_one(ModelRow, "s:train:0")
+        checkpoint = (await db.scalars(select(CheckpointRow))).one()
     assert (model.rank, model.name, model.run_group, model.archived_at) == (4, None, None, None)
     assert model.optimizer == "adamw"
+    assert (checkpoint.name, checkpoint.seq_id, checkpoint.is_best) == ("early", None, False)
     queue.close()
     await database.close()

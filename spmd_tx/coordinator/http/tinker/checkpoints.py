@@ -202,6 +202,20 @@ class CheckpointsController(Controller):
         await services.checkpoints.set_public(address, False)
         return await _noted(services, access, "checkpoint_unpublished", address, owner)
 
+    @post(CHECKPOINT + "/best", status_code=HTTP_200_OK)
+    async def mark_best(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+        """Mark a checkpoint as the best of its run. The mark moves there from the one that had it."""
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.set_best(address, True)
+        return await _noted(services, access, "checkpoint_marked_best", address, owner)
+
+    @delete(CHECKPOINT + "/best", status_code=HTTP_200_OK)
+    async def unmark_best(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+        """Take the mark away from the best checkpoint of a run."""
+        owner = (await access.checkpoint(address)).owner
+        await services.checkpoints.set_best(address, False)
+        return await _noted(services, access, "checkpoint_unmarked_best", address, owner)
+
 
 def _problem_of_number(number: int, bounds: Bounds) -> str | None:
     try:

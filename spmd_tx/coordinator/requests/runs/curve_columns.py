@@ -29,10 +29,11 @@ PER_TOKEN, SPEED, SAMPLING_SPEED = "loss per token", "tokens per second", "sampl
 NO_VARIANCE = "groups without variance"
 
 # Metrics in the order in which most readers want them; the others follow by their names.
+REWARD = r"(^|/)reward"
 ORDER = [
     re.compile(pattern)
     for pattern in (
-        r"(^|/)reward",
+        REWARD,
         r"abs_advantage",
         r"^loss per token$",
         r"^groups without variance$",
@@ -109,7 +110,7 @@ class RunColumns:
     @property
     def names(self) -> list[str]:
         """The metrics, those that most readers want first."""
-        return sorted({*self._of_server, *self._of_client}, key=_rank)
+        return sorted({*self._of_server, *self._of_client}, key=reading_order)
 
     def add(self, points: Iterable[MetricsPoint]) -> None:
         """Add steps of the server, in their order, with what can be computed from them."""
@@ -204,7 +205,8 @@ def _add(columns: dict[str, _Column], news: Mapping[str, list[float]]) -> None:
         columns[name].add(values)
 
 
-def _rank(name: str) -> tuple[int, str]:
+def reading_order(name: str) -> tuple[int, str]:
+    """Return the key by which metrics are sorted, those that most readers want first."""
     return next((place for place, each in enumerate(ORDER) if each.search(name)), len(ORDER)), name
 
 

@@ -67,7 +67,7 @@ async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes
     query = select(*columns).where(
         RunMetrics.line == line, RunMetrics.seq_id > after, RunMetrics.seq_id <= last, ~IS_LOGGED
     )
-    maker = _Points(await _next_step(db, line, after), most_bytes)
+    maker = _Points(await steps_until(db, line, after), most_bytes)
     # A client's row has the number of the request before it, so it comes behind that one.
     query = query.order_by(RunMetrics.seq_id, RunMetrics.number)
     async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
@@ -157,8 +157,8 @@ def _encoded(entry: msgspec.Struct) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(entry))
 
 
-async def _next_step(db: AsyncSession, line: str, after: int) -> int:
-    """Return the number of the first step behind a seq_id; thinned runs have the numbers of theirs."""
+async def steps_until(db: AsyncSession, line: str, after: int) -> int:
+    """Return how many steps a run had taken by a seq_id; thinned runs have the numbers of theirs."""
     known = select(RunMetrics.seq_id, RunMetrics.step).where(
         is_step(line), RunMetrics.seq_id <= after, RunMetrics.step.is_not(None)
     )

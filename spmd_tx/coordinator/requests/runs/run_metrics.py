@@ -118,6 +118,17 @@ def _together(texts: Iterable[str]) -> tuple[Values, list[str]]:
     return {name: value for each in decoded for name, value in each.items()}, run_alarms.alarms(decoded)
 
 
+async def at_save(db: AsyncSession, line: str, seq_id: int) -> Values:
+    """Return the newest value of each metric when a request's turn came."""
+    rows = select(cast_in_sql(RunMetrics.metrics, Text)).where(
+        RunMetrics.line == line, RunMetrics.seq_id <= seq_id
+    )
+    newest = rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(LAST_ROWS)
+    texts = list(await db.scalars(newest))[::-1]
+    last, _ = await compute(sum(map(len, texts)), _together, texts)
+    return last
+
+
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
     """Delete runs that have not changed since a time, and thin out those that have not since another."""
     unchanged = select(ModelRow.id).where(_newest(RunMetrics.at) < before)
