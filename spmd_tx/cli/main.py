@@ -19,6 +19,7 @@ from urllib.parse import quote
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.checkpoints import checkpoints
 from spmd_tx.cli.environment import check_variables
 from spmd_tx.cli.export_weights import export_weights
 from spmd_tx.cli.import_weights import import_weights
@@ -276,6 +277,7 @@ def backup(
     typer.echo(f"{show_size(size)} are in {destination}")
 
 
+app.add_typer(checkpoints)
 app.add_typer(keys)
 app.add_typer(requests)
 app.add_typer(runs)

@@ -16,6 +16,7 @@ FIRST = ("reward", "loss:sum", "entropy:mean", "kl:mean", "unclipped_grad_l2:mea
 MOST_COLUMNS, LISTED = 6, 2
 LAST_STEPS = 20
 LABELS = ("name", "group")  # that people give to runs
+NAMES = ("run", "checkpoint", *LABELS, "owner", "metric")  # columns of text
 CURVE_HEIGHT, CURVE_MARGIN, WIDEST_CURVE = 8, 16, 100
 LINES_BESIDE = CURVE_HEIGHT + 8  # of a page, besides the rows of steps
 BY_CLIENT = "steps as the client counts them:"
@@ -42,7 +43,7 @@ def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
         ]
         for run in runs
     ]
-    return _fitting(
+    return table_that_fits(
         ["run", *labels, "owner", "created", *states, "steps", *map(readable, names)], rows, console
     )
 
@@ -83,7 +84,7 @@ def of_steps(run: str, points: Points, metric: str | None, console: Console, mos
     shown = points[-most:]
     names = _columns(point["metrics"] for point in shown)
     rows = [[str(point["step"]), _clock(point), *_values(point["metrics"], names)] for point in shown]
-    table = _fitting(["step", "at", *map(readable, names)], rows, console)
+    table = table_that_fits(["step", "at", *map(readable, names)], rows, console)
     drawn = metric or names[0]
     having = [point for point in points if point["metrics"].get(drawn) is not None]
     if not having:
@@ -132,7 +133,7 @@ def _clock(point: dict[str, Any]) -> str:
     return datetime.fromtimestamp(point["at"]).strftime("%H:%M:%S")
 
 
-def _fitting(headings: Sequence[str], rows: TableRows, console: Console) -> Table:
+def table_that_fits(headings: Sequence[str], rows: TableRows, console: Console) -> Table:
     """Make a table without the last columns that do not fit, but with the first one in any case."""
     unbounded = console.options.update(max_width=UNBOUNDED)
     for count in range(len(headings), 1, -1):
@@ -145,7 +146,7 @@ def _fitting(headings: Sequence[str], rows: TableRows, console: Console) -> Tabl
 def _table(headings: Sequence[str], rows: TableRows) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for heading in headings:
-        is_name = heading in ("run", *LABELS, "owner")
+        is_name = heading in NAMES
         table.add_column(heading, justify="left" if is_name else "right", no_wrap=not is_name)
     for row in rows:
         table.add_row(*row[: len(headings)])

@@ -73,7 +73,7 @@ def show(
 ) -> None:
     """Show the last steps of a run, and the curve of a metric."""
     server = Server(url, api_key)
-    history = RunHistory(_whole(server, run))
+    history = RunHistory(whole_id(server, run))
     history.read(server, -1)
     if as_json:
         typer.echo(json.dumps([*history.points, *history.logged], indent=2))
@@ -102,7 +102,7 @@ def change(
         raise StartError("there is nothing to change; give --name, --group, --archive or --restore")
     server = Server(url, api_key)
     body = {key: None if value == "" else value for key, value in given.items()}
-    changed = server.ask(_route(_whole(server, run)), body, method="PATCH")
+    changed = server.ask(_route(whole_id(server, run)), body, method="PATCH")
     console = consoles.console()
     console.print(run_tables.of_runs([changed], console))
 
@@ -114,7 +114,7 @@ def tail(run: RunArgument, metric: Metric = None, url: UrlOption = LOCAL, api_ke
     Where the output is no terminal, it prints a line per step.
     """
     server, console = Server(url, api_key), consoles.console()
-    history = RunHistory(_whole(server, run))
+    history = RunHistory(whole_id(server, run))
     history.read(server, -1)
     try:
         if console.is_terminal:
@@ -212,7 +212,7 @@ def _route(run: str) -> str:
     return f"{RUNS}/{quote(run, safe='')}"
 
 
-def _whole(server: Server, beginning: str) -> str:
+def whole_id(server: Server, beginning: str) -> str:
     """Return the ID of the run that begins so. Raises StartError when there is none, or more than one."""
     if INFIX in beginning:
         return beginning  # and the server says whether there is such a run
