@@ -15,6 +15,7 @@ from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import Hello, Report, in_frames
 from spmd_tx.protocol.secret import Keys
 from spmd_tx.protocol.setup import Setup
+from spmd_tx.worker.result_signal import ResultSignal
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,20 @@ class Inbox:
             if envelope is not None:
                 return envelope
         return None
+
+    def next_unless(self, signal: ResultSignal) -> Envelope | None:
+        """Wait for the next command; None: what was computed is complete before there is one."""
+        self._poller.register(signal, zmq.POLLIN)
+        try:
+            while True:
+                message = self._receive(None)
+                if message is None and signal.is_over():
+                    return None
+                envelope = None if message is None else self._take(message)
+                if envelope is not None:
+                    return envelope
+        finally:
+            self._poller.unregister(signal)
 
     def report(self, kind: type[Report], **fields: Any) -> None:
         """Send a report of this worker."""

@@ -1,7 +1,7 @@
 """Receive, execute, reply, until told to shut down.
 
-The device works while a reply travels: if the next command has arrived, it is dispatched before the
-previous result is fetched. Replies keep the order of the commands.
+The device works while a reply travels: a command that arrives before the previous result is complete is
+dispatched at once. Replies keep the order of the commands.
 """
 
 import logging
@@ -30,6 +30,7 @@ from spmd_tx.protocol.reports import Reply
 from spmd_tx.worker.command_spans import CommandSpans
 from spmd_tx.worker.engine import NOTHING, Result
 from spmd_tx.worker.inbox import Inbox
+from spmd_tx.worker.result_signal import ResultSignal, is_complete
 
 logger = logging.getLogger(__name__)
 
@@ -53,9 +54,13 @@ class Loop:
 
     def run(self) -> None:
         """Return after Shutdown. Whatever else ends the loop is an exception."""
+        with ResultSignal() as signal:
+            self._run(signal)
+
+    def _run(self, signal: ResultSignal) -> None:
         unsent: tuple[int, Result, UnusableWeights | None] | None = None
         while True:
-            envelope = self.inbox.next_if_there() if unsent else self._wait()
+            envelope = self._next_beside(signal, *unsent[:2]) if unsent else self._wait()
             if unsent and not (envelope and is_dispatched(envelope.command)):
                 self._reply(*unsent)
                 unsent = None
@@ -81,6 +86,15 @@ class Loop:
             if isinstance(problem, DamagedWeights):
                 logger.error("%s", problem)
             return NOTHING, problem
+
+    def _next_beside(self, signal: ResultSignal, sequence: int, result: Result) -> Envelope | None:
+        """Return the next command; None: the result of the last one is complete before there is one."""
+        envelope = self.inbox.next_if_there()
+        if envelope is not None or is_complete(result):
+            return envelope
+        self.inbox.executing = sequence
+        signal.wait_for(result)
+        return self.inbox.next_unless(signal)
 
     def _wait(self) -> Envelope:
         self.at_work(False)

@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import pytest
 import zmq
 
@@ -12,6 +13,7 @@ from spmd_tx.protocol.secret import Keys
 from spmd_tx.worker import inbox as inbox_module
 from spmd_tx.worker.heartbeat import Heartbeat
 from spmd_tx.worker.inbox import Inbox
+from spmd_tx.worker.result_signal import ResultSignal
 from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
@@ -194,3 +196,15 @@ def test_a_report_aside_arrives_although_the_coordinator_is_slow_to_greet(monkey
         late = Coordinator(address)
         assert late.receive().path == "here"
         late.close()
+
+
+def test_what_comes_first_ends_a_wait(coordinator, welcome):
+    coordinator.command(0)
+    with ResultSignal() as signal:
+        envelope = welcome.next_unless(signal)
+        assert envelope is not None
+        assert envelope.sequence == 0
+        signal.wait_for(({"tokens": jnp.ones(8)}, {}))
+        assert welcome.next_unless(signal) is None
+        coordinator.command(1)
+        assert welcome.next().sequence == 1

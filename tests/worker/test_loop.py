@@ -27,6 +27,7 @@ from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.places import PAIRS, Idle
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Reply
+from spmd_tx.worker import loop as loop_module
 from spmd_tx.worker.loop import Loop, is_dispatched
 from tests.support import moves
 
@@ -116,6 +117,10 @@ class ScriptedInbox:
         self.sequence += 1
         return envelope
 
+    def next_unless(self, signal):
+        """A result is complete before the next batch comes."""
+        return None
+
     def report(self, kind, **fields):
         assert kind is Reply
         reply = Reply(generation=1, process=0, **fields)
@@ -180,6 +185,23 @@ def test_it_says_when_commands_run_and_when_none_is_left():
 def test_a_result_does_not_wait_for_a_command_that_is_not_there():
     _, log = run([DECODE], [DECODE])
     assert log == "run decode,reply 0,run decode,reply 1,reply 2".split(",")
+
+
+class SlowDevice(ScriptedInbox):
+    """Every batch comes while the last command of the one before is computed."""
+
+    def next_unless(self, signal):
+        self.log.append(f"wait for {self.executing}")
+        self.waiting = self.batches.pop(0)
+        return self.next_if_there()
+
+
+def test_a_command_that_comes_while_a_result_is_computed_is_dispatched_at_once(monkeypatch):
+    monkeypatch.setattr(loop_module, "is_complete", lambda result: False)
+    inbox = SlowDevice([[DECODE], [DECODE], [EXAMPLES["save_state"]], [Shutdown()]], log := [])
+    Loop(RecordingEngine(log).execute, inbox, True, lambda is_at_work: None).run()
+    first, second = "run decode,wait for 0,run decode,reply 0,wait for 1", "reply 1,run save_state,wait for 2"
+    assert log == f"{first},{second},reply 2,reply 3".split(",")
 
 
 def test_a_result_does_not_wait_for_a_command_that_writes_to_disk():

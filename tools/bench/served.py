@@ -48,7 +48,9 @@ class Served:
 
 
 @contextmanager
-def serving(directory: Path, **options: object) -> Iterator[Served]:
+def serving(
+    directory: Path, script: Path = SCRIPT, worker: Path = WORKER, **options: object
+) -> Iterator[Served]:
     model_dir = directory / "model"
     if not model_dir.exists():
         tiny_model.write(model_dir)
@@ -62,7 +64,7 @@ def serving(directory: Path, **options: object) -> Iterator[Served]:
         "decode_rows": 64,
         **options,
     }
-    command = [sys.executable, str(SCRIPT), json.dumps(options), str(WORKER)]
+    command = [sys.executable, str(script), json.dumps(options), str(worker)]
     began = time.monotonic()
     with (directory / "server.log").open("a") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

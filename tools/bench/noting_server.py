@@ -1,0 +1,50 @@
+"""Serves with real workers, and notes what planning costs: noting_server.py OPTIONS_IN_JSON WORKER.
+
+The file that the environment variable BENCH_PLANNING names gets a JSON line for each time that the
+scheduler has looked for something to do: when, the CPU nanoseconds of its thread, and the names of the
+commands that it has sent.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.runtime import event_loop
+from spmd_tx.coordinator.scheduler.execution import Execution
+from spmd_tx.coordinator.server import serve
+
+PLANNING = "BENCH_PLANNING"
+
+
+def note_planning(path: str) -> None:
+    advance: Callable[[Execution], None] = Execution._advance
+    send = Hub.send
+    names = list[str]()
+    file = open(path, "a", buffering=1)  # noqa: SIM115, open as long as the process
+
+    def noted_send(hub: Hub, command, requests=()):  # noqa: ANN001, ANN202, those of Hub.send
+        names.append(command.name)
+        return send(hub, command, requests)
+
+    def noted_advance(execution: Execution) -> None:
+        cpu = time.thread_time_ns()
+        advance(execution)
+        cpu = time.thread_time_ns() - cpu
+        print(json.dumps({"at": time.monotonic_ns(), "cpu": cpu, "sent": names}), file=file)
+        names.clear()
+
+    Hub.send, Execution._advance = noted_send, noted_advance
+
+
+if __name__ == "__main__":
+    note_planning(os.environ[PLANNING])
+    options = json.loads(sys.argv[1])
+    options["data_dir"] = Path(options["data_dir"])
+    sys.exit(event_loop.run(serve.serve(ServerConfig(**options), [sys.argv[2]])))
