@@ -45,8 +45,8 @@ def main() -> None:
         asyncio.run(fill(data_dir, options.database_url, options.runs, options.steps))
         print(f"filled in {time.monotonic() - began:.0f} s", flush=True)
         model_dir = tiny_model.write(Path(folder) / "model", SPEC)
-        url = [] if options.database_url is None else ["--database-url", options.database_url]
-        with serving(model_dir, data_dir, *url) as server:
+        url = {} if options.database_url is None else {"database_url": options.database_url}
+        with serving(model_dir, data_dir, **url) as server:
             server.wait_until_ready()
             measure(server.url, psutil.Process(server.process.pid))
 

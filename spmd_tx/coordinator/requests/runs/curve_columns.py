@@ -4,7 +4,6 @@ A column that grows long is halved: each pair of points becomes one, with the le
 the memory of a run is bounded, and no peak is lost.
 """
 
-import math
 import re
 from array import array
 from collections import defaultdict
@@ -40,7 +39,7 @@ ORDER = [
         r"^answer",
         r"entropy",
         r"kl",
-        r"grad",
+        r"grad_(norm|l2)(:|$)",
         r"tokens per second$",
         r"lag",
         r"learning_rate",
@@ -65,13 +64,14 @@ class _Column:
     def __len__(self) -> int:
         return len(self._values) // FIELDS
 
-    def add(self, values: list[float]) -> None:
-        """Add points: of each step, time, and three times its value."""
-        while values:
-            room = FIELDS * MOST_KEPT - len(self._values)
-            self._values.extend(values[:room])
-            values = values[room:]
-            if values:
+    def add(self, moments: np.ndarray, values: np.ndarray) -> None:
+        """Add values, [points], with their steps and times, [points, 2]."""
+        points = np.column_stack((moments, values, values, values))
+        while len(points):
+            room = MOST_KEPT - len(self)
+            self._values.frombytes(points[:room].tobytes())
+            points = points[room:]
+            if len(points):
                 self._halve()
 
     def replace_last(self, value: float) -> None:
@@ -87,6 +87,30 @@ class _Column:
         points = self.points()
         halves = _merged(points, np.arange(0, points.shape[1], 2))
         self._values = array("d", np.ascontiguousarray(halves.T).tobytes())
+
+
+class _News:
+    """Gathers what points say, by metric."""
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[float, float]] = []
+        self._said = defaultdict[str, tuple[list[int], list[float | None]]](lambda: ([], []))
+
+    def add(self, step: float, at: float, metrics: Mapping[str, float | None]) -> None:
+        place = len(self._moments)
+        self._moments.append((step, at))
+        for name, value in metrics.items():
+            places, values = self._said[name]
+            places.append(place)
+            values.append(value)
+
+    def move_to(self, columns: dict[str, _Column]) -> None:
+        """Add everything to the columns of the metrics; what is None, as NaN."""
+        moments = np.array(self._moments, float)
+        for name, (places, values) in self._said.items():
+            if name not in columns:
+                columns[name] = _Column()
+            columns[name].add(moments[places], np.array(values, float))
 
 
 class RunColumns:
@@ -114,23 +138,22 @@ class RunColumns:
 
     def add(self, points: Iterable[MetricsPoint]) -> None:
         """Add steps of the server, in their order, with what can be computed from them."""
-        news = defaultdict[str, list[float]](list)
+        news = _News()
         for point in points:
             self._began = min(self._began, point.at)
-            _gather(news, point, point.metrics)
-            _gather(news, point, self._derived(point))
+            news.add(point.step, point.at, point.metrics | self._derived(point))
             self._add_groups(point)
             self.after, self._last = point.seq, point
-        _add(self._of_server, news)
+        news.move_to(self._of_server)
 
     def add_logged(self, points: Iterable[LoggedPoint]) -> None:
         """Add what a client has sent of its own steps, in the order of arrival."""
-        news = defaultdict[str, list[float]](list)
+        news = _News()
         for point in points:
             self._began = min(self._began, point.at)
-            _gather(news, point, point.metrics)
+            news.add(point.step, point.at, point.metrics)
             self.logged_after = point.number
-        _add(self._of_client, news)
+        news.move_to(self._of_client)
 
     def curve(self, name: str, window: CurveWindow) -> RunCurve | None:
         """Return a metric within a window, and one point on both sides of it; None: it has none there."""
@@ -182,27 +205,12 @@ class RunColumns:
             self._groups = 0.0
         elif groups and trained is not None:
             self._groups, self._trained = groups, trained
-            share = max(0.0, 1 - self._trained / groups)
-            _add(self._of_server, {NO_VARIANCE: [point.step, point.at, share, share, share]})
+            news = _News()
+            news.add(point.step, point.at, {NO_VARIANCE: max(0.0, 1 - self._trained / groups)})
+            news.move_to(self._of_server)
         elif trained and self._groups:
             self._trained += trained
             self._of_server[NO_VARIANCE].replace_last(max(0.0, 1 - self._trained / self._groups))
-
-
-def _gather(
-    news: dict[str, list[float]], point: MetricsPoint | LoggedPoint, metrics: Mapping[str, float | None]
-) -> None:
-    step, at = point.step, point.at
-    for name, value in metrics.items():
-        number = math.nan if value is None else value
-        news[name] += (step, at, number, number, number)
-
-
-def _add(columns: dict[str, _Column], news: Mapping[str, list[float]]) -> None:
-    for name, values in news.items():
-        if name not in columns:
-            columns[name] = _Column()
-        columns[name].add(values)
 
 
 def reading_order(name: str) -> tuple[int, str]:

@@ -2,21 +2,26 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
 import msgspec
 
 from spmd_tx.coordinator.requests.runs import metric_pages
-from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis, CurveWindow, RunColumns, chosen
+from spmd_tx.coordinator.requests.runs.curve_columns import (
+    BYTES_PER_POINT,
+    CurveAxis,
+    CurveWindow,
+    RunColumns,
+    chosen,
+)
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.wire.console.runs import CurvesResponse, LoggedPoint, MetricsPoint
 
 KEPT_BYTES = 64 << 20  # of all runs; the one that is looked at stays
-POINTS_AT_ONCE = 2000
-BYTES_AT_ONCE = 4 << 20
+VALUES_AT_ONCE = 10_000  # that are added to columns
 Point = TypeVar("Point", MetricsPoint, LoggedPoint)
 
 OVERVIEW = 12  # curves that are drawn where no names are asked for
@@ -57,16 +62,8 @@ class CurveStore:
 
     async def _refresh(self, run: str, columns: RunColumns) -> None:
         async with self._database.reading() as db:
-            is_whole = False
-            while not is_whole:
-                page = await metric_pages.points(db, run, columns.after, POINTS_AT_ONCE, BYTES_AT_ONCE)
-                await _add(page.entries, MetricsPoint, columns.add)
-                is_whole = page.following is None
-            is_whole = False
-            while not is_whole:
-                page = await metric_pages.logged(db, run, columns.logged_after, POINTS_AT_ONCE, BYTES_AT_ONCE)
-                await _add(page.entries, LoggedPoint, columns.add_logged)
-                is_whole = page.following is None
+            await _gather(metric_pages.all_points(db, run, columns.after), columns.add)
+            await _gather(metric_pages.all_logged(db, run, columns.logged_after), columns.add_logged)
 
     def _forget(self) -> None:
         size = sum(columns.size for columns in self._runs.values())
@@ -74,13 +71,17 @@ class CurveStore:
             size -= self._runs.popitem(last=False)[1].size
 
 
-async def _add(
-    entries: Sequence[msgspec.Raw], type_: type[Point], add: Callable[[Iterable[Point]], None]
-) -> None:
-    def decode() -> None:
-        add([msgspec.json.decode(each, type=type_) for each in entries])
-
-    await compute(sum(len(bytes(each)) for each in entries), decode)
+async def _gather(pieces: AsyncGenerator[Sequence[Point]], add: Callable[[Sequence[Point]], None]) -> None:
+    """Add the points of pieces, many at a time."""
+    news, values = list[Point](), 0
+    async with aclosing(pieces):
+        async for piece in pieces:
+            news += piece
+            values += sum(len(point.metrics) for point in piece)
+            if values > VALUES_AT_ONCE:
+                await compute(BYTES_PER_POINT * values, add, news)
+                news, values = [], 0
+    await compute(BYTES_PER_POINT * values, add, news)
 
 
 def _encoded(columns: RunColumns, names: Sequence[str], window: CurveWindow) -> bytes:

@@ -108,9 +108,9 @@ def test_what_is_not_finite_is_left_out_of_a_stretch():
 
 
 def test_metrics_that_most_readers_want_come_first():
-    names = "zeta", "env/all/reward/total", "learning_rate:mean", "alpha", "kl:mean", "abs_advantage:mean"
-    columns = columns_of(dict.fromkeys(names, 1.0))
-    ordered = [names[1], names[5], names[4], names[2], "alpha", "zeta"]
+    ordered = ["env/all/reward/total", "abs_advantage:mean", "kl:mean", "grad_norm", "learning_rate:mean"]
+    ordered += ["alpha", "unclipped_grad_l2_attn:mean", "zeta"]
+    columns = columns_of(dict.fromkeys(ordered[::-1], 1.0))
     assert columns.names == ordered
     assert chosen(columns, [], 3) == ordered[:3]
     assert chosen(columns, ["zeta", "nothing", "alpha"], 1) == ["zeta", "alpha"]

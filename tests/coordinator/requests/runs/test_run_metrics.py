@@ -184,3 +184,30 @@ async def test_old_runs_are_thinned_and_very_old_rows_go(database, monkeypatch):
     async with database.transaction() as db:
         await run_metrics.forget(db, before=clock.now() + 1, thin_before=0.0)
     assert await read(database) == ([], None)
+
+
+async def test_what_a_client_says_between_two_looks_is_in_the_next(database):
+    for number in range(3):
+        await say(database, 2 * number, {"reward": float(number)})
+        await step(database, 1 + 2 * number)
+    whole, after, paged = await look(database, metric_pages.all_points, -1), -1, []
+    assert [point.metrics.get("reward") for point in whole] == [0.0, 1.0, 2.0]
+    for place, point in enumerate(whole):
+        assert await look(database, metric_pages.all_points, point.seq) == whole[place + 1 :]
+    while after is not None:
+        page, after = await read(database, after, limit=1)
+        paged += page
+    assert paged == whole
+
+
+async def test_all_that_a_client_has_sent_is_read_at_once(database):
+    for number in range(3):
+        await say(database, 1, {"reward": float(number)}, step=7)
+    whole = await look(database, metric_pages.all_logged, -1)
+    assert whole == (await read_logged(database))[0]
+    assert await look(database, metric_pages.all_logged, whole[0].number) == whole[1:]
+
+
+async def look(database, read_all, after):
+    async with database.reading() as db:
+        return [point async for piece in read_all(db, RUN, after) for point in piece]
