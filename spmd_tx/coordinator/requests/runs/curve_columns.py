@@ -26,6 +26,7 @@ FIELDS, BYTES_PER_POINT = 5, 40
 LOSS, TOKENS = "loss:sum", "num_tokens:sum"
 PER_TOKEN, SPEED, SAMPLING_SPEED = "loss per token", "tokens per second", "sampled tokens per second"
 NO_VARIANCE = "groups without variance"
+REDUCED = re.compile(r":(mean|sum|min|max)$")  # how the server's own metrics end
 
 # Metrics in the order in which most readers want them; the others follow by their names.
 REWARD = r"(^|/)reward"
@@ -157,7 +158,7 @@ class RunColumns:
 
     def curve(self, name: str, window: CurveWindow) -> RunCurve | None:
         """Return a metric within a window, and one point on both sides of it; None: it has none there."""
-        columns = [each[name] for each in (self._of_server, self._of_client) if name in each]
+        columns = self._columns(name)
         if not columns:
             return None
         step, at, mean, least, greatest = np.concatenate([each.points() for each in columns], axis=1)
@@ -179,12 +180,17 @@ class RunColumns:
 
         The answer is in seconds since the epoch; None: there is no such metric.
         """
-        columns = [each[name] for each in (self._of_server, self._of_client) if name in each]
+        columns = self._columns(name)
         if not columns:
             return None
         step, at = np.concatenate([each.points()[:2] for each in columns], axis=1)
         places = step if axis == "step" else at - self._began
         return float(at[np.argmin(np.abs(places - x))])
+
+    def _columns(self, name: str) -> list[_Column]:
+        """Return where a metric is: the server's own alone, where a client repeats it by its own count."""
+        columns = [each[name] for each in (self._of_server, self._of_client) if name in each]
+        return columns[:1] if REDUCED.search(name) else columns
 
     def _derived(self, point: MetricsPoint) -> dict[str, float | None]:
         metrics, found = point.metrics, dict[str, float | None]()

@@ -107,6 +107,15 @@ def test_what_is_not_finite_is_left_out_of_a_stretch():
     assert set(columns.curve("a", STEPS).y) == {None}
 
 
+def test_what_a_client_repeats_of_the_server_is_left_out():
+    columns = columns_of({"kl:mean": 1.0, "reward": 1.0}, {"kl:mean": 2.0})
+    repeated = {"kl:mean": 1.0, "ratio:max": 3.0, "reward": 4.0}
+    columns.add_logged([LoggedPoint(0, 5, 105.0, repeated)])
+    assert drawn(columns, "kl:mean") == ([0.0, 1.0], [1.0, 2.0])
+    assert drawn(columns, "ratio:max") == ([5.0], [3.0])
+    assert drawn(columns, "reward") == ([0.0, 5.0], [1.0, 4.0])
+
+
 def test_metrics_that_most_readers_want_come_first():
     ordered = ["env/all/reward/total", "abs_advantage:mean", "kl:mean", "grad_norm", "learning_rate:mean"]
     ordered += ["alpha", "unclipped_grad_l2_attn:mean", "zeta"]
