@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +15,7 @@ BESIDE = ("logs.log", JSON_LINES)  # files that a recipe keeps open in the folde
 WANDB = ".wandb"
 ARGUMENT = re.compile(r"-*(?:log_path|log-path|log_dir|log-dir)=(.+)")
 STEP = ("step", "_step")
+MOST_LEVELS, MOST_ENTRIES = 5, 5000  # of folders that are searched
 
 
 class LoggedStep(NamedTuple):
@@ -68,6 +72,27 @@ def named_folders(command: Iterable[str]) -> list[Path]:
     """Return the folders that a command line names for its log."""
     found = (ARGUMENT.fullmatch(argument) for argument in command)
     return [Path(match[1]).expanduser() for match in found if match is not None]
+
+
+def logs_below(folder: Path) -> dict[Path, int]:
+    """Return the logs in a folder and in those below it, with their bytes; of a large tree, those of its top.
+
+    Hidden folders and links are left out.
+    """
+    found, level, looked_at = dict[Path, int](), [folder], 0
+    for _ in range(MOST_LEVELS):
+        below = list[Path]()
+        for each in level:
+            with suppress(OSError), os.scandir(each) as entries:
+                for entry in islice(entries, max(0, MOST_ENTRIES - looked_at)):
+                    looked_at += 1
+                    path = Path(entry.path)
+                    if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                        below.append(path)
+                    elif entry.is_file() and (entry.name == JSON_LINES or path.suffix == WANDB):
+                        found[path] = entry.stat().st_size
+        level = below
+    return found
 
 
 def open_logs(process: int) -> set[Path]:

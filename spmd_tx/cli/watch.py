@@ -24,6 +24,7 @@ EVERY_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
 MOST_METRICS = 256  # of one request
 MOST_WAITING = 10_000  # steps, until the script has a run
+MOST_NAMED = 3  # logs in a message
 TAGS = "TINKER_TAGS"  # which the SDK sends with its sessions, separated by commas
 
 
@@ -82,7 +83,8 @@ class _Watcher:
         self._server, self._url, self._tag = server, url, tag
         self._began = time.time()
         self._places = places  # to be looked at besides what the script has open
-        self._sizes = {path: path.stat().st_size for path in self._files()}
+        self._below = script_logs.logs_below(Path.cwd())
+        self._sizes = self._below | {path: path.stat().st_size for path in self._files()}
         self._readers: dict[Path, JsonLines | WandbFile] = {}
         self._waiting: deque[LoggedStep] = deque(maxlen=MOST_WAITING)
         self._run: str | None = None
@@ -90,7 +92,10 @@ class _Watcher:
 
     def look(self, process: int | None) -> None:
         """Read what is new, and send it. ``process``: whose open files are looked for; None: it has ended."""
-        for path in self._files() | (set() if process is None else script_logs.open_logs(process)):
+        paths = self._files() | (set() if process is None else script_logs.open_logs(process))
+        if process is None and not self._readers and not paths:
+            paths = self._grown()
+        for path in paths:
             if path not in self._readers and path.is_file():
                 self._readers[path] = self._reader(path)
         for reader in self._readers.values():
@@ -125,6 +130,15 @@ class _Watcher:
                 return
         if not self._readers:
             self._say("no log was found; name it with --log")
+
+    def _grown(self) -> set[Path]:
+        """Return the log that has grown in the current folder since the start, if no other has."""
+        now = script_logs.logs_below(Path.cwd())
+        grown = [path for path, size in now.items() if size > self._below.get(path, 0)]
+        if len(grown) > 1:
+            names = ", ".join(str(path.relative_to(Path.cwd())) for path in sorted(grown)[:MOST_NAMED])
+            self._say(f"{len(grown)} logs have grown, such as {names}")
+        return set(grown) if len(grown) == 1 else set()
 
     def _files(self) -> set[Path]:
         """Return the logs in the places that were named."""

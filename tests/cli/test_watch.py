@@ -102,6 +102,35 @@ def test_a_script_without_a_run_or_without_a_log_is_told_of(receiver, tmp_path):
     assert "no log was found; name it with --log" in result.output
 
 
+QUICK = SCRIPT.replace("log_path=", "").replace("sys.exit(3)", "")
+
+
+def in_folder(receiver, folder, monkeypatch, place, script=QUICK):
+    """Run a script that writes a log and ends before anybody looks, without a word about where it logs."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(watch.script_logs, "open_logs", lambda _: set())
+    command = ["watch", "--url", receiver.url, "--", sys.executable, "-c", script, receiver.url, place]
+    return CliRunner().invoke(main.app, command)
+
+
+@pytest.mark.parametrize("place", [".", "runs/1/log"])
+def test_the_log_of_a_short_script_is_found_in_its_folder(receiver, tmp_path, monkeypatch, place):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "metrics.jsonl").write_text('{"step": 9, "reward/total": 9}\n')
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / "metrics.jsonl").write_text('{"step": 8, "reward/total": 8}\n')  # of an earlier start
+    assert in_folder(receiver, tmp_path, monkeypatch, place).exit_code == 0
+    assert [body["step"] for _, body in receiver.sent] == [0, 1, 2]
+
+
+def test_of_several_logs_that_have_grown_none_is_taken(receiver, tmp_path, monkeypatch):
+    beside = "pathlib.Path('other').mkdir(); pathlib.Path('other/metrics.jsonl').write_text('{}')\n"
+    result = in_folder(receiver, tmp_path, monkeypatch, ".", QUICK + beside)
+    assert receiver.sent == []
+    assert "2 logs have grown, such as metrics.jsonl, other/metrics.jsonl" in result.output
+    assert "no log was found; name it with --log" in result.output
+
+
 def test_a_command_that_does_not_exist(receiver, tmp_path):
     result = CliRunner().invoke(main.app, ["watch", "--url", receiver.url, "--", str(tmp_path / "nothing")])
     assert result.exit_code != 0
