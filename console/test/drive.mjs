@@ -435,7 +435,7 @@ const STORIES = {
     await page.getByLabel("API key").press("Enter");
     await page.locator(".run").first().waitFor();
   },
-  ...liveStories({ address, facts, look }),
+  ...liveStories({ address, facts, look, another: openPage }),
 };
 
 /** Checks the page with axe, and takes its picture, in both themes. */
@@ -460,18 +460,27 @@ async function look(page, name) {
 }
 
 const browser = await chromium.launch({ executablePath, args: process.getuid?.() ? [] : ["--no-sandbox"] });
-try {
+const errors = [];
+const contexts = [];
+
+/** Opens a page with cookies of its own. Its errors, and those of pages that it opens, fail the story. */
+async function openPage() {
   const context = await browser.newContext({ viewport: { width: 1360, height: 820 } });
-  const page = await context.newPage();
-  page.setDefaultTimeout(60_000);
-  const errors = [];
-  page.on(
+  contexts.push(context);
+  context.setDefaultTimeout(60_000);
+  context.on(
     "console",
     (message) => message.type() === "error" && !isAllowed(message.text()) && errors.push(message.text()),
   );
-  page.on("pageerror", (error) => errors.push(error.stack));
-  await STORIES[story](page).catch((error) => {
-    throw new Error(`${error.stack}\nconsole: ${errors.join("\n")}`);
+  context.on("weberror", (error) => errors.push(error.error().stack));
+  return context.newPage();
+}
+
+try {
+  await STORIES[story](await openPage()).catch(async (error) => {
+    const pages = contexts.flatMap((context) => context.pages());
+    const shown = await Promise.all(pages.map((each) => each.locator("body").textContent()));
+    throw new Error([error.stack, ...errors, ...shown.map((text) => text.slice(0, 1000))].join("\n---\n"));
   });
   assert.deepEqual(errors, []);
 } finally {

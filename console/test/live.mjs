@@ -2,13 +2,40 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 
-/** `facts` has the key to sign in with, and what a story must know; `look` checks a page and takes its picture. */
-export function liveStories({ address, facts, look }) {
-  async function signIn(page) {
+/**
+ * `facts` has the key to sign in with, and what a story must know; `look` checks a page and takes its picture.
+ * `another` opens the page of somebody else, with cookies of its own.
+ */
+export function liveStories({ address, facts, look, another }) {
+  async function signIn(page, key = facts.key) {
     await page.goto(`${address}/console`);
-    await page.getByLabel("API key").fill(facts.key);
+    await page.getByLabel("API key").fill(key);
     await page.getByLabel("API key").press("Enter");
     await page.getByRole("heading", { name: "Runs" }).waitFor();
+  }
+
+  /** Waits until a chart of a page has shown other values some times. */
+  async function changing(page, name) {
+    const chart = page.locator(".chart", { hasText: name }).first().locator("[role=img]");
+    const until = Date.now() + 90_000;
+    const seen = new Set();
+    while (seen.size < 4) {
+      assert.ok(Date.now() < until, `${name} of ${page.url()} is as it was`);
+      seen.add(await chart.getAttribute("aria-label"));
+      await page.waitForTimeout(200);
+    }
+  }
+
+  /** Checks that somebody's list has one run, and that the pages of another run do not exist. */
+  async function seesOnly(page, mine, theirs) {
+    await page.goto(`${address}/console`);
+    await page.locator(`.run a[href*="${mine.split(":")[0]}"]`).waitFor();
+    assert.equal(await page.locator(".run").count(), 1);
+    for (const path of ["", "/timing", "/samples"]) {
+      await page.goto(`${address}/console/runs/${theirs}${path}`);
+      await page.locator(".problem", { hasText: "does not exist" }).waitFor();
+      assert.equal(await page.locator(".chart, article, .lanes").count(), 0);
+    }
   }
 
   return {
@@ -46,30 +73,44 @@ export function liveStories({ address, facts, look }) {
       await run.getByRole("link").click();
       await page.locator(".facts dd.bad", { hasText: "client silent: no heartbeat for" }).waitFor();
     },
-    async live_rl_loop(page) {
+    async live_recipes(page) {
       await signIn(page);
-      await page.goto(`${address}/console/runs/${facts.run}`);
-      const reward = page.locator(".chart", { hasText: "reward/total" });
-      await reward.waitFor();
-      const shown = () => reward.locator("[role=img]").getAttribute("aria-label");
-      for (let last = await shown(), changes = 0; changes < 3; ) {
-        await page.waitForTimeout(200);
-        const now = await shown();
-        if (now !== last) changes++;
-        last = now;
-      }
+      await seesOnly(page, facts.rl, facts.sl);
+      await page.goto(`${address}/console/runs/${facts.rl}`);
+      await changing(page, "reward/total"); // which the recipe logs
       for (const name of [
+        "abs_advantage:mean",
         "loss per token",
+        "answer_tokens:mean",
+        "answers_cut_off:mean",
         "entropy:mean",
         "unclipped_grad_l2:mean",
-        "tokens per second",
-        "sampler_lag:mean",
       ])
         await page.locator(".chart", { hasText: name }).first().waitFor();
+      await changing(page, "abs_advantage:mean"); // which the server knows by itself
       await look(page, "live_rl_loop");
-      console.log("seen");
-      await page.goto(`${address}/console/runs/${facts.others}`);
-      await page.locator(".problem", { hasText: "does not exist" }).waitFor();
+
+      const other = await another();
+      await signIn(other, facts.other);
+      await seesOnly(other, facts.sl, facts.rl);
+      await other.goto(`${address}/console/runs/${facts.sl}`);
+      await changing(other, "loss per token");
+      await look(other, "live_sl_loop");
+
+      const tabs = [page];
+      while (tabs.length < 10) {
+        tabs.push(await page.context().newPage());
+        await tabs.at(-1).goto(`${address}/console/runs/${facts.rl}`);
+      }
+      console.log("tabs");
+      await Promise.all(tabs.map((tab) => changing(tab, "reward/total")));
+
+      console.log("kill");
+      const silent = (tab) => tab.locator(".facts dd.bad", { hasText: /^client silent: no heartbeat for \d+ s$/ });
+      await Promise.all(tabs.map((tab) => silent(tab).waitFor()));
+      await look(page, "live_killed");
+      await changing(other, "loss per token"); // nobody else notices
+      assert.equal(await other.locator(".facts dd.bad").count(), 0);
     },
     async live_timing(page) {
       await signIn(page);
