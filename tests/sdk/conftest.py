@@ -17,6 +17,7 @@ from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
 from tests.sdk.raw_api import RawApi
 from tests.sdk.server import BASE_MODEL, COMMAND, QUICKLY, Server, serving
 from tests.support.chat_templates import QWEN3
+from tests.support.distribution import GROUP_OF, file_of
 from tests.support.otel_collector import Collector, collecting
 
 HERE = Path(__file__).parent
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+            if _uses_the_shared_server(item) and GROUP_OF.get(file_of(item.nodeid)) != "server":
+                where = "tests/support/distribution.py"
+                raise pytest.UsageError(f"{item.nodeid} uses the shared server: name its file in {where}")
+
+
+def _uses_the_shared_server(item: pytest.Item) -> bool:
+    """Whether a test of the default suite does, which would start another one in each process."""
+    definitions = item._fixtureinfo.name2fixturedefs.get("server", ())  # pyright: ignore[reportAttributeAccessIssue]
+    is_shared = any(definition.scope == "session" for definition in definitions[-1:])
+    return is_shared and item.get_closest_marker("slow") is None
 
 
 @pytest.hookimpl(wrapper=True)
