@@ -70,10 +70,15 @@ async def settled(model_dir, data_dir, found, **options):
 @pytest.mark.parametrize(
     "options, mesh",
     [
-        ({}, (1, 8, 1)),  # the tiny mixture has eight experts
         ({"expert_parallel_size": 2, "tensor_parallel_size": 2}, (2, 2, 2)),
-        ({"fully_sharded_data_parallel_size": 4}, (4, 2, 1)),
-        ({"expert_parallel_size": 1}, (8, 1, 1)),
+        *(  # each plan is a process; the choice itself is that of tests/cli/test_plan.py
+            pytest.param(options, mesh, marks=pytest.mark.slow)
+            for options, mesh in [
+                ({}, (1, 8, 1)),  # the tiny mixture has eight experts
+                ({"fully_sharded_data_parallel_size": 4}, (4, 2, 1)),
+                ({"expert_parallel_size": 1}, (8, 1, 1)),
+            ]
+        ),
     ],
 )
 async def test_sizes_that_are_given_are_kept_and_all_devices_are_used(model_dir, tmp_path, options, mesh):
