@@ -39,3 +39,14 @@ def quickly_compiled() -> Iterator[None]:
         jax.config.update("jax_disable_most_optimizations", True)
         yield
         jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def plainly_compiled() -> Iterator[None]:
+    """Compile the module's programs without optimizations, but for XLA's fusion emitters.
+
+    Without these, some arg-maxima of custom losses come out wrong.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

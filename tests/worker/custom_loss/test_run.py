@@ -13,6 +13,8 @@ from spmd_tx.worker.custom_loss.run import CustomLosses
 from spmd_tx.worker.custom_loss.values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
 
+pytestmark = pytest.mark.usefixtures("plainly_compiled")
+
 
 @pytest.fixture(scope="module")
 def custom_losses():
