@@ -3,6 +3,7 @@ import { signal } from "@preact/signals";
 import type { LoggedPoint, MetricsPoint, paths, Run, SignedIn } from "./api_types";
 import { filled, url, type Parameters } from "./logic/addresses";
 import type { RunOrder } from "./logic/runs";
+import type { SampleOrder } from "./logic/samples";
 import type { Axis, View } from "./logic/series";
 
 type Route = keyof paths;
@@ -152,11 +153,19 @@ export interface CurvePoint {
   x: number;
 }
 
-/** Lists samples, from before a point of a curve on if there is one. */
-export const listSamples = (run_id: string, search: string, before: number | null, point: CurvePoint | null) =>
+/** Which samples of a run are listed, and in which order. */
+export interface SampleChoice {
+  search: string; // a text that they have; empty: any
+  point: CurvePoint | null; // of a curve, from before which on they are; null: all
+  prompt_of: string | null; // a request whose prompt they have; null: any
+  order: SampleOrder;
+}
+
+/** Lists samples, from a place on that the page before has told. */
+export const listSamples = (run_id: string, { search, point, ...choice }: SampleChoice, start: number | null) =>
   get("/console/api/runs/{run_id}/samples", {
     path: { run_id },
-    query: { limit: SAMPLES, search: search || undefined, before, ...point },
+    query: { limit: SAMPLES, search: search || undefined, start, ...choice, ...point },
   });
 
 export const getSampleGroup = (run_id: string, request_id: string) =>

@@ -1,5 +1,6 @@
 // The OpenAI routes that the playground uses, and their streams.
 import { get, Refused, request } from "./api";
+import { likeliest, type Alternative } from "./logic/logprobs";
 
 export interface Settings {
   model: string;
@@ -98,6 +99,19 @@ export async function* stream(
       };
     }
   }
+}
+
+const ALTERNATIVES = 5;
+
+/**
+ * Scores an answer once more, at temperature 1, and returns the likeliest tokens in the place of each of its
+ * tokens, and this token where it is none of them.
+ */
+export async function alternatives(model: string, prompt: number[], answer: number[]): Promise<Alternative[][]> {
+  const body = { model, prompt: [...prompt, ...answer], echo: true, max_tokens: 0, logprobs: ALTERNATIVES };
+  const { choices } = await (await request("POST", "/oai/api/v1/completions", body)).json();
+  const known: (Record<string, number> | null)[] = choices[0].logprobs.top_logprobs;
+  return known.slice(prompt.length).map(likeliest);
 }
 
 async function* events(response: Response): AsyncGenerator<StreamEvent> {

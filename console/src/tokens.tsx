@@ -7,11 +7,36 @@ type Content = Omit<TokenizedText, "tokens"> & {
   forced?: boolean[]; // by a grammar
 };
 
-export function Tokens({ content, hasBorders = false }: { content: Content; hasBorders?: boolean }) {
+/** Lets a token be chosen, with a click or with the arrow keys. */
+export interface TokenChoice {
+  chosen: number;
+  choose: (token: number) => void;
+}
+
+interface TokensProps {
+  content: Content;
+  hasBorders?: boolean;
+  choice?: TokenChoice | undefined;
+}
+
+export function Tokens({ content, hasBorders = false, choice }: TokensProps) {
   const { texts, tokens, logprobs, left_out, left_out_at, forced } = content;
   const cut = left_out > 0 && <em class="cut"> … {left_out.toLocaleString("en")} tokens left out … </em>;
   return (
-    <pre class={hasBorders ? "tokens bordered" : "tokens"} tabIndex={0}>
+    <pre
+      class={["tokens", hasBorders && "bordered", choice && "chosen-from"].filter(Boolean).join(" ")}
+      tabIndex={0}
+      onClick={(event) => {
+        const token = (event.target as HTMLElement).closest<HTMLElement>("[data-token]")?.dataset.token;
+        if (choice && token) choice.choose(Number(token));
+      }}
+      onKeyDown={(event) => {
+        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        if (!choice || !by) return;
+        event.preventDefault();
+        choice.choose(Math.min(Math.max(choice.chosen + by, 0), texts.length - 1));
+      }}
+    >
       {texts.map((text, i) => {
         const logprob = logprobs?.[i] ?? null;
         const likelihood = logprob === null ? "" : `: ${nats(logprob)} (${probability(logprob)})`;
@@ -19,7 +44,12 @@ export function Tokens({ content, hasBorders = false }: { content: Content; hasB
           <>
             {i === left_out_at && cut}
             <span
-              class={logprob === null ? undefined : `lp-${level(logprob)}${forced?.[i] ? " forced" : ""}`}
+              class={
+                [logprob !== null && `lp-${level(logprob)}`, forced?.[i] && "forced", choice?.chosen === i && "chosen"]
+                  .filter(Boolean)
+                  .join(" ") || undefined
+              }
+              data-token={i}
               title={`token ${tokens[i]}${likelihood}${forced?.[i] ? ", forced by a grammar" : ""}`}
             >
               {logprobs ? text.replaceAll("\n", "↵\n") : text}

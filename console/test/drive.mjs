@@ -184,10 +184,14 @@ const STORIES = {
     await page.reload();
     await page.getByText("4 of the newest 8 requests").waitFor();
     await page.getByText("highest advantage first").click();
-    await page.waitForURL(/order=advantage/);
+    await page.waitForURL(/order=highest/);
+    await page.reload();
+    await page.locator("article td.number").first().waitFor();
+    assert.equal(await page.locator("article td.number").first().textContent(), "+0.7500");
     await page.getByRole("link", { name: "This prompt over training" }).nth(1).click();
-    await page.waitForURL(/search=What/);
-    await page.getByText("4 of the newest 8 requests").waitFor();
+    await page.waitForURL(/samples\?prompt_of=0+/);
+    await page.getByText("Samples of one prompt, from all weights").waitFor();
+    assert.equal(await page.locator("article").count(), 4);
     await page.getByRole("link", { name: "6 samples side by side" }).first().click();
     await page.getByText("120 tokens left out").waitFor();
     assert.equal(await page.locator(".side-by-side section").count(), 4);
@@ -208,8 +212,24 @@ const STORIES = {
     await page.getByLabel("Show where tokens begin").check();
     assert.equal(await page.locator(".tokens.bordered").count(), 5);
     await look(page, "sample_group");
+    assert.equal(await page.getByRole("button", { name: "Alternatives of each token" }).count(), 0); // it has an image
     await page.getByRole("link", { name: "Samples" }).click();
     await page.locator("article").nth(7).waitFor();
+    await page.getByRole("link", { name: "6 samples side by side" }).nth(1).click();
+    const sample = page.getByRole("region", { name: "Sample 1", exact: true });
+    await sample.getByRole("button", { name: "Alternatives of each token" }).click();
+    await sample.locator(".tokens span").nth(1).click();
+    const others = sample.locator(".alternatives");
+    await others.getByRole("row", { name: /^·a −0.40 67 %/ }).waitFor();
+    assert.equal(await others.locator("tbody tr").count(), 6);
+    const drawn = await others.locator(".drawn code").textContent();
+    await sample.locator(".tokens").press("ArrowRight");
+    await others.locator(".drawn code").waitFor();
+    assert.notEqual(await others.locator(".drawn code").textContent(), drawn);
+    await look(page, "sample_alternatives");
+    await page.setViewportSize({ width: 390, height: 800 });
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+    await look(page, "phone_sample_alternatives");
   },
   async checkpoints(page) {
     await page.goto(`${address}/console`);

@@ -151,9 +151,11 @@ def _request(number: int, kind: str, seq_id: int, stages: list, *, is_open: bool
 def samples(query: dict[str, str]) -> dict:
     """Eight requests with four samples each, of which every second one is found."""
     found = [_sampled(number) for number in range(8)]
-    if "search" in query:
+    if "search" in query or "prompt_of" in query:
         found = found[::2]
-    return {"requests": found, "looked_at": 8, "next_before": None, "kept_hours": 2.0}
+    if query["order"] == "highest":
+        found = [{**each, "samples": each["samples"][::-1]} for each in found[:7]]
+    return {"requests": found, "looked_at": 8, "next_start": None, "kept_hours": 2.0}
 
 
 def _sampled(number: int) -> dict:
@@ -190,7 +192,8 @@ def _answer(number: int, place: int) -> tuple[list[str], list[float]]:
 PICTURE = png(64, 96)
 
 
-def sample_group() -> dict:
+def sample_group(request_id: str) -> dict:
+    """Four samples of a prompt; that of the first request has an image."""
     prompt = ["<|im_start|>", "user", "\n", "What", " is", " 17", " +", " 25", "?", "<|im_end|>", "\n"]
     found = []
     for place in range(4):
@@ -201,7 +204,9 @@ def sample_group() -> dict:
         one = {"request_id": f"{0:032x}", "place": place, "at": START, "stop_reason": reason}
         found.append(one | {"mean_logprob": mean, "advantage": (place - 1.5) / 2, "content": content})
     content = {"tokens": [*range(len(prompt))], "texts": prompt, "logprobs": None}
+    image = {"number": 0, "tokens": 6, "width": 96, "height": 64, "size": len(PICTURE)}
     return {
+        "model": "session-0:sample:24",
         "weights": "version 24",
         "steps": 240,
         "prompt": content | {"left_out": 0, "left_out_at": len(prompt)},
@@ -213,8 +218,17 @@ def sample_group() -> dict:
         "left_out": 2,
         "not_read": 0,
         "errors": [],
-        "images": [{"number": 0, "tokens": 6, "width": 96, "height": 64, "size": len(PICTURE)}],
+        "images": [] if int(request_id, 16) else [image],
     }
+
+
+def scored(asked: dict) -> dict:
+    """The likeliest tokens in each place of a prompt, as an echo has them."""
+    texts, logprobs = _answer(0, 0)
+    others = {" a": -0.4, " one": -1.9, " 4": -2.6, "\n": -3.5, " of": -4.25}
+    answer = [others | {text: logprob} for text, logprob in zip(texts, logprobs, strict=True)]
+    before = len(asked["prompt"]) - len(answer)
+    return {"choices": [{"logprobs": {"top_logprobs": [None, *[others] * (before - 1), *answer]}}]}
 
 
 def completion(asked: dict) -> list[bytes]:

@@ -42,7 +42,7 @@ def answer(path: str, query: dict[str, str]) -> dict | None:
             if rest == ["samples"]:
                 return invented.samples(query)
             if rest[:1] == ["samples"]:
-                return invented.sample_group()
+                return invented.sample_group(rest[1])
             if not numbers or rest not in ([], ["metrics"], ["timing"], ["curves"]):
                 return None
             if rest == ["timing"]:
@@ -143,7 +143,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         if self.path.startswith("/oai/api/v1/"):
-            return self.complete(json.loads(body))
+            asked = json.loads(body)
+            return self.send(200, invented.scored(asked)) if asked.get("echo") else self.complete(asked)
         if self.path.endswith("/best"):
             return self.mark(is_best=True)
         self.send(404, {"error": "no such route"})

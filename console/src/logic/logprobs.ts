@@ -38,3 +38,15 @@ export function unlikeliest({
   const notable = tokens.filter(({ text, logprob }) => text && level(logprob) >= NOTABLE_LEVEL);
   return notable.sort((a, b) => a.logprob - b.logprob).slice(0, MOST_NOTABLE);
 }
+
+/** A token that might stand in a place. */
+export interface Alternative {
+  text: string;
+  logprob: number; // nats
+}
+
+/** The tokens that are known of a place, the likeliest first; null: of none. */
+export function likeliest(known: Record<string, number> | null): Alternative[] {
+  const listed = Object.entries(known ?? {}).map(([text, logprob]) => ({ text, logprob }));
+  return listed.sort((a, b) => b.logprob - a.logprob);
+}

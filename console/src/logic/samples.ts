@@ -1,5 +1,5 @@
 // Samples: which belong together, what made them, and which piece of a text is whose token.
-import type { Excerpt, SampledRequest, SampleOfGroup } from "../api_types";
+import type { SampledRequest, SampleOfGroup } from "../api_types";
 import { number } from "./format";
 
 /** Puts requests of one prompt to one sampler together, where the first of them is. */
@@ -16,24 +16,13 @@ export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" |
 
 export const LIST_ORDERS = [
   ["newest", "newest first"],
-  ["advantage", "highest advantage first"],
+  ["highest", "highest advantage first"],
+  ["lowest", "lowest advantage first"],
 ] as const;
-export type ListOrder = (typeof LIST_ORDERS)[number][0];
+export type SampleOrder = (typeof LIST_ORDERS)[number][0];
 
-/** The best advantage of each group decides its place. What is not known comes last. */
-export function groupsInOrder(groups: SampledRequest[][], order: ListOrder): SampledRequest[][] {
-  if (order === "newest") return groups;
-  const best = (group: SampledRequest[]) =>
-    Math.max(...group.flatMap(({ samples }) => samples.map(({ advantage }) => advantage ?? -Infinity)));
-  return [...groups].sort((a, b) => (best(a) === best(b) ? 0 : best(b) - best(a)));
-}
-
-const SEARCHED = 160; // characters
-const CUT = 8; // characters at a cut, where a token may have lost a part
-
-/** A text by whose search a prompt is found again, whatever weights have answered it. */
-export function promptSearch({ text, is_cut }: Excerpt): string {
-  return text.slice(Math.max(is_cut ? CUT : 0, text.length - SEARCHED)).trim();
+export function listOrder(name: string | null): SampleOrder {
+  return LIST_ORDERS.find(([known]) => known === name)?.[0] ?? "newest";
 }
 
 export const ORDERS = [
@@ -41,10 +30,10 @@ export const ORDERS = [
   ["advantage", "best first"],
   ["likely", "likeliest first"],
 ] as const;
-export type SampleOrder = (typeof ORDERS)[number][0];
+export type GroupOrder = (typeof ORDERS)[number][0];
 
 /** The samples with their numbers, which count as they were drawn. What is not known comes last. */
-export function inOrder(samples: SampleOfGroup[], order: SampleOrder): [SampleOfGroup, number][] {
+export function inOrder(samples: SampleOfGroup[], order: GroupOrder): [SampleOfGroup, number][] {
   const numbered = samples.map((sample, i): [SampleOfGroup, number] => [sample, i + 1]);
   if (order === "drawn") return numbered;
   const value = ({ advantage, mean_logprob }: SampleOfGroup) =>

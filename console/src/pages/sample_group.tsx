@@ -1,12 +1,14 @@
 // The samples of one prompt side by side, token by token.
 import { useEffect, useState } from "preact/hooks";
-import { getSampleGroup } from "../api";
+import { Alternatives } from "../alternatives";
+import { caller, getSampleGroup } from "../api";
 import type { SampleGroup as Group, SampleOfGroup } from "../api_types";
 import { url } from "../logic/addresses";
 import { number, signed } from "../logic/format";
-import { nats } from "../logic/logprobs";
-import { inOrder, ORDERS, weightsName, type SampleOrder } from "../logic/samples";
-import { Choice, Loading } from "../parts";
+import { nats, type Alternative } from "../logic/logprobs";
+import { inOrder, ORDERS, weightsName, type GroupOrder } from "../logic/samples";
+import { alternatives } from "../openai";
+import { Choice, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
 import { BorderChoice, Legend, Tokens, Unlikeliest } from "../tokens";
@@ -35,11 +37,11 @@ export function SampleGroup({ id, request }: { id: string; request: string }) {
 
 /** `images` is the address before the number of an image. */
 function Shown({ group, images }: { group: Group; images: string }) {
-  const [order, setOrder] = useState<SampleOrder>(
+  const [order, setOrder] = useState<GroupOrder>(
     ORDERS.find(([name]) => name === place.value.query.get("order"))?.[0] ?? "drawn",
   );
   const [hasBorders, setBorders] = useState(false);
-  const choose = (chosen: SampleOrder) => {
+  const choose = (chosen: GroupOrder) => {
     setOrder(chosen);
     remember({ order: chosen === "drawn" ? "" : chosen });
   };
@@ -96,7 +98,13 @@ function Shown({ group, images }: { group: Group; images: string }) {
       </div>
       <div class="side-by-side">
         {inOrder(group.samples, order).map(([each, number]) => (
-          <One key={`${each.request_id} ${each.place}`} sample={each} number={number} hasBorders={hasBorders} />
+          <One
+            key={`${each.request_id} ${each.place}`}
+            group={group}
+            sample={each}
+            number={number}
+            hasBorders={hasBorders}
+          />
         ))}
       </div>
       {group.left_out > 0 && <p class="note">and {number(group.left_out)} more</p>}
@@ -109,17 +117,67 @@ function Shown({ group, images }: { group: Group; images: string }) {
   );
 }
 
-function One({ sample, number: place, hasBorders }: { sample: SampleOfGroup; number: number; hasBorders: boolean }) {
+interface OneProps {
+  group: Group;
+  sample: SampleOfGroup;
+  number: number;
+  hasBorders: boolean;
+}
+
+function One({ group, sample, number: place, hasBorders }: OneProps) {
   const { content } = sample;
   const tokens = number(content.tokens.length + content.left_out);
+  const [known, setKnown] = useState<Alternative[][] | null>(null);
+  const [chosen, setChosen] = useState(0);
+  const [isAsking, setAsking] = useState(false);
+  const [error, setError] = useState<string | null>(null);
+  const ask = async () => {
+    setAsking(true);
+    setError(null);
+    try {
+      setKnown(await alternatives(group.model, group.prompt.tokens, content.tokens));
+    } catch (refused) {
+      setError((refused as Error).message);
+    }
+    setAsking(false);
+  };
   return (
     <section aria-label={`Sample ${place}`}>
       <h3>
         {place}. {sample.advantage !== null && <strong>advantage {signed(sample.advantage)}, </strong>}
         {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {sample.stop_reason}
       </h3>
-      <Tokens content={content} hasBorders={hasBorders} />
+      <Tokens content={content} hasBorders={hasBorders} choice={known ? { chosen, choose: setChosen } : undefined} />
       <Unlikeliest content={content} />
+      {known && (
+        <>
+          <p class="note">Click a token, or go through them with ← and →.</p>
+          <Alternatives drawn={content.texts[chosen]!} known={known[chosen] ?? []} />
+        </>
+      )}
+      {!known && canBeScored(group, sample) && (
+        <button
+          type="button"
+          disabled={isAsking}
+          title="Scores the prompt and this sample with the same weights; that counts as use of your key"
+          onClick={() => void ask()}
+        >
+          {isAsking ? "Scoring …" : "Alternatives of each token"}
+        </button>
+      )}
+      <Problem text={error} />
+      {error && group.weights?.startsWith("tinker://") === false && (
+        <p class="note">
+          Weights without a name are there as long as their session is open. Those of{" "}
+          <code>save_weights_for_sampler</code> with a name stay.
+        </p>
+      )}
     </section>
   );
+}
+
+/** Whether all tokens are here, none of them is an image's, and the caller may use the model. */
+function canBeScored(group: Group, { content }: SampleOfGroup): boolean {
+  const isWhole = group.prompt.left_out === 0 && content.left_out === 0 && content.tokens.length > 0;
+  return isWhole && group.images.length === 0 && !caller.value?.is_read_only;
 }

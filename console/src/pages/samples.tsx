@@ -1,13 +1,12 @@
 // What a run has sampled, newest first: prompts and answers as text, to be searched.
 import { useEffect, useState } from "preact/hooks";
-import { type CurvePoint, listSamples } from "../api";
+import { type CurvePoint, listSamples, type SampleChoice } from "../api";
 import type { Excerpt, SampledRequest } from "../api_types";
 import { poll } from "../live";
 import { url } from "../logic/addresses";
 import { ago, dateTime, duration, number, signed } from "../logic/format";
 import { level, nats } from "../logic/logprobs";
-import { grouped, groupsInOrder, LIST_ORDERS, promptSearch, weightsName } from "../logic/samples";
-import type { ListOrder } from "../logic/samples";
+import { grouped, LIST_ORDERS, listOrder, weightsName, type SampleOrder } from "../logic/samples";
 import { metricTitle } from "../logic/series";
 import { Choice, Head, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
@@ -18,17 +17,21 @@ const POLL_SECONDS = 5;
 interface Listing {
   requests: SampledRequest[];
   lookedAt: number;
-  next: number | null; // where older ones begin
+  next: number | null; // where the next page begins
   pages: number;
   keptHours: number;
 }
 
 export function Samples({ id }: { id: string }) {
   const { query } = place.value;
-  const search = query.get("search") ?? "";
-  const point = curvePoint(query);
-  // A link may lead to another search.
-  return <Found key={JSON.stringify([search, point])} id={id} initial={search} point={point} />;
+  const choice: SampleChoice = {
+    search: query.get("search") ?? "",
+    point: curvePoint(query),
+    prompt_of: query.get("prompt_of"),
+    order: listOrder(query.get("order")),
+  };
+  // A link may lead to other samples.
+  return <Found key={JSON.stringify(choice)} id={id} initial={choice} />;
 }
 
 function curvePoint(query: URLSearchParams): CurvePoint | null {
@@ -39,12 +42,10 @@ function curvePoint(query: URLSearchParams): CurvePoint | null {
     : { metric, x, axis: query.get("axis") === "time" ? "time" : "step" };
 }
 
-function Found({ id, initial, point }: { id: string; initial: string; point: CurvePoint | null }) {
+function Found({ id, initial }: { id: string; initial: SampleChoice }) {
   const run = useRun(id);
-  const [search, setSearch] = useState(initial);
-  const [order, setOrder] = useState<ListOrder>(
-    place.value.query.get("order") === "advantage" ? "advantage" : "newest",
-  );
+  const [choice, setChoice] = useState(initial);
+  const { search, point, prompt_of, order } = choice;
   const [typed, setTyped] = useState(search);
   const [listing, setListing] = useState<Listing | null>(null);
   const [isBusy, setBusy] = useState(false);
@@ -53,11 +54,11 @@ function Found({ id, initial, point }: { id: string; initial: string; point: Cur
   const load = async (known: Listing | null) => {
     setBusy(known !== null || search !== "");
     try {
-      const page = await listSamples(id, search, known?.next ?? null, point);
+      const page = await listSamples(id, choice, known?.next ?? null);
       setListing({
         requests: [...(known?.requests ?? []), ...page.requests],
         lookedAt: (known?.lookedAt ?? 0) + page.looked_at,
-        next: page.next_before,
+        next: page.next_start,
         pages: (known?.pages ?? 0) + 1,
         keptHours: page.kept_hours,
       });
@@ -67,21 +68,25 @@ function Found({ id, initial, point }: { id: string; initial: string; point: Cur
     }
     setBusy(false);
   };
-  const isFollowing = !search && !point && (listing?.pages ?? 1) === 1;
+  const isChosen = search !== "" || point !== null || prompt_of !== null || order !== "newest";
+  const isFollowing = !isChosen && (listing?.pages ?? 1) === 1;
   useEffect(() => {
     if (isFollowing) return poll(() => load(null), POLL_SECONDS);
-    if (search || point) void load(null);
-  }, [id, search, isFollowing]);
+    if (isChosen) void load(null);
+  }, [id, choice, isFollowing]);
 
-  const choose = (chosen: ListOrder) => {
-    setOrder(chosen);
+  const change = (news: Partial<SampleChoice>) => {
+    setListing(null);
+    setChoice({ ...choice, ...news });
+  };
+  const choose = (chosen: SampleOrder) => {
     remember({ order: chosen === "newest" ? "" : chosen });
+    change({ order: chosen });
   };
   const submit = (event: Event) => {
     event.preventDefault();
     remember({ search: typed.trim() });
-    setListing(null);
-    setSearch(typed.trim());
+    change({ search: typed.trim() });
   };
   return (
     <>
@@ -99,7 +104,7 @@ function Found({ id, initial, point }: { id: string; initial: string; point: Cur
           {isBusy
             ? "Searching …"
             : search && listing
-              ? `${listing.requests.length} of the newest ${number(listing.lookedAt)} requests`
+              ? `${listing.requests.length} of ${order === "newest" ? "the newest" : "the first"} ${number(listing.lookedAt)} requests`
               : ""}
         </span>
         <Choice legend="Order" name="order" options={LIST_ORDERS} value={order} choose={choose} />
@@ -110,24 +115,33 @@ function Found({ id, initial, point }: { id: string; initial: string; point: Cur
           {metricTitle(point.metric) ?? point.metric}. <a href={address(url`/runs/${id}/samples`)}>See all samples.</a>
         </p>
       )}
+      {prompt_of !== null && (
+        <p class="note">
+          Samples of one prompt, from all weights of the run that have answered it.{" "}
+          <a href={address(url`/runs/${id}/samples`)}>See all samples.</a>
+        </p>
+      )}
       <Problem text={error} />
       {!listing && !error && <Loading />}
       {listing?.requests.length === 0 && search && !isBusy && (
         <p class="empty">None of these requests has “{search}” in its prompt or its answers.</p>
       )}
-      {listing?.requests.length === 0 && !search && (
+      {listing?.requests.length === 0 && !search && order !== "newest" && (
+        <p class="empty">
+          Of no sample here is the advantage known. A client tells it with the provenance spans of its datums (
+          <code>Datum.with_provenance</code>), as those of tinker-cookbook do.
+        </p>
+      )}
+      {listing?.requests.length === 0 && !search && order === "newest" && (
         <p class="empty">
           There are no samples of this run. The server keeps them for {listing.keptHours} hours after they are finished
           (<code>--keep-results-hours</code>).
         </p>
       )}
-      {listing &&
-        groupsInOrder(grouped(listing.requests), order).map((each) => (
-          <Group key={each[0]!.id} id={id} requests={each} />
-        ))}
+      {listing && grouped(listing.requests).map((each) => <Group key={each[0]!.id} id={id} requests={each} />)}
       {listing?.next != null && (
         <button type="button" disabled={isBusy} onClick={() => void load(listing)}>
-          {search ? "Search older samples" : "Older samples"}
+          {order !== "newest" ? "More samples" : search ? "Search older samples" : "Older samples"}
         </button>
       )}
     </>
@@ -155,7 +169,7 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
           </a>
         )}
         {first.prompt && (
-          <a href={address(url`/runs/${id}/samples?search=${promptSearch(first.prompt)}`)}>This prompt over training</a>
+          <a href={address(url`/runs/${id}/samples?prompt_of=${first.id}`)}>This prompt over training</a>
         )}
       </p>
       {first.prompt ? (

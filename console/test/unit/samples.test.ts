@@ -1,8 +1,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import type { HourOfUse, SampledRequest, SampleOfGroup } from "../../src/api_types";
-import { BOUNDS, level, levelNames, nats, probability, unlikeliest } from "../../src/logic/logprobs";
-import { align, grouped, groupsInOrder, inOrder, promptSearch, weightsName } from "../../src/logic/samples";
+import { BOUNDS, level, levelNames, likeliest, nats, probability, unlikeliest } from "../../src/logic/logprobs";
+import { align, grouped, inOrder, listOrder, weightsName } from "../../src/logic/samples";
 import { HOUR, perHour, sum } from "../../src/logic/usage";
 
 test("a token's colour tells how unlikely it was", () => {
@@ -86,16 +86,21 @@ test("use is added up by the hour and in all", () => {
   assert.equal(sum(hours, "forwarded"), 3);
 });
 
-test("a list begins with the highest advantage, and what was not learned from comes last", () => {
-  const group = (...advantages: (number | null)[]) =>
-    [{ samples: advantages.map((advantage) => ({ advantage })) }] as unknown as SampledRequest[];
-  const groups = [group(null), group(-1, 0.5), group(2, -2)];
-  assert.deepEqual(groupsInOrder(groups, "newest"), groups);
-  assert.deepEqual(groupsInOrder(groups, "advantage"), [groups[2], groups[1], groups[0]]);
+test("a list is in an order that the server knows", () => {
+  assert.deepEqual(["highest", "lowest", "newest", "x", null].map(listOrder), [
+    "highest",
+    "lowest",
+    "newest",
+    "newest",
+    "newest",
+  ]);
 });
 
-test("a prompt is searched by its end, without what a cut may have damaged", () => {
-  assert.equal(promptSearch({ text: "What is 1 + 1?\n", tokens: 8, is_cut: false }), "What is 1 + 1?");
-  assert.equal(promptSearch({ text: "0123456789", tokens: 8, is_cut: true }), "89");
-  assert.equal(promptSearch({ text: "a".repeat(500), tokens: 8, is_cut: true }).length, 160);
+test("the likeliest tokens of a place come first, and the drawn one is among them", () => {
+  const known = { " b": -2, "1": -0.5, " drawn": -9 };
+  assert.deepEqual(
+    likeliest(known).map(({ text }) => text),
+    ["1", " b", " drawn"],
+  );
+  assert.deepEqual(likeliest(null), []);
 });

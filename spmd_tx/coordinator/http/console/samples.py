@@ -20,7 +20,13 @@ from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
 from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis
-from spmd_tx.coordinator.requests.runs.sample_bodies import Part, SampleAnswer, SampleBody, ShownSize
+from spmd_tx.coordinator.requests.runs.sample_bodies import (
+    Part,
+    SampleAnswer,
+    SampleBody,
+    ShownSize,
+    WantedSamples,
+)
 from spmd_tx.coordinator.requests.runs.sample_log import Logged, SampleRange
 from spmd_tx.coordinator.storage.tables import ModelRow, SamplerRow
 from spmd_tx.coordinator.wire.console.run_samples import (
@@ -29,6 +35,7 @@ from spmd_tx.coordinator.wire.console.run_samples import (
     SampledRequest,
     SampleGroup,
     SampleOfGroup,
+    SampleOrder,
     SamplesPage,
     ShortSample,
     TokenizedText,
@@ -45,6 +52,7 @@ MOST_REQUESTS = 50  # of a page
 MOST_LOOKED_AT = 200  # requests, in a search
 MOST_ERRORS = 32  # of a group
 DIGITS = 4  # of log-probabilities
+ANY = WantedSamples()
 
 EXCERPT = ShownSize(prompt=(0, 160), sample=(96, 0), samples=8)  # what a page shows of each request
 WHOLE = ShownSize(prompt=(1024, 3072), sample=(1536, 512), samples=32)  # shown of a group, and searched
@@ -63,6 +71,8 @@ class _SampleChoice(NamedTuple):
 
     search: str  # a text that they have; empty: any
     point: _CurvePoint | None  # before which they were asked for; None: all
+    prompt_of: str | None  # ID of a request whose prompt they have; None: any
+    order: SampleOrder
 
 
 def _choice(
@@ -70,10 +80,13 @@ def _choice(
     metric: FromQuery[str | None] = None,
     axis: FromQuery[CurveAxis] = "step",
     x: FromQuery[float | None] = None,
+    prompt_of: FromQuery[str | None] = None,
+    order: FromQuery[SampleOrder] = "newest",
 ) -> _SampleChoice:
     if (metric is None) != (x is None):
         raise InvalidRequest("send metric and x together, or neither")
-    return _SampleChoice(search, None if metric is None or x is None else _CurvePoint(metric, axis, x))
+    point = None if metric is None or x is None else _CurvePoint(metric, axis, x)
+    return _SampleChoice(search, point, prompt_of, order)
 
 
 class SamplesController(Controller):
@@ -92,22 +105,23 @@ class SamplesController(Controller):
         access: Accessible,
         choice: NamedDependency[_SampleChoice],
         limit: FromQuery[int] = 20,
-        before: FromQuery[int | None] = None,
+        start: FromQuery[int | None] = None,
     ) -> SamplesPage:
         """List what a run has sampled, newest first; with ``search``, what has this text in it.
 
-        With ``metric`` and ``x`` it begins with what was asked for before that point of a curve.
+        With ``metric`` and ``x`` it begins with what was asked for before that point of a curve, and with
+        ``prompt_of`` it is what has the prompt of that request. The orders by advantage have only what the
+        run was trained on.
         """
         model = await access.model(run_id)
         most = min(max(limit, 1), MOST_REQUESTS)
-        search, point = choice
-        end = None if before is None else min(max(before, 0), MAX_OFFSET)
+        start = None if start is None else min(max(start, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
-            until = None if point is None else await services.curves.moment(model.id, *point)
-            return await _Reader(services, access, model).page(model, SampleRange(end, until), most, search)
+            until = None if choice.point is None else await services.curves.moment(model.id, *choice.point)
+            return await _Reader(services, access, model).page(choice, until, start, most)
 
-        key = "samples", access.caller.owner, access.caller.role, model.id, end, most, search, point
+        key = "samples", access.caller.owner, access.caller.role, model.id, start, most, choice
         return await services.shared_answers.get_costly(key, answer)
 
     @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED, guards=[in_turn])
@@ -151,21 +165,54 @@ class _Reader:
         self._caller, self._model = access.caller, model
         self._steps: dict[str, int | None] = {}  # by sampler
 
-    async def page(self, model: ModelRow, which: SampleRange, most: int, search: str) -> SamplesPage:
-        to_look_at = MOST_LOOKED_AT if search else most
-        async with self._services.database.reading() as db:
-            requests = await sample_log.of_run(db, model, self._caller, which, to_look_at + 1)
+    async def page(
+        self, choice: _SampleChoice, until: float | None, start: int | None, most: int
+    ) -> SamplesPage:
+        """Return a page of what is chosen, and was accepted until a time in seconds since the epoch."""
+        wanted, similar_to = await self._wanted(choice)
+        to_look_at = most if wanted == ANY else MOST_LOOKED_AT
+        which = SampleRange(start if choice.order == "newest" else None, until, similar_to)
+        found = await self._in_order(choice.order, which, start or 0, to_look_at + 1)
+        requests = [logged for _, logged in found]
         places, looked_at = range(len(requests[:most])), len(requests[:most])
-        if search and requests:
+        if wanted != ANY and requests:
             stored = [*map(sample_log.stored, requests[:to_look_at])]
-            places, looked_at = await self._samples.search(stored, search, most, WHOLE)
+            places, looked_at = await self._samples.search(stored, wanted, most, WHOLE)
         shown = [requests[place] for place in places]
-        bodies = await self._samples.read([*map(sample_log.stored, shown)], EXCERPT)
+        size = EXCERPT if choice.order == "newest" else EXCERPT._replace(samples=WHOLE.samples)
+        bodies = await self._samples.read([*map(sample_log.stored, shown)], size)
         if len(bodies) < len(shown):  # reading the others would take too long
             shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
-        next_before = None if looked_at == len(requests) else requests[looked_at - 1].row.number
+        next_start = None if looked_at == len(requests) else found[looked_at - 1][0]
+        drawn = [(each, body) for each, body in zip(shown, bodies, strict=True) if not _only_scores(body)]
         hours = self._services.config.keep_results_hours
-        return SamplesPage(await self._listed(shown, bodies), looked_at, next_before, hours)
+        return SamplesPage(await self._listed(drawn, choice.order), looked_at, next_start, hours)
+
+    async def _wanted(self, choice: _SampleChoice) -> tuple[WantedSamples, int | None]:
+        """Return what is looked for, and the length of the body of the request whose prompt is wanted."""
+        if choice.prompt_of is None:
+            return WantedSamples(choice.search), None
+        async with self._services.database.reading() as db:
+            logged = await sample_log.one(db, self._model, self._caller, choice.prompt_of)
+        if logged is None:
+            raise not_kept(choice.prompt_of)
+        (body,) = await self._samples.read([sample_log.stored(logged)], EXCERPT)
+        if body is None:
+            raise not_kept(choice.prompt_of)
+        return WantedSamples(choice.search, body.digest), logged.row.payload_length
+
+    async def _in_order(
+        self, order: SampleOrder, which: SampleRange, start: int, most: int
+    ) -> list[tuple[int, Logged]]:
+        """Return requests, each with where a page begins that goes on behind it."""
+        samples = sample_log.in_range(self._model, self._caller, which)
+        async with self._services.database.reading() as db:
+            if order == "newest":
+                return await sample_log.newest(db, samples, most)
+            rollouts = self._services.queue.rollouts
+            ids = rollouts.by_advantage(self._model.id, highest=order == "highest")[start:]
+            found = await sample_log.in_order(db, samples, ids, most)
+        return [(start + place + 1, logged) for place, logged in found]
 
     async def group(self, model: ModelRow, request_id: str) -> SampleGroup:
         async with self._services.database.reading() as db:
@@ -190,6 +237,7 @@ class _Reader:
         texts = await self._texts.pieces([part.tokens for part in parts])
         prompt, *contents = (_with_texts(*each) for each in zip(parts, texts, strict=True))
         return SampleGroup(
+            model=_model(logged.sampler),
             weights=weights(logged.sampler),
             steps=await self._steps_of(logged.sampler),
             prompt=prompt,
@@ -221,16 +269,33 @@ class _Reader:
         return (await images.read(key)).content
 
     async def _listed(
-        self, shown: Sequence[Logged], bodies: Sequence[SampleBody | None]
+        self, drawn: Sequence[tuple[Logged, SampleBody | None]], order: SampleOrder
     ) -> list[SampledRequest]:
-        tokens = list[list[int]]()
-        for body in bodies:
+        tokens, answers = list[list[int]](), list[list[_SampleOfRequest]]()
+        for logged, body in drawn:
+            answers.append([] if body is None else self._answers(logged, body, order))
             if body is not None:
-                tokens += [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
+                tokens += [body.prompt.tokens, *(each.answer.content.tokens for each in answers[-1])]
         texts = iter(await self._texts.decode(tokens))
-        return [await self._shown(*each, texts) for each in zip(shown, bodies, strict=True)]
+        shown = zip(drawn, answers, strict=True)
+        return [await self._shown(logged, body, of_it, texts) for (logged, body), of_it in shown]
 
-    async def _shown(self, logged: Logged, body: SampleBody | None, texts: Iterator[str]) -> SampledRequest:
+    def _answers(self, logged: Logged, body: SampleBody, order: SampleOrder) -> list[_SampleOfRequest]:
+        """Return the answers of a request that a page shows, in an order."""
+        answers = [_SampleOfRequest(logged, place, answer) for place, answer in enumerate(body.answers)]
+        known = self._services.queue.rollouts.advantages(self._model.id, logged.row.id)
+        sign = -1.0 if order == "highest" else 1.0
+        if order != "newest":
+            answers.sort(key=lambda each: sign * known.get(each.place, sign * math.inf))
+        return answers[: EXCERPT.samples]
+
+    async def _shown(
+        self,
+        logged: Logged,
+        body: SampleBody | None,
+        answers: Sequence[_SampleOfRequest],
+        texts: Iterator[str],
+    ) -> SampledRequest:
         """Describe a request, whose texts are the next ones: the prompt's, then those of the answers."""
         row = logged.row
         return SampledRequest(
@@ -249,7 +314,7 @@ class _Reader:
                     _rounded(answer.mean_logprob),
                     self._advantage(row.id, place),
                 )
-                for place, answer in enumerate([] if body is None else body.answers)
+                for _, place, answer in answers
             ],
             num_samples=0 if body is None else body.num_answers,
             error=row.error,
@@ -272,6 +337,10 @@ class _Reader:
         return self._steps[sampler.id]
 
 
+def _only_scores(body: SampleBody | None) -> bool:
+    return body is not None and body.only_scores
+
+
 def weights(sampler: SamplerRow) -> str | None:
     """Name what a sampler draws from: a checkpoint, or a version of a run's weights; None: the base model."""
     if sampler.model_path is not None:
@@ -279,6 +348,12 @@ def weights(sampler: SamplerRow) -> str | None:
     if sampler.model_id is None:
         return None
     return "newest weights" if sampler.inflight else f"version {sampler.id.rpartition(':')[2]}"
+
+
+def _model(sampler: SamplerRow) -> str:
+    if sampler.model_path is not None:
+        return sampler.model_path
+    return sampler.base_model if sampler.model_id is None else sampler.id
 
 
 def _with_texts(part: Part, texts: list[str]) -> TokenizedText:

@@ -97,6 +97,16 @@ class RolloutMetrics:
         """Return the advantages that a model was last trained with on the samples of a request."""
         return self._advantages.get((model, sample_request), {})
 
+    def by_advantage(self, model: str, *, highest: bool) -> list[str]:
+        """Return the sample requests that a model was trained on, by their highest, or lowest, advantage."""
+        best = max if highest else min
+        known = {
+            request_id: best(advantages.values())
+            for (of_model, request_id), advantages in self._advantages.items()
+            if of_model == model and advantages
+        }
+        return sorted(known, key=known.__getitem__, reverse=highest)
+
     def _saved(self, model: str, outcome: Finished) -> None:
         sampler = msgspec.json.decode(outcome.body, type=SaveWeightsForSamplerResult).sampling_session_id
         if sampler is not None:
@@ -105,7 +115,7 @@ class RolloutMetrics:
                 self._samplers.popitem(last=False)
 
     def _sampled(self, request: Request, outcome: Finished) -> None:
-        if request.line not in self._samplers:
+        if request.line not in self._samplers or not outcome.spent.sampled:  # of what only scores, nothing
             return
         model, steps = self._samplers[request.line]
         run, drawn = self._run(model), outcome.rollouts

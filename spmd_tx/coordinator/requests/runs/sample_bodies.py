@@ -77,11 +77,17 @@ class SampleBody:
     """Holds what a request asked and what it got."""
 
     group: str  # the same for requests of one prompt to one sampler
+    digest: str  # of the prompt
     prompt: Part
     params: SamplingParams
     answers: list[SampleAnswer]  # the first ones
     num_answers: int
     images: list[ImageRef] = field(default_factory=list)  # of the prompt
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether the prompt was scored and nothing was drawn."""
+        return self.params.max_tokens == 0
 
 
 def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | None:
@@ -98,16 +104,25 @@ def read(payloads: Path, stored: StoredSample, size: ShownSize) -> SampleBody | 
         return None
     prompt = asked.prompt.token_ids
     digest = blake2b(np.asarray(prompt, np.int32).tobytes(), digest_size=8)
+    of_prompt = digest.hexdigest()
     digest.update(stored.line.encode())
     samples = sampling_protobuf.decode_sample_response(got)
     return SampleBody(
         digest.hexdigest(),
+        of_prompt,
         _part(prompt, None, size.prompt),
         asked.sampling_params,
         [_answer(sample, size.sample) for sample in samples[: size.samples]],
         len(samples),
         [chunk.stored for chunk in asked.prompt.chunks if chunk.stored is not None],
     )
+
+
+class WantedSamples(NamedTuple):
+    """Says what a search looks for."""
+
+    text: str = ""  # in prompts and answers, in any case of its letters; empty: any
+    digest: str | None = None  # of the prompt; None: any
 
 
 class Searched(NamedTuple):
@@ -152,9 +167,9 @@ def read_alike(
 
 @dataclass(frozen=True)
 class Search:
-    """Looks for a text in prompts and answers, in any case of its letters."""
+    """Looks for samples."""
 
-    text: str
+    wanted: WantedSamples
     most: int  # requests to be found
     size: ShownSize  # of what is looked at
     seconds: float  # after which it ends
@@ -169,12 +184,14 @@ class Search:
                 break
             looked_at += 1
             body = read(payloads, each, self.size)
-            if body is None:
+            if body is None or self.wanted.digest not in (None, body.digest):
                 continue
-            tokens = [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
-            searched += sum(map(len, tokens))
-            if any(self.text.lower() in text.lower() for text in decode(tokens)):
-                places.append(place)
+            if self.wanted.text:
+                tokens = [body.prompt.tokens, *(answer.content.tokens for answer in body.answers)]
+                searched += sum(map(len, tokens))
+                if not any(self.wanted.text.lower() in text.lower() for text in decode(tokens)):
+                    continue
+            places.append(place)
         return Searched(places, looked_at)
 
 

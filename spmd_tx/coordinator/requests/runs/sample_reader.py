@@ -21,6 +21,7 @@ from spmd_tx.coordinator.requests.runs.sample_bodies import (
     Searched,
     ShownSize,
     StoredSample,
+    WantedSamples,
 )
 from spmd_tx.coordinator.text import token_texts
 from spmd_tx.coordinator.text.model_text import LazyModelText
@@ -74,9 +75,11 @@ class SampleReader:
         arguments = {"stored": stored, "size": size, "seconds": self._seconds, "alike": alike}
         return msgspec.convert(await self._outside("read_outside", arguments), list[SampleBody | None])
 
-    async def search(self, stored: Sequence[StoredSample], text: str, most: int, size: ShownSize) -> Searched:
-        """Return which of these requests have a text in them. Raises InvalidRequest."""
-        search = Search(text, most, size, self._seconds)
+    async def search(
+        self, stored: Sequence[StoredSample], wanted: WantedSamples, most: int, size: ShownSize
+    ) -> Searched:
+        """Return which of these requests are wanted. Raises InvalidRequest."""
+        search = Search(wanted, most, size, self._seconds)
         if _is_short(stored):
             tokenizer = (await self._text.get()).tokenizer
             decode = partial(token_texts.texts, tokenizer)

@@ -5,6 +5,7 @@ from typing import Literal
 import msgspec
 
 StopReason = Literal["stop", "length"]
+SampleOrder = Literal["newest", "highest", "lowest"]  # the last two are of advantages
 
 
 class Excerpt(msgspec.Struct, frozen=True):
@@ -33,15 +34,15 @@ class SampledRequest(msgspec.Struct, frozen=True):
     steps: int | None  # that these weights were trained; null: unknown
     prompt: Excerpt | None  # its end; null: it is not kept
     temperature: float
-    samples: list[ShortSample]  # the first ones
+    samples: list[ShortSample]  # the first ones, in the order that was asked for
     num_samples: int
     error: str | None
 
 
 class SamplesPage(msgspec.Struct, frozen=True):
-    requests: list[SampledRequest]  # newest first
+    requests: list[SampledRequest]  # in the order that was asked for
     looked_at: int  # requests
-    next_before: int | None  # where older ones begin; null: there are none
+    next_start: int | None  # where the next page begins; null: there is none
     kept_hours: float  # for which the server keeps samples
 
 
@@ -80,6 +81,7 @@ class PromptImage(msgspec.Struct, frozen=True):
 class SampleGroup(msgspec.Struct, frozen=True):
     """Holds the samples of one prompt and one sampler."""
 
+    model: str  # as which OpenAI's routes take the weights; a sampling session has an end
     weights: str | None
     steps: int | None
     prompt: TokenizedText

@@ -6,7 +6,7 @@ from sqlalchemy import update
 from spmd_tx.coordinator.http.console import samples
 from spmd_tx.coordinator.requests.records import Finished, Request
 from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
-from spmd_tx.coordinator.requests.runs import sample_bodies
+from spmd_tx.coordinator.requests.runs import sample_bodies, sample_log
 from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize
 from spmd_tx.coordinator.storage.tables import RequestRow, RunMetrics
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, sampler_of
@@ -67,7 +67,7 @@ async def test_samples_are_listed_as_text_newest_first(api, model_id, sampling, 
     second = await sampling.sample(of_base, encode("and again"))
     found = await page(api, model_id)
     assert [each["id"] for each in found["requests"]] == [second, first]
-    assert (found["looked_at"], found["next_before"], found["kept_hours"]) == (2, None, 2.0)
+    assert (found["looked_at"], found["next_start"], found["kept_hours"]) == (2, None, 2.0)
     _, shown = found["requests"]
     tokens = len(encode("hello world"))
     assert shown["prompt"] == {"text": "hello world", "tokens": tokens, "is_cut": False}
@@ -96,12 +96,87 @@ def outcome_of(learned):
     return Finished("x", b"", rollouts=learned)
 
 
+@pytest.fixture
+def learn(services, model_id):
+    def noted(**advantages):
+        request = Request(1, "r", "forward_backward", model_id, 1, "s")
+        services.queue.rollouts.noted(request, outcome_of(LearnedFacts(advantages)))
+
+    return noted
+
+
+async def test_the_order_by_advantage_is_one_of_all_samples_of_the_run(
+    api, model_id, sampling, of_base, encode, learn, monkeypatch
+):
+    monkeypatch.setattr(sample_log, "IDS_AT_ONCE", 2)
+    ids = [await sampling.sample(of_base, encode(text)) for text in ("hi", "hello", "world", "hello world")]
+    best, middle, _, worst = ids
+    learn(**{best: {0: 2.0}, "no longer kept": {0: 1.5}, middle: {0: 1.0}, worst: {0: -3.0}})
+
+    async def in_order(order, **query):
+        found, start = [], {}
+        while start is not None:
+            answer = await page(api, model_id, order=order, limit=1, **query, **start)
+            found += [each["id"] for each in answer["requests"]]
+            start = None if answer["next_start"] is None else {"start": answer["next_start"]}
+        return found
+
+    assert await in_order("highest") == [best, middle, worst]
+    assert await in_order("lowest") == [worst, middle, best]
+    assert await in_order("highest", search="hello") == [middle, worst]
+    refused = await api.get(f"http://server/console/api/runs/{model_id}/samples", params={"order": "x"})
+    assert refused.status_code == 400
+
+
+async def test_answers_of_a_request_are_in_the_order_of_their_advantages(
+    api, model_id, sampling, of_base, learn, monkeypatch
+):
+    monkeypatch.setattr(samples, "EXCERPT", ShownSize((0, 9), (9, 0), 2))
+    request_id = await sampling.sample(of_base, [1, 2], samples=4)
+    learn(**{request_id: {0: -1.0, 2: 0.5, 3: 0.75}})
+
+    async def advantages(order):
+        (shown,) = (await page(api, model_id, order=order))["requests"]
+        return [each["advantage"] for each in shown["samples"]]
+
+    assert await advantages("highest") == [0.75, 0.5]
+    assert await advantages("lowest") == [-1.0, 0.5]
+    assert await advantages("newest") == [-1.0, None]
+
+
+async def test_a_prompt_is_followed_through_the_weights_of_a_run(
+    api, model_id, sampling, of_base, encode, monkeypatch
+):
+    monkeypatch.setattr(samples, "MOST_LOOKED_AT", 2)
+    first = await sampling.sample(of_base, encode("hello"))
+    for text in ("hello there, all of you", "world", "olleh"):
+        await sampling.sample(of_base, encode(text))
+    last = await sampling.sample(await sampling.sampler(base_model=BASE_MODEL), encode("hello"), samples=2)
+    found, start = [], {}
+    while start is not None:
+        answer = await page(api, model_id, prompt_of=first, **start)
+        found += [each["id"] for each in answer["requests"]]
+        start = None if answer["next_start"] is None else {"start": answer["next_start"]}
+    assert found == [last, first]
+    lost = await api.get(
+        f"http://server/console/api/runs/{model_id}/samples", params={"prompt_of": "nothing"}
+    )
+    assert lost.status_code == 404
+
+
+async def test_what_only_scores_a_prompt_is_no_sample(api, model_id, sampling, of_base):
+    drawn = await sampling.sample(of_base, [1, 2])
+    asked = {"model": of_base, "prompt": [1, 2, 3], "echo": True, "max_tokens": 0, "logprobs": 5}
+    (await api.post("http://server/oai/api/v1/completions", json=asked)).raise_for_status()
+    assert [each["id"] for each in (await page(api, model_id))["requests"]] == [drawn]
+
+
 async def test_pages_follow_each_other(api, model_id, sampling, of_base):
     ids = [await sampling.sample(of_base, [number]) for number in range(3)]
     first = await page(api, model_id, limit=2)
-    rest = await page(api, model_id, limit=2, before=first["next_before"])
+    rest = await page(api, model_id, limit=2, start=first["next_start"])
     assert [each["id"] for each in first["requests"] + rest["requests"]] == ids[::-1]
-    assert rest["next_before"] is None
+    assert rest["next_start"] is None
 
 
 async def test_samples_are_those_before_a_point_of_a_curve(api, services, model_id, sampling, of_base):
@@ -145,7 +220,7 @@ async def test_a_search_goes_on_where_it_has_stopped(api, model_id, sampling, of
         await sampling.sample(of_base, encode("other"))
     first = await page(api, model_id, search="hello")
     assert (first["requests"], first["looked_at"]) == ([], 2)
-    rest = await page(api, model_id, search="hello", before=first["next_before"])
+    rest = await page(api, model_id, search="hello", start=first["next_start"])
     assert [each["id"] for each in rest["requests"]] == [wanted]
 
 
@@ -167,6 +242,7 @@ async def test_requests_of_one_prompt_are_a_group(api, model_id, sampling, of_ba
     ]
     assert "".join(found["prompt"]["texts"]) == "hello"
     assert (found["max_tokens"], found["top_k"], found["temperature"]) == (3, 5, 1.0)
+    assert found["model"] == BASE_MODEL
     content = found["samples"][0]["content"]
     assert (content["tokens"], content["logprobs"]) == ([DRAWN_TOKEN] * 3, [LOGPROB] * 3)
     assert len(content["texts"]) == 3
@@ -203,6 +279,7 @@ async def test_a_run_has_the_samples_of_its_weights_wherever_they_are_drawn(
     await abroad.sample(await abroad.sampler(base_model=BASE_MODEL), [1])
     found = (await page(api, model_id))["requests"]
     assert [(each["id"], each["weights"]) for each in found] == [(there, path)]
+    assert (await group(api, model_id, there))["model"] == path
 
 
 async def test_an_unnamed_version_has_its_number_of_steps(api, services, model_id, session_id, sampling):
@@ -211,9 +288,11 @@ async def test_an_unnamed_version_has_its_number_of_steps(api, services, model_i
     saved = (await api.post("save_weights_for_sampler", json=save)).json()
     result = await api.post("retrieve_future", json={"request_id": saved["request_id"]})
     await step(services.database, 2, loss=1.0, line=model_id)
-    await sampling.sample(result.json()["sampling_session_id"], [1])
+    sampler = result.json()["sampling_session_id"]
+    drawn = await sampling.sample(sampler, [1])
     (shown,) = (await page(api, model_id))["requests"]
     assert (shown["weights"], shown["steps"]) == ("version 50", 1)
+    assert (await group(api, model_id, drawn))["model"] == sampler
 
 
 async def test_samples_of_others_from_ones_weights_are_not_shown(client_for):

@@ -154,6 +154,20 @@ def test_another_model_changes_neither_groups_nor_advantages(story):
     assert of_groups(story.step()) == (1.0, None)
 
 
+def test_requests_are_put_in_the_order_of_their_highest_or_lowest_advantage(story):
+    story.learn({"a": {0: 0.5, 1: -2.0}, "b": {0: 1.0, 1: -1.0}, "c": {0: 0.0}})
+    story.learn({"d": {0: 9.0}}, model="s:train:1")
+    assert story.rollouts.by_advantage(RUN, highest=True) == ["b", "a", "c"]
+    assert story.rollouts.by_advantage(RUN, highest=False) == ["a", "b", "c"]
+
+
+def test_what_only_scores_a_prompt_is_no_sample(story):
+    story.save("s:sample:0")
+    story.step()
+    story.sample("s:sample:0", 0)
+    assert story.step() == {}
+
+
 def test_only_the_newest_advantages_are_remembered(story, monkeypatch):
     monkeypatch.setattr(rollout_metrics, "MOST_SAMPLES", 3)
     story.learn({"a": {0: 1.0}, "b": {0: 2.0}})

@@ -6,7 +6,7 @@ import pytest
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.runs import sample_reader
-from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize, StoredSample
+from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize, StoredSample, WantedSamples
 from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
@@ -56,14 +56,18 @@ async def test_a_child_process_reads_and_finds_the_same_as_a_thread(reader, stor
     for most in (1 << 30, 0):  # bytes, up to which it is done in a thread
         monkeypatch.setattr(sample_reader, "SHORT_BYTES", most)
         bodies = await reader.read(stored, ALL)
-        searched = [await reader.search(stored, text, 9, ALL) for text in ("WORLD", "good", "of none")]
+        wanted = [WantedSamples(text) for text in ("WORLD", "good", "of none")]
+        wanted += [WantedSamples(digest=bodies[0].digest), WantedSamples("good", bodies[0].digest)]
+        searched = [await reader.search(stored, each, 9, ALL) for each in wanted]
         found.append((bodies, searched))
     assert found[0] == found[1]
     (first, lost, last), searched = found[0]
     assert first.prompt.left_out > 0
     assert first.answers[0].content.logprobs == [-0.5, -1.0]
     assert (lost, last.answers, last.params.stop) == (None, [], ["x"])
-    assert [(each.places, each.looked_at) for each in searched] == [([0], 3), ([2], 3), ([], 3)]
+    assert [(each.places, each.looked_at) for each in searched] == [
+        (places, 3) for places in ([0], [2], [], [0], [])
+    ]
 
 
 @pytest.mark.parametrize("most", [1 << 30, 0], ids=["thread", "child"])
@@ -79,11 +83,11 @@ async def test_what_is_alike_shares_a_prompt_and_the_number_of_answers(reader, s
 async def test_reading_and_searching_end_after_some_time_and_have_done_one_at_least(reader, stored):
     reader._seconds = 0.0
     assert len(await reader.read(stored, ALL)) == 1
-    assert await reader.search(stored, "good", 9, ALL) == ([], 1)
+    assert await reader.search(stored, WantedSamples("good"), 9, ALL) == ([], 1)
 
 
 async def test_a_search_ends_with_what_fits_on_a_page(reader, stored):
-    assert await reader.search([stored[2]] * 5, "good", 2, ALL) == ([0, 1], 2)
+    assert await reader.search([stored[2]] * 5, WantedSamples("good"), 2, ALL) == ([0, 1], 2)
 
 
 async def test_what_no_child_can_read_is_refused(reader, stored, monkeypatch):
