@@ -84,7 +84,7 @@ export function MetricChoice({
   const options = metric && !metrics.includes(metric) ? [metric, ...metrics] : metrics;
   return (
     <label class="check">
-      Value
+      Metric
       <select value={metric} onChange={(event) => choose(event.currentTarget.value)}>
         <option value="">reward</option>
         {options.map((name) => (

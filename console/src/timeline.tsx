@@ -1,7 +1,7 @@
 // The requests of a run as bars over time, packed into lanes, in the colours of their stages.
 import type { RunTiming, TimedRequest } from "./api_types";
 import { duration, span } from "./logic/format";
-import { gaps, lanes, STAGES, type Stage } from "./logic/timeline";
+import { gaps, lanes, STAGE_NAMES, STAGES, type Stage } from "./logic/timeline";
 import { Wide } from "./parts";
 
 const WIDTH = 1200; // of the drawing, which is stretched
@@ -10,11 +10,11 @@ const GAP = 2;
 const MOST_LANES = 24; // of training, and of sampling
 
 const MEANINGS: Record<Stage, string> = {
-  queued: "waits for its turn in the run",
-  batched: "waits for devices",
+  queued: "behind earlier requests of the run",
+  batched: "waits for the devices",
   compiling: "waits for a program",
-  device: "on devices",
-  encoded: "result is stored",
+  device: "on the devices",
+  encoded: "its result",
 };
 
 export function Requests({ timing }: { timing: RunTiming }) {
@@ -28,12 +28,12 @@ export function Requests({ timing }: { timing: RunTiming }) {
         {STAGES.map((stage) => (
           <li key={stage}>
             <i class={`key s-${stage}`} />
-            {stage} <small>{MEANINGS[stage]}</small>
+            {STAGE_NAMES[stage]} <small>{MEANINGS[stage]}</small>
           </li>
         ))}
         <li>
           <i class="key c-client" />
-          client <small>no request is at the server</small>
+          Waiting for the client <small>no request is at the server</small>
         </li>
       </ul>
       {timing.is_cut && <p class="note">Only the newest {timing.requests.length} requests are shown.</p>}
@@ -100,7 +100,9 @@ function Waiting({ timing }: { timing: RunTiming }) {
 }
 
 function Bar({ request, y, since, scale }: { request: TimedRequest; y: number; since: number; scale: number }) {
-  const seconds = request.stages.map(([stage, begin, end]) => `${stage} ${span(end - begin)}`).join(", ");
+  const seconds = request.stages
+    .map(([stage, begin, end]) => `${STAGE_NAMES[stage].toLowerCase()} ${span(end - begin)}`)
+    .join(", ");
   const reason = request.reason ? `; ${request.reason}` : "";
   return (
     <g>

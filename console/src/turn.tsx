@@ -14,8 +14,8 @@ const IN_WORDS: Record<string, string> = {
   open: "being sampled",
   failed: "failed",
   cut: "cut: its client has hung up",
-  broken: "a call cannot be read",
-  unclosed: "a call does not end",
+  broken: "a tool call cannot be read",
+  unclosed: "a tool call does not end",
   unknown_tool: "calls a tool that it was not given",
   open_reasoning: "its reasoning does not end",
 };
@@ -55,8 +55,9 @@ export function Turn({ turn, number: place, parent, row, lanes, isOpen, toggle }
             </span>
           ))}
           <span class="dim">
-            {number(prompt)} tokens ({number(turn.new_tokens)} new
-            {turn.cached_tokens !== null && `, ${number(turn.cached_tokens)} cached`}) → {number(turn.sampled_tokens)}
+            {number(prompt)} prompt tokens ({number(turn.new_tokens)} new
+            {turn.cached_tokens !== null && `, ${number(turn.cached_tokens)} cached`}
+            ), {number(turn.sampled_tokens)} sampled
             {turn.stop_reason === "length" && ", cut off by max_tokens"}
           </span>
           {turn.reward !== null && <span>reward {number(turn.reward)}</span>}

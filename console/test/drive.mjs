@@ -155,12 +155,15 @@ const STORIES = {
     await page.getByRole("link", { name: "Timing" }).click();
     await page.getByText("The run spent the largest part of this time waiting for its client (46 %)").waitFor();
     await page.getByText("The run needs the workers of the group main: ready.").waitFor();
-    assert.match(await page.locator(".share-bar").getAttribute("aria-label"), /^Client 46 %, Device 31 %, Queue 12 %/);
+    assert.match(
+      await page.locator(".share-bar").getAttribute("aria-label"),
+      /^Waiting for the client 46 %, Computing 31 %, Other runs first 12 %/,
+    );
     assert.equal(await page.locator(".shares tbody tr").count(), 5);
     assert.equal(await page.locator(".lanes").count(), 3);
     assert.match(await page.locator(".lanes svg").nth(2).getAttribute("aria-label"), /^\d+ times without a request, /);
     assert.ok((await page.locator(".lanes .s-device").count()) > 100);
-    assert.equal(await page.getByText("3 micro-batches of 1 other model ready").count(), 1);
+    assert.equal(await page.getByText("taking turns with 1 other model, which has 3 micro-batches ready").count(), 1);
     await look(page, "timing");
     await page.getByText("15 min", { exact: true }).click();
     await page.waitForURL(/seconds=900/);
@@ -235,7 +238,7 @@ const STORIES = {
     await page.goto(`${address}/console`);
     await page.getByRole("link", { name: "Checkpoints" }).click();
     await page.getByRole("row", { name: /final public sampler arithmetic rl 400 0.8300 0.02100/ }).waitFor();
-    await page.getByRole("row", { name: /early training arithmetic rl – – –/ }).waitFor(); // of an earlier version
+    await page.getByRole("row", { name: /early training arithmetic rl – – –/ }).waitFor();
     const names = async () => (await page.locator("tbody th").allTextContents()).map((text) => text.slice(1).trim());
     await page.getByRole("button", { name: "Reward" }).click();
     assert.match((await names())[0], /^peak/);
@@ -250,7 +253,7 @@ const STORIES = {
     await page.getByRole("button", { name: "Mark as the best of its run" }).click();
     await page.getByRole("button", { name: "Take the mark away" }).waitFor();
     await look(page, "checkpoints");
-    await page.getByLabel("Value").selectOption("entropy:mean");
+    await page.getByLabel("Metric").selectOption("entropy:mean");
     await page.waitForURL(/metric=entropy/);
     await page.getByRole("button", { name: "entropy:mean" }).waitFor();
     await page.getByLabel("Filter checkpoints").fill("step");
@@ -278,7 +281,7 @@ const STORIES = {
       "message 7 was edited, after turn 2",
       "other tools or template variables",
     ]);
-    await turn(4).getByText("a call cannot be read").waitFor();
+    await turn(4).getByText("a tool call cannot be read").waitFor();
     await turn(7).getByText("cut: its client has hung up").waitFor();
     await turn(6).getByText("cut off by max_tokens").waitFor();
     await turn(1).getByText("underlined: a grammar left no choice").waitFor();
@@ -301,7 +304,7 @@ const STORIES = {
     await page.getByLabel("Prompt").fill("What is 17 + 25?");
     await page.getByLabel("Samples").fill("2");
     await page.getByRole("button", { name: "Complete" }).click();
-    await page.getByText("Sample 2: 19 tokens, ended by stop").waitFor();
+    await page.getByText("Sample 2: 19 tokens, ended by a stop token or text").waitFor();
     assert.match(await page.locator(".message pre").first().textContent(), /from the right \.\n43 😀$/);
     await page.getByLabel("Colour tokens").check();
     const spans = page.locator(".message").first().locator("[class^=lp-]");
@@ -320,7 +323,11 @@ const STORIES = {
     await page.waitForURL(/against=tinker/);
     await page.getByLabel("Prompt").fill("What is 17 + 25?");
     await page.getByRole("button", { name: "Complete" }).click();
-    await page.locator(".pair section").nth(1).getByText("Sample 2: 19 tokens, ended by stop").waitFor();
+    await page
+      .locator(".pair section")
+      .nth(1)
+      .getByText("Sample 2: 19 tokens, ended by a stop token or text")
+      .waitFor();
     assert.deepEqual(await page.locator(".pair h2").allTextContents(), [
       "Qwen/Qwen3-4B (base model)",
       "step 240 · 00000000",
@@ -336,13 +343,13 @@ const STORIES = {
     for (const message of ["What is 17 + 25?", "Thank you."]) {
       await page.getByLabel("Message", { exact: true }).fill(message);
       await page.getByLabel("Message", { exact: true }).press("Control+Enter");
-      await page.getByText("ended by stop").waitFor();
+      await page.getByText("ended by a stop token or text").waitFor();
     }
     assert.deepEqual(await page.locator(".message h3").allTextContents(), [
       "user, with an image",
       "assistant",
       "user",
-      "assistant: 19 tokens, ended by stop",
+      "assistant: 19 tokens, ended by a stop token or text",
     ]);
     await look(page, "playground_chat");
     await page.getByRole("button", { name: "New conversation" }).click();

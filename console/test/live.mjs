@@ -277,9 +277,9 @@ export function liveStories({ address, facts, look, another }) {
       await signIn(page);
       await page.getByRole("link", { name: "People" }).click();
       await page.getByRole("row", { name: /^root [0-9a-f]{8} ?yours admin none/ }).waitFor();
-      await page.locator(".chart", { hasText: "Tokens: trained" }).locator(".series rect").first().waitFor();
+      await page.locator(".chart", { hasText: "Tokens trained on" }).locator(".series rect").first().waitFor();
       await page
-        .getByRole("row", { name: /session created alice alice session_id/ })
+        .getByRole("row", { name: /session created alice alice session id/ })
         .first()
         .waitFor();
       page.once("dialog", (dialog) => dialog.accept());

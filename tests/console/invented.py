@@ -21,7 +21,7 @@ FAILURE = {
 HEALTH = [
     {
         "state": "waiting",
-        "reason": "2 micro-batches of 1 other model ready",
+        "reason": "taking turns with 1 other model, which has 2 micro-batches ready",
         "failed": 3,
         "last_failure": FAILURE,
     },
@@ -144,7 +144,7 @@ def _request(number: int, kind: str, seq_id: int, stages: list, *, is_open: bool
         "stages": stages,
         "state": "unfinished" if is_open else "finished",
         "tokens": None if is_open else 4096,
-        "reason": "3 micro-batches of 1 other model ready" if is_open else None,
+        "reason": "taking turns with 1 other model, which has 3 micro-batches ready" if is_open else None,
     }
 
 
@@ -153,7 +153,7 @@ def samples(query: dict[str, str]) -> dict:
     found = [_sampled(number) for number in range(8)]
     if "search" in query or "prompt_of" in query:
         found = found[::2]
-    if query["order"] == "highest":
+    if query.get("order") == "highest":
         found = [{**each, "samples": each["samples"][::-1]} for each in found[:7]]
     return {"requests": found, "looked_at": 8, "next_start": None, "kept_hours": 2.0}
 
@@ -218,7 +218,7 @@ def sample_group(request_id: str) -> dict:
         "left_out": 2,
         "not_read": 0,
         "errors": [],
-        "images": [] if int(request_id, 16) else [image],
+        "images": [image] if request_id == f"{0:032x}" else [],
     }
 
 

@@ -104,7 +104,9 @@ def server() -> dict:
             for owner, share, waiting, running, finished in tenants
         ],
         "queue": [
-            _unfinished("forward_backward", 14.2, "2 micro-batches of 1 other model ready"),
+            _unfinished(
+                "forward_backward", 14.2, "taking turns with 1 other model, which has 2 micro-batches ready"
+            ),
             _unfinished("sample", 2.5, None),
         ],
         "queue_length": 5,

@@ -14,6 +14,9 @@ export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" |
   return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
 }
 
+/** What ended an answer. */
+export const ENDS = { stop: "a stop token or text", length: "max tokens" } as const;
+
 export const LIST_ORDERS = [
   ["newest", "newest first"],
   ["highest", "highest advantage first"],

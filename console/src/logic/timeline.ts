@@ -6,7 +6,22 @@ export type Stage = TimedRequest["stages"][number][0];
 type Staged = Pick<TimedRequest, "stages">;
 
 export const STAGES: readonly Stage[] = ["queued", "batched", "compiling", "device", "encoded"]; // in order of time
+export const STAGE_NAMES: Record<Stage, string> = {
+  queued: "In line",
+  batched: "Ready",
+  compiling: "Compiling",
+  device: "Computing",
+  encoded: "Storing",
+};
 export const CAUSES: readonly Cause[] = ["device", "queue", "compile", "client", "restart", "server"];
+export const CAUSE_NAMES: Record<Cause, string> = {
+  device: "Computing",
+  queue: "Other runs first",
+  compile: "Compiling",
+  client: "Waiting for the client",
+  restart: "Workers starting",
+  server: "Server's own work",
+};
 
 const begin = ({ stages }: Staged) => stages[0]?.[1] ?? 0;
 const end = ({ stages }: Staged) => stages.at(-1)?.[2] ?? 0;

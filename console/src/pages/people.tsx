@@ -16,12 +16,17 @@ const WINDOWS: [number, string][] = [
   [168, "7 days"],
 ];
 const AMOUNTS = [
-  ["trained", "Trained"],
-  ["forwarded", "Scored, not trained on"],
+  ["trained", "Trained on"],
+  ["forwarded", "Only scored"],
   ["prompt", "Prompts"],
-  ["cached", "Prompts from the cache"],
+  ["cached", "Of prompts, cached"],
   ["sampled", "Sampled"],
 ] as const;
+const HOURLY = {
+  trained: "Tokens trained on, per hour",
+  prompt: "Tokens of prompts, per hour",
+  sampled: "Tokens sampled, per hour",
+};
 const AMOUNT_NAMES = AMOUNTS.map(([, name]) => name);
 const MOST_ENTRIES = 200;
 
@@ -140,7 +145,7 @@ function Usage({ failed }: Part) {
   return (
     <Wide label="Usage">
       <h2>
-        Usage <small>tokens by the hour</small>
+        Usage <small>in tokens</small>
       </h2>
       <div class="bar">
         <Choice legend="Time" name="hours" options={WINDOWS} value={hours} choose={choose} />
@@ -158,14 +163,14 @@ function Usage({ failed }: Part) {
         {(["trained", "prompt", "sampled"] as const).map((amount) => (
           <Columns
             key={amount}
-            name={`Tokens: ${amount === "prompt" ? "prompts" : amount}`}
+            name={HOURLY[amount]}
             values={perHour(use, wanted, amount)}
             seconds={HOUR}
             show={count}
           />
         ))}
       </div>
-      {owners.length === 0 && <p class="empty">Nobody has used anything in this time.</p>}
+      {owners.length === 0 && <p class="empty">Nobody has trained or sampled in this time.</p>}
       {owners.length > 0 && (
         <table class="rows">
           <Head names={["Owner", ...AMOUNT_NAMES]} numbers={AMOUNT_NAMES} />
@@ -210,7 +215,7 @@ function Audit({ failed }: Part) {
   return (
     <Wide label="Audit log">
       <h2>
-        Audit log <small>of one day, UTC</small>
+        Audit log <small>who did what on a day, in UTC</small>
       </h2>
       <div class="bar">
         <label class="check">
@@ -236,7 +241,7 @@ function Audit({ failed }: Part) {
       </div>
       {entries.length > 0 && (
         <table class="rows">
-          <Head names={["Time", "Event", "By", "Owner", "Details"]} />
+          <Head names={["Time", "Event", "Done by", "Owner", "Details"]} />
           <tbody>
             {wanted.slice(0, MOST_ENTRIES).map((each, i) => (
               <Entry key={`${each.timestamp} ${i}`} entry={each} />
@@ -250,15 +255,20 @@ function Audit({ failed }: Part) {
   );
 }
 
+/** A name of an event, or of a fact of it. */
+function inWords(name: string): string {
+  return name.replaceAll("_", " ").replace(/\bttl\b/, "time to live");
+}
+
 function Entry({ entry }: { entry: AuditEntry }) {
   const { actor, api_key_id, owner, ...details } = entry.event_details;
   const facts = Object.entries(details).map(
-    ([name, value]) => `${name} ${typeof value === "string" ? value : JSON.stringify(value)}`,
+    ([name, value]) => `${inWords(name)} ${typeof value === "string" ? value : JSON.stringify(value)}`,
   );
   return (
     <tr>
       <td>{entry.timestamp.slice(11, 19)}</td>
-      <th scope="row">{entry.event.replaceAll("_", " ")}</th>
+      <th scope="row">{inWords(entry.event)}</th>
       <td title={api_key_id ? `with key ${api_key_id}` : undefined}>{String(actor)}</td>
       <td>{String(owner)}</td>
       <td class="dim details">{facts.join(", ")}</td>

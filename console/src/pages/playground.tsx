@@ -5,7 +5,7 @@ import { signal } from "@preact/signals";
 import { caller, listCheckpoints } from "../api";
 import { modelName } from "../logic/checkpoints";
 import { number } from "../logic/format";
-import { align } from "../logic/samples";
+import { align, ENDS } from "../logic/samples";
 import { extended, listModels, stream, type Answer, type Message, type Settings } from "../openai";
 import { Choice, Problem } from "../parts";
 import { place, remember } from "../router";
@@ -260,7 +260,7 @@ function One({ answer, name, hasColours }: { answer: Answer; name: string; hasCo
   return (
     <article class="message assistant">
       <h3>
-        {name}: {number(tokens.length)} tokens{finish && `, ended by ${finish}`}
+        {name}: {number(tokens.length)} tokens{finish && `, ended by ${ENDS[finish]}`}
       </h3>
       {hasColours ? (
         <Tokens content={content} />

@@ -69,7 +69,7 @@ function Facts({ run }: { run: RunFacts }) {
     ["Run", run.id],
     ["Base model", run.base_model],
     ["Owner", run.owner],
-    ["Rank", String(run.rank)],
+    ["LoRA rank", String(run.rank)],
     ["Created", dateTime(run.created_at)],
     ...(run.group ? [["Group", run.group] as [string, string]] : []),
     ...(run.archived_at ? [["Archived", ago(run.archived_at)] as [string, string]] : []),

@@ -6,7 +6,7 @@ import type { SampleGroup as Group, SampleOfGroup } from "../api_types";
 import { url } from "../logic/addresses";
 import { number, signed } from "../logic/format";
 import { nats, type Alternative } from "../logic/logprobs";
-import { inOrder, ORDERS, weightsName, type GroupOrder } from "../logic/samples";
+import { ENDS, inOrder, ORDERS, weightsName, type GroupOrder } from "../logic/samples";
 import { alternatives } from "../openai";
 import { Choice, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
@@ -145,7 +145,7 @@ function One({ group, sample, number: place, hasBorders }: OneProps) {
     <section aria-label={`Sample ${place}`}>
       <h3>
         {place}. {sample.advantage !== null && <strong>advantage {signed(sample.advantage)}, </strong>}
-        {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {sample.stop_reason}
+        {tokens} tokens, mean {nats(sample.mean_logprob)}, ended by {ENDS[sample.stop_reason]}
       </h3>
       <Tokens content={content} hasBorders={hasBorders} choice={known ? { chosen, choose: setChosen } : undefined} />
       <Unlikeliest content={content} />

@@ -6,7 +6,7 @@ import { poll } from "../live";
 import { url } from "../logic/addresses";
 import { ago, dateTime, duration, number, signed } from "../logic/format";
 import { level, nats } from "../logic/logprobs";
-import { grouped, LIST_ORDERS, listOrder, weightsName, type SampleOrder } from "../logic/samples";
+import { ENDS, grouped, LIST_ORDERS, listOrder, weightsName, type SampleOrder } from "../logic/samples";
 import { metricTitle } from "../logic/series";
 import { Choice, Head, Loading, Problem } from "../parts";
 import { address, place, remember } from "../router";
@@ -75,6 +75,7 @@ function Found({ id, initial }: { id: string; initial: SampleChoice }) {
     if (isChosen) void load(null);
   }, [id, choice, isFollowing]);
 
+  const first = order === "newest" ? "newest" : "first";
   const change = (news: Partial<SampleChoice>) => {
     setListing(null);
     setChoice({ ...choice, ...news });
@@ -104,7 +105,7 @@ function Found({ id, initial }: { id: string; initial: SampleChoice }) {
           {isBusy
             ? "Searching …"
             : search && listing
-              ? `${listing.requests.length} of ${order === "newest" ? "the newest" : "the first"} ${number(listing.lookedAt)} requests`
+              ? `${listing.requests.length} of the ${first} ${number(listing.lookedAt)} requests`
               : ""}
         </span>
         <Choice legend="Order" name="order" options={LIST_ORDERS} value={order} choose={choose} />
@@ -200,7 +201,7 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
                 <td class="number">
                   <span class={`mean lp-${level(mean_logprob)}`}>{nats(mean_logprob)}</span>
                 </td>
-                <td>{stop_reason}</td>
+                <td>{ENDS[stop_reason]}</td>
               </tr>
             ))}
           </tbody>

@@ -5,7 +5,7 @@ import type { RunTiming, TimedRequest } from "../api_types";
 import { poll } from "../live";
 import { stacked } from "../logic/bars";
 import { percent, span } from "../logic/format";
-import { columns, slowest, STAGES, type Cause } from "../logic/timeline";
+import { CAUSE_NAMES, columns, slowest, STAGE_NAMES, STAGES } from "../logic/timeline";
 import { Choice, Head, Loading, Problem, Wide } from "../parts";
 import { place, remember } from "../router";
 import { RunHeader, useRun } from "../run_header";
@@ -18,15 +18,6 @@ const WINDOWS: [number, string][] = [
   [900, "15 min"],
 ];
 const SLOWEST = 8;
-
-const NAMES: Record<Cause, string> = {
-  device: "Device",
-  queue: "Queue",
-  compile: "Compile",
-  client: "Client",
-  restart: "Restart",
-  server: "Server",
-};
 
 export function Timing({ id }: { id: string }) {
   const [seconds, setSeconds] = useState(Number(place.value.query.get("seconds")) || 300);
@@ -49,7 +40,7 @@ export function Timing({ id }: { id: string }) {
       <div class="bar">
         <Choice legend="Window" name="window" options={WINDOWS} value={seconds} choose={choose} />
         {timing && timing.until - timing.since < seconds - 5 && (
-          <span class="note">nothing older than {span(timing.until - timing.since)} is known</span>
+          <span class="note">the last {span(timing.until - timing.since)}, as far as the server remembers</span>
         )}
       </div>
       <Problem text={error} />
@@ -67,8 +58,8 @@ function Workers({ timing: { group } }: { timing: RunTiming }) {
   if (group.is_only && group.state === "ready") return null;
   return (
     <p class={group.state === "failed" ? "problem" : "note"}>
-      The run needs the workers of the group {group.name}: {group.state === "ready" ? "ready" : group.phase}. Shares are
-      of this group's devices.
+      The run needs the workers of the group {group.name}: {group.state === "ready" ? "ready" : group.phase}. Other
+      groups do not count here.
     </p>
   );
 }
@@ -95,7 +86,7 @@ function Why({ timing }: { timing: RunTiming }) {
               <tr key={cause}>
                 <th scope="row">
                   <i class={`key c-${cause}`} />
-                  {NAMES[cause]}
+                  {CAUSE_NAMES[cause]}
                 </th>
                 <td class="number">{percent(seconds, whole)}</td>
                 <td class="number dim">{span(seconds)}</td>
@@ -120,7 +111,9 @@ function Bar({ timing }: { timing: RunTiming }) {
     whole,
     1000,
   );
-  const label = timing.shares.map(({ cause, seconds }) => `${NAMES[cause]} ${percent(seconds, whole)}`).join(", ");
+  const label = timing.shares
+    .map(({ cause, seconds }) => `${CAUSE_NAMES[cause]} ${percent(seconds, whole)}`)
+    .join(", ");
   return (
     <svg class="share-bar" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label={label}>
       {timing.shares.map(({ cause }, i) => (
@@ -151,7 +144,7 @@ function OverTime({ timing }: { timing: RunTiming }) {
 
 function Slowest({ requests }: { requests: TimedRequest[] }) {
   if (!requests.length) return null;
-  const stages = STAGES.map((stage) => stage[0]!.toUpperCase() + stage.slice(1));
+  const stages = STAGES.map((stage) => STAGE_NAMES[stage]);
   return (
     <Wide label="Slowest requests">
       <h2>Slowest requests</h2>
@@ -161,7 +154,7 @@ function Slowest({ requests }: { requests: TimedRequest[] }) {
           {slowest(requests, SLOWEST).map(({ request, seconds, total }) => (
             <tr key={request.number}>
               <th scope="row">
-                {request.kind} {request.seq_id}
+                {request.kind} <small title="number of the request in its run or sampler">{request.seq_id}</small>
               </th>
               <td class="number">{request.tokens?.toLocaleString("en") ?? "–"}</td>
               <td class="number">{span(total)}</td>

@@ -104,11 +104,12 @@ export function Trajectories() {
       {!listing && !error && <Loading />}
       {listing?.trajectories.length === 0 &&
         (search || state ? (
-          <p class="empty">No trajectory fits.</p>
+          <p class="empty">No trajectory has this name and state.</p>
         ) : (
           <p class="empty">
-            There are no trajectories yet. An agent makes one when it samples below a base URL such as{" "}
-            <code>{location.origin}/oai/api/in/NAME/v1</code> or <code>{location.origin}/anthropic/api/in/NAME</code>.
+            A trajectory is what an agent has sampled for one task, turn by turn. There are none yet: start an agent
+            with a base URL such as <code>{location.origin}/oai/api/in/NAME/v1</code> or{" "}
+            <code>{location.origin}/anthropic/api/in/NAME</code>, where NAME is yours to choose.
           </p>
         ))}
       {listing && listing.trajectories.length > 0 && (
@@ -138,11 +139,11 @@ const COLUMNS: SortedColumn<Sort>[] = [
   ["Turns", "turns", true],
   ["Branches", null, true],
   ["Prompt tokens", null, true],
-  ["Cached", null, true],
+  ["Of these, cached", null, true],
   ["Sampled tokens", null, true],
   ["Reward", "reward", true],
   ["State", null, false],
-  ["Begun", "created", false],
+  ["Started", "created", false],
   ["Last used", "used", false],
 ];
 

@@ -125,15 +125,16 @@ function Facts({ trajectory }: { trajectory: TrajectoryEntry }) {
   const begun = Date.parse(trajectory.created_at) / 1000;
   const used = Date.parse(trajectory.used_at) / 1000;
   const again = percent(trajectory.reused_tokens, trajectory.prompt_tokens);
+  const branches = trajectory.branches === 1 ? "1 branch" : `${number(trajectory.branches)} branches`;
   const facts: [string, string, string?][] = [
     ["Model", modelName(trajectory), trajectory.weights ?? trajectory.model ?? undefined],
     ["State", trajectory.state],
     ["Reward", number(trajectory.reward)],
-    ["Turns", `${number(trajectory.turns)}, with ${number(trajectory.branches)} branches`],
-    ["Prompt tokens", `${number(trajectory.prompt_tokens)}, ${again} from turns before`],
-    ["Cached", cachedShare(trajectory)],
+    ["Turns", `${number(trajectory.turns)}, with ${branches}`],
+    ["Prompt tokens", `${number(trajectory.prompt_tokens)}, of which ${again} repeat earlier turns`],
+    ["Of these, cached", cachedShare(trajectory)],
     ["Sampled tokens", number(trajectory.sampled_tokens)],
-    ["Begun", ago(begun), dateTime(begun)],
+    ["Started", ago(begun), dateTime(begun)],
     ["Last used", ago(used), dateTime(used)],
     ...Object.entries({ ...trajectory.metrics, ...trajectory.user_metadata }).map(
       ([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)] as [string, string],

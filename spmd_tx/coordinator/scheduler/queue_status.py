@@ -95,7 +95,9 @@ class QueueView:
         models = sum(1 for unsent in others if unsent)
         if not chunks:
             return None
-        return f"{counted(chunks, 'micro-batch', 'micro-batches')} of {counted(models, 'other model')} ready"
+        have = "which has" if models == 1 else "which have"
+        ready = counted(chunks, "micro-batch", "micro-batches")
+        return f"taking turns with {counted(models, 'other model')}, {have} {ready} ready"
 
     def _time_before(self, request: Request, entry: ModelLine) -> str | None:
         """Say how long the micro-batches take that are ready and may be sent before a request's own."""

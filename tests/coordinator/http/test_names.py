@@ -21,7 +21,7 @@ from tinker._client import AsyncTinker
 from tinker._models import FinalRequestOptions
 
 import spmd_tx
-from spmd_tx.cli import runs
+from spmd_tx.cli import checkpoints, runs
 from spmd_tx.cli.server import Server
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls
@@ -221,6 +221,25 @@ def in_an_address_of_the_command_line(name: str, *_: object) -> str:
     return unquote(address.path).removeprefix("/api/v1/training_runs/").removesuffix("/metrics")
 
 
+def in_the_address_of_a_mark(name: str, *_: object) -> str:
+    asked = []
+
+    def send(_: Server, request: Any) -> bytes:
+        asked.append(urlsplit(request.full_url))
+        return b"{}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Server, "send", send)
+        checkpoints.mark(f"tinker://run/weights/{name}", False, "http://server", "")
+    (address,) = asked
+    assert (address.query, address.fragment) == ("", "")
+    return (
+        unquote(address.path)
+        .removeprefix("/api/v1/training_runs/run/checkpoints/weights/")
+        .removesuffix("/best")
+    )
+
+
 def in_the_advice_on_a_damaged_database(name: str, *_: object) -> str:
     command = str(damaged(name, "?")).rpartition("; ")[2].removesuffix(" shows what can still be read")
     program, file, option = shlex.split(command)
@@ -250,6 +269,7 @@ PLACES: dict[Place, str | None] = {
     in_a_link_to_the_playground: "coordinator/http/console/sdk_links.py",
     in_the_name_of_an_archive: "coordinator/http/tinker/downloads.py",
     in_an_address_of_the_command_line: "cli/runs.py",
+    in_the_address_of_a_mark: "cli/checkpoints.py",
     in_the_advice_on_a_damaged_database: "coordinator/storage/sqlite.py",
     in_the_advice_on_an_open_folder: "processes/private.py",
 }

@@ -28,7 +28,8 @@ async def test_the_status_of_a_training_request_tells_how_much_others_have_ready
     for other in (1, 2):
         bench.train(B, other, 10)
     await bench.prepared(B, 2)
-    expected = "behind 3 earlier requests of this model; 2 micro-batches of 1 other model ready"
+    others = "taking turns with 1 other model, which has 2 micro-batches ready"
+    expected = f"behind 3 earlier requests of this model; {others}"
     assert bench.scheduler.status(mine).reason == expected
 
 

@@ -25,8 +25,8 @@ ADVICE: dict[Cause, str] = {
         "goes faster when you have fewer of them at the same time."
     ),
     "compile": (
-        "A shape was used for the first time, and its program is made only once. Until then, batches and "
-        "answers of the same lengths as before do not wait."
+        "Batches or answers of such lengths came for the first time. Their program is compiled once and "
+        "kept; those of lengths that were there before do not wait."
     ),
     "client": (
         "No request of the run was at the server. Send the next one before the result of the last one is "
