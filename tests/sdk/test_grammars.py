@@ -108,7 +108,7 @@ def test_tokens_of_which_a_grammar_left_no_choice_are_marked(ask):
         ),
         ({"response_format": {"type": "json_schema"}}, "response_format", "has no schema"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-        ({"extra_body": {"regex": "a", "grammar": "start: A"}}, "regex", "send one of them"),
+        ({"extra_body": {"regex": "a", "grammar": "start: A"}}, "regex", "regular expression, not both"),
         ({"extra_body": {"regex": "("}}, None, "cannot be read: unclosed group"),
         ({"extra_body": {"grammar": "start: nothing"}}, None, 'names "nothing", which has no rule'),
         ({"extra_body": {"regex": "a" * (300 << 10)}}, None, "the limit grammar_bytes"),
