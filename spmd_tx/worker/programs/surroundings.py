@@ -24,6 +24,7 @@ INDIFFERENT = (
     "model_dir",
     "model_name",
     "compilation_cache",
+    "may_have_fewer_slots",
     "idle_adapters",
     "kernel_choices",
     "loss_processes",

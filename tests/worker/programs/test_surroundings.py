@@ -49,6 +49,10 @@ def test_the_same_start_has_the_same_surroundings(plan, mesh):
     assert surroundings(again, mesh) == surroundings(plan, mesh)
 
 
+def test_it_is_the_same_whether_the_number_of_slots_was_chosen_or_given(plan, mesh):
+    assert surroundings(with_setup(plan, may_have_fewer_slots=True), mesh) == surroundings(plan, mesh)
+
+
 @pytest.mark.parametrize(
     "different",
     [{"decode_steps": 5}, {"max_rank": 2}, {"kernels": Kernels("gpu")}, {"bank_slots": 9}],
