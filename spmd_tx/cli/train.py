@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from spmd_tx.cli import consoles
+from spmd_tx.cli import consoles, train_output
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.demo.display import draw_curve
 from spmd_tx.errors import StartError
@@ -32,7 +31,6 @@ PATIENCE_SECONDS = 20.0  # for a server that is being started
 NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
 PACKAGES = ("tinker", "grain")
 SLOW_TO_IMPORT = ("transformers.models.auto.tokenization_auto", "spmd_tx.train.kinds")
-SHOWN = ("loss", "accuracy", "reward", "eval/loss", "eval/accuracy", "eval/reward")  # beside the bar
 
 train = typer.Typer(
     name="train",
@@ -213,7 +211,7 @@ def run(
     folder = RunFolder(job.out, known)
     if folder.place.final is not None:
         console.print(f"the run in {job.out} has ended; name another --out for a new one")
-        _say_how_to_use(console.print, job.url, folder.place)
+        _say_how_to_use(console, job, folder.place)
         return
     if folder.place.step:
         console.print(f"going on with the run in {job.out} at step {folder.place.step} of {plan.steps}")
@@ -223,14 +221,14 @@ def run(
         renderer = Renderer(trainer.get_tokenizer(), max_length or served[model].get("max_context_length"))
         kind = make(trainer, renderer, folder)
     name = trainer.get_info().model_id
-    console.print(f"the console shows it: {job.url}/console/runs/{quote(name, safe='')}")
+    console.print(f"the console shows it: {job.url}/console/runs/{quote(name, safe=':')}")
 
     def tell(step: int, metrics: Mapping[str, float]) -> None:
         finite = {each: value for each, value in metrics.items() if math.isfinite(value)}
         with suppress(Unreachable):  # the SDK waits for the server; its console can do without this step
             server.ask(f"training_runs/{quote(name, safe='')}/metrics", {"step": step, "metrics": finite})
 
-    with _told_to(client, folder), _showing(console, plan.steps, folder.place.step) as show:
+    with _told_to(client, folder), train_output.showing(console, plan.steps, folder.place.step) as show:
 
         def each(step: int, metrics: Mapping[str, float]) -> None:
             tell(step, metrics)
@@ -239,7 +237,7 @@ def run(
         loop.train(trainer, kind, plan, folder, each, client.forget)
     client.close("success")
     console.print(draw_curve(folder.curve(kind.main), name=kind.main))
-    _say_how_to_use(console.print, job.url, folder.place)
+    _say_how_to_use(console, job, folder.place)
 
 
 def _capabilities(server: Server) -> Any:
@@ -277,35 +275,9 @@ def _told_to(client: "TrainSession", folder: "RunFolder") -> Iterator[None]:
         raise StartError(f"interrupted; {again()}") from None
 
 
-@contextmanager
-def _showing(console: Any, steps: int, first: int) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
-    """Show a bar on a terminal, and a line per step elsewhere."""
-    newest, began = dict[str, float](), time.monotonic()
-
-    def words(metrics: Mapping[str, float]) -> str:
-        newest.update(metrics)
-        speed = f"{metrics['tokens']:.0f} tokens" if "tokens" in metrics else ""
-        return "  ".join([*(f"{name} {newest[name]:.4g}" for name in SHOWN if name in newest), speed])
-
-    if not console.is_terminal:
-
-        def line(step: int, metrics: Mapping[str, float]) -> None:
-            console.print(f"step {step + 1}/{steps}  {words(metrics)}  {time.monotonic() - began:.0f} s")
-
-        yield line
-        return
-    columns = (TextColumn("step {task.completed:.0f}/{task.total:.0f}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=console) as progress:
-        task = progress.add_task("", total=steps, completed=first)
-        yield lambda step, metrics: progress.update(task, completed=step + 1, description=words(metrics))
-
-
-def _say_how_to_use(say: Callable[..., object], url: str, place: "RunPlace") -> None:
-    say(f"weights: {place.final}")
-    say(f"to train on: --from {place.state}")
-    body = f'{{"model": "{place.final}", "messages": [{{"role": "user", "content": "..."}}]}}'
-    say(f"ask them: curl {url}/oai/api/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-    say(f"download: spmd-tx export {place.final} --help")
+def _say_how_to_use(console: Any, job: Job, place: "RunPlace") -> None:
+    for line in train_output.how_to_use(job.url, bool(job.api_key), place.final, place.state):
+        console.print(line)
 
 
 def _import_packages() -> None:

@@ -1,6 +1,8 @@
 """Shows the demo's steps in a live table, then the reward curve, in the terminal and as a PNG."""
 
 import math
+import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -96,6 +98,12 @@ def cells(step: Any) -> tuple[str, ...]:
         "-" if step.mismatch is None else f"{step.mismatch:.1e}",
         f"{step.tokens / step.seconds:.0f}",
     )
+
+
+def program() -> str:
+    """Return how a shell finds this program: by its name, or where it lies."""
+    path = Path(sys.argv[0])
+    return path.name if shutil.which(path.name) else str(path)
 
 
 def draw_curve(

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from types import ModuleType
 from rich.console import Console
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.demo.display import Display, Told, draw_curve, save_plot
+from spmd_tx.demo.display import Display, Told, draw_curve, program, save_plot
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import proxies
 from spmd_tx.processes.parent import tied
@@ -149,12 +148,6 @@ def _wait(console: Console, url: str) -> None:
     console.print(f"the server and its console stay open: {url}/console; Ctrl-C ends both", soft_wrap=True)
     with suppress(KeyboardInterrupt):
         threading.Event().wait()
-
-
-def program() -> str:
-    """Return how a shell finds this program: by its name, or where it lies."""
-    path = Path(sys.argv[0])
-    return path.name if shutil.which(path.name) else str(path)
 
 
 def load_example() -> ModuleType:
