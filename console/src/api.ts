@@ -27,6 +27,7 @@ export const signIns = signal(0); // pages load anew after each
 let key: string | null = null; // kept in this tab's memory, for servers that give no cookie
 
 export async function request(method: string, path: string, body?: unknown, signal?: AbortSignal): Promise<Response> {
+  const signedIn = signIns.value;
   const headers: Record<string, string> = {};
   if (key) headers["X-Api-Key"] = key;
   if (method !== "GET") headers["X-Console"] = "1";
@@ -38,7 +39,8 @@ export async function request(method: string, path: string, body?: unknown, sign
     signal: signal ?? null,
   });
   if (response.ok) return response;
-  if (response.status === 401) mustSignIn.value = true;
+  // A late answer to what was asked before a sign-in says nothing of the new key.
+  if (response.status === 401 && signIns.value === signedIn) mustSignIn.value = true;
   throw new Refused(response.status, await reason(response));
 }
 
@@ -97,7 +99,9 @@ export const caller = signal<SignedIn | null>(null); // null: not known yet, or 
 
 /** Asks who uses this page. */
 export async function identify(): Promise<void> {
-  caller.value = await get("/console/api/session").catch(() => null);
+  const signedIn = signIns.value;
+  const found = await get("/console/api/session").catch(() => null);
+  if (signIns.value === signedIn) caller.value = found;
 }
 
 /** The curves of a run within a part of its axis. */

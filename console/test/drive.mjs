@@ -453,6 +453,17 @@ const STORIES = {
     assert.deepEqual(await count(), { now: 1, most: 1 });
   },
   async sign_in(page) {
+    let release;
+    const held = new Promise((resolve) => (release = resolve));
+    await page.route(
+      "**/console/api/runs*",
+      async (route) => {
+        const refused = await route.fetch(); // asked for without a key
+        await held;
+        await route.fulfill({ response: refused });
+      },
+      { times: 1 },
+    );
     await page.goto(`${address}/console`);
     await page.getByLabel("API key").fill("tml-wrong");
     await look(page, "sign_in");
@@ -460,6 +471,10 @@ const STORIES = {
     await page.getByText("this API key is not known").waitFor();
     await page.getByLabel("API key").fill("tml-known");
     await page.getByLabel("API key").press("Enter");
+    await page.locator(".run").first().waitFor();
+    release(); // the page has a key since
+    await page.waitForTimeout(300);
+    assert.equal(await page.getByLabel("API key").count(), 0);
     await page.locator(".run").first().waitFor();
   },
   ...liveStories({ address, facts, look, another: openPage }),
