@@ -13,7 +13,7 @@ from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import PROTOCOL_VERSION, AnyReport
 from spmd_tx.protocol.setup import Setup
 
-FORMS = {24: "03bd1518112f33c7"}  # the digest of all messages, by protocol version
+FORMS = {25: "a8f3373fcad40078"}  # the digest of all messages, by protocol version
 
 
 def form_of(kind: Any) -> dict[str, Any]:

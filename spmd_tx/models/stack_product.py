@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from spmd_tx.models.adapters.lora import ApplyLora, Lora
 from spmd_tx.models.pallas import all_of, dot, output, power_in, run_triton
 
-LEAST_ROWS, MOST_ROWS = 16, 256  # of a call; more rows are limited by arithmetic
+LEAST_ROWS, MOST_ROWS = 16, 384  # of a call; more rows are limited by arithmetic
 BLOCK_ROWS = 128  # rows that a program computes
 COLUMNS = 64  # that a program computes, if one block has all rows
 DEPTH_BYTES = 128  # of a row of the input that it reads at once
@@ -65,6 +65,7 @@ def stack_product(
     """
     (count, depth), width = x_BI.shape, w_LIO.shape[1 if transposed else 2]
     rows = max(LEAST_ROWS, 1 << (count - 1).bit_length())
+    rows = rows if rows <= BLOCK_ROWS else -(-count // BLOCK_ROWS) * BLOCK_ROWS
     block, tile = min(rows, BLOCK_ROWS), FEW_ROWS if rows <= BLOCK_ROWS else MORE_ROWS
     columns, most = min(tile.columns, power_in(width)), DEPTH_BYTES // x_BI.dtype.itemsize
     step = min(most, power_in(depth))

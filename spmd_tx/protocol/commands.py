@@ -24,6 +24,7 @@ SEGMENTS_PER_ROW = 64  # maximum in PackedRows
 MAX_TARGETS = 256  # per position
 STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may copy before it, and after it
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
+CHUNK_STEPS = 4  # of a Decode that reads a chunk of a prompt: a quarter in each
 DRAFT_TOKENS = 96  # of a row, which a Decode may be given
 REJECTED = -2  # in place of a token that a follower has drawn behind a wrong draft
 MASKS_OF_ROW = 4  # of tokens that a grammar allows, in one Decode
@@ -269,6 +270,20 @@ class Prefill(Command, frozen=True, tag="prefill"):
     states: PrefillStates | None = None
 
 
+class PromptChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a chunk of one prompt of each data shard, which the CHUNK_STEPS steps of a Decode read.
+
+    Each step reads as many of the C tokens, and writes their keys and values as a Prefill does. None of them
+    is the prompt's last token. D data shards.
+    """
+
+    tokens: np.ndarray  # int32 [D, C]
+    positions: np.ndarray  # int32 [D, C]; -1: padding
+    pages: np.ndarray  # int32 [D, C]: page of each token, as in a Prefill
+    slots: np.ndarray  # int32 [D]: bank slot
+    tables: np.ndarray  # int32 [D, N], as in a Prefill
+
+
 class Decode(Command, frozen=True, tag="decode"):
     """Runs up to ``steps`` decode steps for B rows. Replies tokens int32 [K, B], logprobs float32 [K, B].
 
@@ -320,6 +335,10 @@ class Decode(Command, frozen=True, tag="decode"):
     # int32 [B, DRAFT_TOKENS], of rows that others follow: what is likely to come; -1: the end. None: the
     # program knows no followers.
     drafts: np.ndarray | None = None
+    # What the steps read of prompts beside the rows. For a mixture of experts the reply has their
+    # ``chunk_experts`` [K, D C / K, L, k]. None: nothing. Never with ``masks``, ``drafts``, ``states`` or a
+    # ``block``.
+    chunk: PromptChunk | None = None
 
 
 # Threads of a worker that compile: what somebody waits for; what is not urgent, or is awaited by another

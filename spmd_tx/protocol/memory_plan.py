@@ -40,6 +40,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
     splits_base: bool = False  # whether fsdp splits the base weights
     on_cpu: bool = False  # whether the devices are CPUs: blocks of rows are small then
+    ridge_tokens: float = 0.0  # that a device computes while it reads the weights once; 0: not known
 
     @property
     def cache_tokens(self) -> int:

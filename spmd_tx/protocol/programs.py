@@ -33,6 +33,7 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     patches: int = 0  # of each image that is encoded, padded
     masked: bool = False  # whether rows of a decode may have masks and forced tokens
     speculative: bool = False  # whether rows of a decode may follow others
+    chunk: int = 0  # tokens of a chunk of a prompt that the steps of a decode read, per data shard
 
     def __str__(self) -> str:
         sizes = [self.rows, self.row_length, self.targets, self.table, self.active, self.patches]
@@ -41,6 +42,7 @@ class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         name = f"masked {name}" if self.masked else name
         name = f"speculative {name}" if self.speculative else name
         name += " of sequences" if self.sequences else ""
+        name += f" beside a chunk of {self.chunk}," if self.chunk else ""
         name += " with scores" if self.step == "prefill" and any(scores) else ""
         name += " with logprobs" if self.logprobs and not any(scores) else ""
         return " ".join(filter(None, [name, "x".join(str(size) for size in sizes + scores if size)]))

@@ -27,10 +27,14 @@ ROLES = (
     *("train", "prefill", "decode", "optim_step"),  # of usual sizes
     *("largest train", "largest prefill", "continued prefill", "widest decode"),  # that need most memory
     *("short train", "dimuon_step", "copy_pages", "copy_states", "encode 1024", "encode 4096"),
+    "decode beside a chunk",
 )
 LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "widest decode"}
 # With which names of programs begin
-BY_NAME = ("dimuon_step", "copy_pages", "copy_states", "continued prefill", "encode 1024", "encode 4096")
+BY_NAME = (
+    *("dimuon_step", "copy_pages", "copy_states", "continued prefill", "encode 1024", "encode 4096"),
+    "decode beside a chunk",
+)
 USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
 TOLERANCE = 1.01
@@ -180,7 +184,8 @@ def figures_of(report: Any) -> dict[str, float]:
 
 def by_role(programs: Sequence[Any]) -> dict[str, Any]:
     """Return the programs that have a role; one may have several."""
-    main = [each for each in programs if each.is_main and not each.name.startswith("continued")]
+    second = "continued", "decode beside"
+    main = [each for each in programs if each.is_main and not each.name.startswith(second)]
     found = {each.wanted.kind: each for each in main if each.wanted.is_usual and each.wanted.kind in ROLES}
     for each in programs:
         role = next((role for role in BY_NAME if each.name.startswith(role)), None)
@@ -217,7 +222,7 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     wanted = [role for role in case.budgets if not roles or role in roles]
     # Dimuon takes minutes to compile for a mixture, so plans leave it out.
     dimuon = WantedProgram("dimuon_step", "optim_step", ProgramShape(step="dimuon_step"))
-    more = [dimuon] if dimuon.name in wanted else []
+    more = [each for each in (dimuon, _beside_a_chunk(plan)) if each.name in wanted]
     programs = by_role(programs_of(plan, target.mesh, more=more))
     programs = {role: program for role, program in programs.items() if role in wanted}
     missing = set(wanted) - programs.keys()
@@ -235,6 +240,22 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
     if folder is not None and reports:
         write_reports(folder, Reports(case=case.name, programs=reports))
     return {role: figures_of(report) for role, report in reports.items()}
+
+
+def _beside_a_chunk(plan: Any) -> Any:
+    """Return the decode of usual rows that reads a chunk of a prompt, too, if the plan knows any."""
+    from spmd_tx.protocol.commands import PREFILL_TOKENS
+    from spmd_tx.protocol.programs import ProgramShape
+    from spmd_tx.worker.aot.programs import WantedProgram
+
+    sizes, rows = plan.sizes, plan.rows_of_decode
+    return WantedProgram(
+        "decode beside a chunk",
+        "decode",
+        ProgramShape(step="decode", rows=rows, active=1, chunk=PREFILL_TOKENS),
+        planned=plan.steps.decode(plan.decode_rows, sizes.widest_table, sizes.chunk_part),
+        tokens=rows,
+    )
 
 
 def main() -> int:

@@ -61,7 +61,7 @@ class Sampler:
         self.in_flight: deque[Any] = deque()
         self.results: dict[str, Any] = {}
 
-    def ask(self, name, prompt, tokens, version=0, **options):
+    def ask(self, name, prompt, tokens, version: int | None = 0, **options):
         fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
         params = SamplingParams(max_tokens=tokens, stop=[], **options)
         body = SampleRequest(ModelInput([ModelInputChunk(tokens=prompt)]), params, **fields)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from spmd_tx.protocol.commands import Prefill
+from spmd_tx.protocol.commands import Decode, Prefill
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from tests.golden.adapter_cases import ADAPTER, ADAPTERS, CASES, GREEDY, Case, text
@@ -105,6 +105,19 @@ def test_a_greedy_text_is_that_of_transformers(setting, part):
     print(f"{case.name}: {GREEDY} greedy tokens, log-probabilities {off:.1e} nats")
     prefills = [each for each in asked.sampler.commands if isinstance(each, Prefill)]
     assert len(prefills) == -(-(LENGTH - 1) // part)
+
+
+def test_a_greedy_text_is_that_of_transformers_where_decodes_read_it(setting):
+    """Models with states read their prompts by themselves."""
+    case, engine = setting
+    asked = Asked(engine, chunk_tokens=PART, ridge=300.0)
+    asked.sampler.ask("running", [1, 2, 3], LENGTH, OURS, seed=3)
+    for _ in range(4):
+        asked.sampler.turn()
+    (found,), _ = asked(text(case), GREEDY, temperature=0.0)
+    assert_greedy(case, found)
+    decodes = [each for each in asked.sampler.commands if isinstance(each, Decode)]
+    assert any(each.chunk is not None for each in decodes) == (not engine.plan.state_slots)
 
 
 def test_a_text_goes_on_from_a_prefix_as_without_one(setting):

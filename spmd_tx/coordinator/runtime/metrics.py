@@ -128,6 +128,11 @@ CACHED_PROMPT_TOKENS = counter(
     "Tokens of these prompts whose keys and values were found in the prefix cache.",
     ["group"],
 )
+PROMPT_TOKENS_BESIDE = counter(
+    "spmd_tx_prompt_tokens_beside_decodes",
+    "Tokens of these prompts that decodes read beside their rows.",
+    ["group"],
+)
 
 DRAFTED_TOKENS = counter(
     "spmd_tx_drafted_tokens", "Tokens that were read ahead by speculation, whether right or not.", ["group"]
@@ -202,7 +207,7 @@ def show_group(name: str) -> None:
     for family in (
         *(GENERATIONS, REPLAYED_REQUESTS, REPLAY_DIGEST_MISMATCHES, SNAPSHOT_SECONDS),
         *(PROMPT_TOKENS, CACHED_PROMPT_TOKENS, UNFORESEEN_COMPILES, UNANNOUNCED_LOSSES),
-        *(DRAFTED_TOKENS, ACCEPTED_TOKENS, ENCODED_IMAGES),
+        *(DRAFTED_TOKENS, ACCEPTED_TOKENS, ENCODED_IMAGES, PROMPT_TOKENS_BESIDE),
     ):
         family.labels(name)
     GROUP_READY.labels(name).set(0)

@@ -14,14 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spmd_tx.coordinator.images.pool import ImagePool
+from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.sampling.bank import UNPLACED, VersionBank
 from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.missing_programs import MissingPrograms
 from spmd_tx.coordinator.sampling.prefill import PrefillChunk, PrefillPlan, PromptSegment, plain_scores
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
 from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring, Scores
+from spmd_tx.coordinator.sampling.riders import Riding
 from spmd_tx.coordinator.sampling.shard import Shard
 from spmd_tx.coordinator.sampling.waiting_line import WaitingLine
+from spmd_tx.coordinator.sampling.written import WrittenChunk
 from spmd_tx.protocol.commands import AnyCommand
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -51,6 +54,13 @@ class Admitted:
     def jobs(self) -> set[SampleJob]:
         """Those for which the Prefill works."""
         return self.started | {prefill.job for prefill, _, _ in self.chunks}
+
+    def written(self, program: ProgramShape) -> list[WrittenChunk]:
+        """Return the chunks in the reply of the Prefill, which runs a program."""
+        row_of = self.plan.row_of
+        return [
+            WrittenChunk(each, segment, row_of(segment, program), *way) for each, segment, *way in self.chunks
+        ]
 
     @property
     def scored(self) -> list[tuple[PromptScoring, PromptSegment]]:
@@ -82,6 +92,7 @@ class Admission:
         self._shapes = sampling.shapes
         self._prefills: list[ChunkedPrefill] = []  # not planned to their end; the next one comes first
         self._is_turn_of_prefills = False  # they go before newcomers
+        self.riding = Riding(self._shapes, shards)
 
     @property
     def has_open_rows(self) -> bool:
@@ -119,7 +130,7 @@ class Admission:
 
     def admit(self) -> Admitted:
         """Make samples resident and plan their prompts, as much as one Prefill takes."""
-        admitted = Admitted(self._new_plan())
+        admitted, self.riding.any_wait = Admitted(self._new_plan()), False
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_given_up]
         waiting = self._prefills
         if self._is_turn_of_prefills:
@@ -134,6 +145,8 @@ class Admission:
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_planned]
         for shard in self._shards:
             shard.planned()
+        metrics.PROMPT_TOKENS.labels(metrics.group()).inc(admitted.tokens)
+        metrics.CACHED_PROMPT_TOKENS.labels(metrics.group()).inc(admitted.cached)
         return admitted
 
     def _admit_newcomers(self, admitted: Admitted) -> None:
@@ -154,6 +167,8 @@ class Admission:
         """Plan the next chunks of prompts as far as there is room, one per prompt and Prefill."""
         for prefill in prefills:
             self.at_work = [prefill.job]
+            if self.riding.waits_for_decode(prefill, self._next_chunk(prefill)):
+                continue
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
             if prefill.copies_needed > copies_left or not admitted.plan.fits(chunk):
                 continue
@@ -174,6 +189,25 @@ class Admission:
         self._plan_copies(prefill, admitted)
         if prefill.is_planned:
             job.needs_scores = False
+
+    def riders(self) -> list[ChunkedPrefill]:
+        """Return the prompts of which a Decode may read a chunk, at most one of each data shard."""
+        first = dict[int, ChunkedPrefill]()
+        for prefill in self._prefills:
+            if not prefill.is_given_up and self.riding.may_ride(prefill, self._next_chunk(prefill)):
+                first.setdefault(prefill.owner.shard, prefill)
+        return list(first.values())
+
+    def read_beside(self, riders: Sequence[ChunkedPrefill]) -> list[WrittenChunk]:
+        """Plan the next chunks of riders, which a Decode reads; none of those that had to leave."""
+        read = [each for each in riders if not each.is_given_up]
+        written = [WrittenChunk.beside(prefill, self._next_chunk(prefill)) for prefill in read]
+        for each in written:
+            each.prefill.first = each.segment.chunk.end
+            self._shards[each.row].remember_read(each.prefill.owner, each.prefill.pages, each.prefill.first)
+        self._prefills.sort(key=read.__contains__)  # the others have their turns first
+        metrics.PROMPT_TOKENS_BESIDE.labels(metrics.group()).inc(sum(each.segment.length for each in written))
+        return written
 
     def _plan_copies(self, prefill: ChunkedPrefill, admitted: Admitted) -> None:
         """Plan the copies of what planned chunks leave; at their end the samples are ready."""
@@ -340,7 +374,8 @@ class Admission:
             admitted.plan.states.copy_first(number, start.first_pages, start.first_states)
             admitted.plan.states.copy_last(number, start.kept_states)
         if not prefill.is_planned:
-            self._plan_chunk(prefill, admitted)
+            if not self.riding.waits_for_decode(prefill, self._next_chunk(prefill)):
+                self._plan_chunk(prefill, admitted)
             self._prefills += [] if prefill.is_planned else [prefill]
             return
         self._plan_copies(prefill, admitted)

@@ -15,9 +15,7 @@ from spmd_tx.coordinator.images.seen import SeenImages
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
-from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.at_work import AtWork
-from spmd_tx.coordinator.runtime.containment import let_pass
 from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command, rows_of
@@ -25,12 +23,13 @@ from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, le
 from spmd_tx.coordinator.sampling.dispatch import Dispatch, before, failed
 from spmd_tx.coordinator.sampling.drawn import DrawnColumns, DrawnTokens
 from spmd_tx.coordinator.sampling.guesses import Guesses
-from spmd_tx.coordinator.sampling.job import ChunkedPrefill, Sample, SampleJob, job_scope
+from spmd_tx.coordinator.sampling.job import Sample, SampleJob, job_scope
 from spmd_tx.coordinator.sampling.new_job import SamplingModel, make_job
-from spmd_tx.coordinator.sampling.prefill import PromptSegment
 from spmd_tx.coordinator.sampling.programs import SamplingPrograms
+from spmd_tx.coordinator.sampling.riders import reply_of_chunks, with_chunks
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, decode_steps
 from spmd_tx.coordinator.sampling.shard import Shard
+from spmd_tx.coordinator.sampling.written import WrittenChunk, absorb
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.protocol.commands import AnyCommand, Move
 from spmd_tx.protocol.places import WeightsFolder
@@ -39,9 +38,6 @@ from spmd_tx.protocol.reports import Reply
 
 MOST_DECODES = 2  # sent and not yet answered
 HURRIED_DECODES = 2  # after an idle time: requests that belong together arrive one after the other
-
-# A segment with its row, and whether the request wants scores of it besides keys and values
-_Written = tuple[ChunkedPrefill, PromptSegment, int, bool]
 
 
 class SampleBatch:
@@ -208,17 +204,18 @@ class SampleBatch:
     def _plan(self) -> None:
         """Plan prompts first, but never two Prefills in a row while rows wait for their next tokens."""
         self._at_command = ()
-        if not (self._prefilled_last and any(shard.has_rows for shard in self._shards)):
+        may_prefill = not (self._prefilled_last and any(shard.has_rows for shard in self._shards))
+        if may_prefill:
             self._plan_prefill()
-            self._prefilled_last = bool(self._planned)
         if not self._planned and self._unanswered < (1 if self._speculates else MOST_DECODES):
             self._plan_decode()
+            if not self._planned and may_prefill and self._admission.riding.any_wait:
+                self._plan_prefill()  # they waited for a Decode that does not come now
 
     def _plan_prefill(self) -> None:
         admitted = self._admission.admit()
-        metrics.PROMPT_TOKENS.labels(metrics.group()).inc(admitted.tokens)
-        metrics.CACHED_PROMPT_TOKENS.labels(metrics.group()).inc(admitted.cached)
         self._planned.extend(self._moves())
+        self._prefilled_last = bool(self._planned) or not admitted.plan.is_empty
         if admitted.plan.is_empty:
             return
         self._at_command = admitted.jobs
@@ -227,12 +224,8 @@ class SampleBatch:
         assert program is not None, "a Prefill was planned whose program is not ready"
         placed = self._pool.place(admitted.plan.images)
         command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size, placed.ids)
-        written = [
-            (prefill, segment, admitted.plan.row_of(segment, program), is_scored)
-            for prefill, segment, is_scored in admitted.chunks
-        ]
         requests = frozenset(job.request_id for job in admitted.jobs)
-        absorb = partial(self._absorb_prefill, written)
+        absorb = partial(self._absorb_prefill, admitted.written(program))
         self._planned.extend(before(placed.commands, requests))
         self._planned.append(Dispatch(command, absorb, requests))
 
@@ -252,6 +245,7 @@ class SampleBatch:
         return self._take_ended()
 
     def _plan_decode(self) -> None:
+        self._admission.riding.decodes_read = False
         able = [shard.candidates(self._decodes) for shard in self._shards]
         candidates = able_together(able, self._programs)
         if not any(candidates):
@@ -262,7 +256,9 @@ class SampleBatch:
             return  # what is drawn now decides what is likely to follow
         choice = guessed or choose(candidates, self._programs)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
-        is_hurried = is_hurried or choice.is_trial
+        riders = self._admission.riders()
+        beside = self._programs.beside_chunks(choice.program, choice.chosen, [each.owner for each in riders])
+        is_hurried = is_hurried or choice.is_trial or bool(beside and riders)
         steps = decode_steps(least_steps(candidates), self._limits.decode_steps, is_hurried)
         self._admission.missing.note_left_out({each.job: choice.left_out[each] for each in choice.left_out})
         choice.hand_out_guesses()
@@ -270,13 +266,17 @@ class SampleBatch:
         chosen = [self._with_pages(shard, samples, steps) for shard, samples in in_shards]
         if choice.program is None:
             return
-        self._at_command = {sample.job for samples in chosen for sample in samples}
+        self._at_command = {each.job for each in (*(each for some in chosen for each in some), *riders)}
         if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
             return self._plan_decode()
-        self._programs.programs.note_use(choice.program)
-        shape = self._programs.decode_shape(choice.program, chosen)
+        self._admission.riding.decodes_read = beside is not None
+        read = self._admission.read_beside([] if beside is None else riders)
+        program = beside if beside is not None and read else choice.program
+        self._programs.programs.note_use(program)
+        shape = self._programs.decode_shape(program, chosen)
         has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
         command = decode_command(chosen, steps, shape, self._decodes, vocab_size, has_states=has_states)
+        command = with_chunks(command, [each.segment.chunk for each in read], self._limits.shapes)
         self._decodes += 1
         self._unanswered += 1
         self._hurried = max(0, self._hurried - 1)
@@ -287,8 +287,9 @@ class SampleBatch:
             for row, sample in rows_of(samples)
         ]
         self._speculates = guessed is not None
-        requests = frozenset(job.request_id for job in {each.sample.job for each in drawn})
-        self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn), requests))
+        jobs = {each.sample.job for each in drawn} | {each.prefill.job for each in read}
+        requests = frozenset(job.request_id for job in jobs)
+        self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn, read), requests))
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
@@ -310,9 +311,14 @@ class SampleBatch:
             self._leave(sample)
         return drawn
 
-    def _absorb_decode(self, drawn: list[DrawnTokens], reply: Reply) -> list[tuple[str, Outcome]]:
+    def _absorb_decode(
+        self, drawn: list[DrawnTokens], read: list[WrittenChunk], reply: Reply
+    ) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
         self._speculates = False
+        of_chunks = reply_of_chunks(reply.arrays, len(self._shards))
+        for job, outcome in absorb(read, of_chunks, self._shards, self._at_work):
+            self._finish(job, outcome)
         columns = DrawnColumns(reply)
         for job, of_job in groupby(drawn, key=lambda each: each.sample.job):
             with self._at_work.on(job.request_id):
@@ -340,16 +346,9 @@ class SampleBatch:
         if all(other.stop_reason is not None for other in job.samples):
             self._finish(job, self._result(job))
 
-    def _absorb_prefill(self, written: list[_Written], reply: Reply) -> list[tuple[str, Outcome]]:
-        for prefill, segment, row, is_scored in written:
-            try:
-                with self._at_work.on(prefill.job.request_id):
-                    prefill.absorb(segment, row, reply.arrays, is_scored)
-                    self._shards[segment.chunk.shard].remember_routing(prefill.owner)
-            except BaseException as error:
-                let_pass(error)
-                if not prefill.job.is_over:
-                    self._finish(prefill.job, failed(prefill.job.request_id, error))
+    def _absorb_prefill(self, written: list[WrittenChunk], reply: Reply) -> list[tuple[str, Outcome]]:
+        for job, outcome in absorb(written, reply.arrays, self._shards, self._at_work):
+            self._finish(job, outcome)
         return self._take_ended()
 
     def _take_ended(self) -> list[tuple[str, Outcome]]:

@@ -66,7 +66,7 @@ def choose(candidates: Candidates, sampling: SamplingPrograms) -> DecodeChoice:
     best, programs = sampling.decode(candidates), sampling.programs
     if programs.is_ready(best):
         return DecodeChoice(best, everybody)
-    ready = list(programs.ready("decode"))
+    ready = [program for program in programs.ready("decode") if not program.chunk]
     larger = [program for program in ready if sampling.covers(program, best)]
     if larger:
         programs.prefer(best)

@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.request.prompt_scores import NARROWEST, PromptScoring, Scores, width
+from spmd_tx.coordinator.sampling.riders import saves_time
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
+from spmd_tx.protocol.commands import CHUNK_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 
 
@@ -102,6 +104,32 @@ class SamplingPrograms:
         active = next(size for size in sizes if size >= used)
         return replace(self.decode(samples), rows=rows, active=active, speculative=True)
 
+    def beside_chunks(
+        self, program: ProgramShape | None, samples: Sequence[Sequence[Sample]], prompts: Sequence[Sample]
+    ) -> ProgramShape | None:
+        """Return a program for the Decode of ``program`` that reads a chunk of these prompts, too.
+
+        None: it is not ready, or would save no time. A prompt is given by a sample of it.
+        """
+        everybody = [*prompts, *(sample for each in samples for sample in each)]
+        if program is None or program.masked or program.speculative or self.decode_steps < CHUNK_STEPS:
+            return None
+        if any(sample.job.is_lonely for sample in everybody):
+            return None
+        if not saves_time(self.shapes, program.rows // self.shapes.shards):
+            return None
+        used, sizes = len({sample.bank for sample in everybody}), self.shapes.active_sizes
+        active = next((size for size in sizes(program.rows, self.bank_slots) if size >= used), 0)
+        if not active:  # a model of its own for each version
+            return None
+        needed = replace(program, active=max(active, program.active), chunk=self.shapes.chunk_beside)
+        if self.programs.is_ready(needed):
+            return needed
+        if prompts:
+            self.programs.prefer(needed)
+        ready = [each for each in self.programs.ready("decode") if _covers(each, needed)]
+        return min(ready, key=lambda each: (each.rows, each.active, each.top), default=None)
+
     def needs_masks(self, sample: Sample) -> bool:
         """Return whether the next Decode of a sample needs a program that takes masks.
 
@@ -121,7 +149,8 @@ class SamplingPrograms:
 def _covers(program: ProgramShape, needed: ProgramShape) -> bool:
     is_large_enough = program.rows >= needed.rows and program.active >= needed.active
     is_wide_enough = program.top >= needed.top and program.masked >= needed.masked
-    return is_large_enough and is_wide_enough and program.speculative == needed.speculative
+    is_alike = program.speculative == needed.speculative and program.chunk == needed.chunk
+    return is_large_enough and is_wide_enough and is_alike
 
 
 def _scores(program: ProgramShape) -> Scores:

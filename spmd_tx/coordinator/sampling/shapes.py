@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from spmd_tx.coordinator.sampling.cache.pages import pages_for
-from spmd_tx.protocol.commands import PREFILL_TOKENS, active_sizes
+from spmd_tx.protocol.commands import CHUNK_STEPS, PREFILL_TOKENS, active_sizes
 
 CHUNK_TOKENS = PREFILL_TOKENS  # most tokens of a Prefill on each data shard
 SHORTEST_ROW = 64  # tokens of a prefill row
@@ -35,6 +35,8 @@ class SamplingShapes:
     on_cpu: bool = False
     batch_invariant: bool = False
     speculates: bool = False  # whether rows of a Decode may follow others
+    # Tokens that a device computes while it reads the weights once; 0: Decodes read no chunks of prompts
+    ridge: float = 0.0
 
     @cached_property
     def piece(self) -> int:
@@ -52,6 +54,15 @@ class SamplingShapes:
         """Most tokens of a Prefill; a whole number of pieces."""
         pieces = self.chunk_tokens // self.piece if self.piece else 0
         return max(1, pieces) * self.piece or self.chunk_tokens
+
+    @cached_property
+    def chunk_beside(self) -> int:
+        """Tokens of a prompt's chunk that a Decode may read beside its rows; 0: none.
+
+        A batch-invariant Decode has none: the company of its rows must not change its program.
+        """
+        is_possible = self.ridge and self.context > self.chunk and not self.chunk % CHUNK_STEPS
+        return self.chunk if is_possible and not self.batch_invariant else 0
 
     @cached_property
     def decode_block(self) -> int:

@@ -4,6 +4,9 @@ Programs of rare kinds of requests are left out: losses of whole sequences, seve
 scores of prompts besides log-probabilities, and custom losses. They are compiled when they are needed.
 """
 
+from msgspec.structs import replace
+
+from spmd_tx.coordinator.sampling.riders import saves_time
 from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.protocol.places import MOVE_STEPS, MOVE_STEPS_OF_SAMPLING, MoveStep
@@ -50,9 +53,14 @@ def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
 
 
 def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
+    """List the decodes, and those of most rows that read a chunk, too: they serve for fewer rows as well."""
+    sizes, most = menu.decodes(bank_slots), menu.rows * menu.shards
+    beside = [(rows, active) for rows, active in sizes if rows == most and saves_time(menu, menu.rows)]
+    alone = (ProgramShape(step="decode", rows=rows, active=active) for rows, active in sizes)
+    chunk = menu.chunk_beside
     return [
-        ProgramShape(step="decode", rows=rows, active=active, speculative=menu.decodes_speculate)
-        for rows, active in menu.decodes(bank_slots)
+        *(replace(program, speculative=menu.decodes_speculate) for program in alone),
+        *(ProgramShape(step="decode", rows=rows, active=active, chunk=chunk) for rows, active in beside),
     ]
 
 
@@ -63,6 +71,7 @@ def _rank(shape: ProgramShape, menu: SamplingShapes) -> tuple[int, ...]:
     if menu.batch_invariant and shape.step in ("prefill", "decode"):
         return 0, BEGINNING.index(shape.step), 0, 0, 0  # the only one
     is_rare = shape.logprobs or (shape.step == "prefill" and shape.table > 0) or shape.step in LAST
+    is_rare = is_rare or shape.chunk > 0
     if tokens > COMMON_TOKENS or is_rare:
         stage = 2
     else:

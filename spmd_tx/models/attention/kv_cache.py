@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
+from spmd_tx.models.attention.chunk import ChunkTokens
 from spmd_tx.models.attention.packed_rows import segment_attention
 from spmd_tx.models.attention.page_loop import Pools
 from spmd_tx.models.attention.paged.attention import paged_attention
@@ -122,14 +123,15 @@ def decode_attend(
     positions_B: Int[Array, " B"],
     is_alive_B: Array,
     sharing: Callable[[Array, Array], dict[str, Any]] = lambda tables_BN, lasts_B: {},
+    chunk: ChunkTokens | None = None,
 ) -> Attend:
     """Write one token per row, then attend to all the row's tokens up to it.
 
     What a dead row gets nobody reads. ``sharing`` says for all layers which rows read pages together, as
-    that of paged/attention.py.
+    that of paged/attention.py. Behind the rows come the tokens of a step's part of a chunk, one per row, too.
     """
     last_B = jnp.where(is_alive_B, positions_B, -1)
-    shared = sharing(tables_BN, last_B)
+    shared, count = sharing(tables_BN, last_B), positions_B.shape[0]
 
     def attend(
         index: Array, q: Array, k: Array, v: Array, cache: KvCache, **sight: Any
@@ -137,9 +139,18 @@ def decode_attend(
         page_size = cache.keys.shape[2]
         page_B = jnp.take_along_axis(tables_BN, (positions_B // page_size)[:, None], axis=1)[:, 0]
         page_B = jnp.where(is_alive_B, page_B, TRASH_PAGE)
-        cache = write(cache, index, page_B, positions_B % page_size, k[:, 0], v[:, 0])
-        sight |= shared
-        return paged_attention(kernels, q, cache.pools, index, tables_BN, last_B[:, None], **sight), cache
+        place_B = positions_B % page_size
+        if chunk is not None:  # all are written before any attends, or XLA would copy the pools
+            page_B = jnp.concatenate([page_B, chunk.pages[0]])
+            place_B = jnp.concatenate([place_B, chunk.positions[0] % page_size])
+        cache = write(cache, index, page_B, place_B, k[:, 0], v[:, 0])
+        rows = tables_BN, last_B[:, None]
+        y = paged_attention(kernels, q[:count], cache.pools, index, *rows, **sight, **shared)
+        if chunk is None:
+            return y, cache
+        q_1CNE, where = q[count:].swapaxes(0, 1), (chunk.tables, chunk.positions)
+        of_chunk = paged_attention(kernels, q_1CNE, cache.pools, index, *where, **sight)
+        return jnp.concatenate([y, of_chunk.swapaxes(0, 1)]), cache
 
     return attend
 

@@ -100,7 +100,8 @@ class Planner:
         """Return the steps' bytes, with the first level for usual micro-batches and the last for others."""
         if (levels, tokens) not in self._needs:
             self._needs[levels, tokens] = self._without_decode(levels, tokens)
-        return max(self._needs[levels, tokens], self.steps.decode(rows, self._sizes.widest_table))
+        sizes = self._sizes
+        return max(self._needs[levels, tokens], self.steps.decode(rows, sizes.widest_table, sizes.chunk_part))
 
     def _without_decode(self, levels: tuple[str, ...], tokens: int) -> int:
         sizes, steps, table = self._sizes, self.steps, self._sizes.widest_table

@@ -23,7 +23,7 @@ from spmd_tx.models.declared.tower import MERGED
 from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
 from spmd_tx.models.vision.tower_weights import Sight, sight
-from spmd_tx.protocol.commands import PREFILL_TOKENS, padded_patches
+from spmd_tx.protocol.commands import CHUNK_STEPS, PREFILL_TOKENS, padded_patches
 from spmd_tx.protocol.kernels import Platform
 from spmd_tx.protocol.setup import SHORTEST_ROW, Setup, longest_row
 from spmd_tx.sharding.mesh import DATA, FSDP, TP, AnyMesh
@@ -242,6 +242,13 @@ class Sizes:
     def most_patches(self) -> int:
         """The patches of the largest image, padded: its tokens have room in the pool and in the context."""
         return padded_patches(MERGED * min(self.image_tokens, self.most_of_image))
+
+    @property
+    def chunk_part(self) -> int:
+        """The tokens of a prompt that a step of a decode may read beside its rows; 0: it never does."""
+        setup = self.setup
+        never = setup.batch_invariant or bool(self.state) or setup.kernels.platform == "cpu"
+        return 0 if never else PREFILL_TOKENS // CHUNK_STEPS
 
     @property
     def data_shards(self) -> int:

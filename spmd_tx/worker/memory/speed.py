@@ -5,10 +5,9 @@ computes one FLOP, so only the proportion of two plans for the same devices mean
 prompts, adapters and what devices send each other are left out: they hardly depend on the choices.
 """
 
-from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.memory.plan import FLOPS_PER_BYTE, Plan
 from spmd_tx.worker.memory.sizes import USUAL_LENGTH, Sizes
 
-FLOPS_PER_BYTE = 300  # that a device computes while it reads one byte: 295 on H100, 240 on TPU v5e
 # What a device could compute while it starts the operations of a layer, of both passes: about 200 on a GPU,
 # in 2.5 microseconds each. From programs compiled for 8 H100 with 8,192 to 32,768 tokens.
 STARTING = 5e11

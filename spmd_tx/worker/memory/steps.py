@@ -116,13 +116,14 @@ class StepMemory:
         step = "continued prefill" if table_tokens else "prefill"
         return self._corrected(step, working + whole, like="prefill")
 
-    def decode(self, rows: int, table_tokens: int) -> int:
-        """Return the bytes of one token per row, with all of the bank's adapters in use."""
+    def decode(self, rows: int, table_tokens: int, part: int = 0) -> int:
+        """Return the bytes of one token per row, and a part of a prompt, with all of the bank's adapters."""
         seen = min(table_tokens, SEEN_AT_ONCE)
         pools = 2 if self.model.keeps_values else 1  # keys, and values unless they are the same
-        keys = 1.5 * rows * seen * pools * self._key_values * self.itemsize
-        scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
+        keys = 1.5 * (rows + bool(part)) * seen * pools * self._key_values * self.itemsize
         logits = 6 * rows * self.model.vocab_size * FP32
+        rows += part
+        scores = 2 * rows * self._heads * (seen + 4 * self.model.head_dim) * FP32
         working = max(keys + scores, 3 * rows * self._state, logits)
         working += self._experts(BatchShape(rows, 1), FP32 * 4) + self._decoded
         if self.splits_base:  # rows travel

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from spmd_tx.models.attention.chunk import ChunkTokens
 from spmd_tx.protocol import commands
 from spmd_tx.protocol.commands import MASKS_OF_ROW, active_sizes
 from spmd_tx.sharding.mesh import AXES
@@ -115,14 +116,19 @@ class Calls:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__}
-        fields |= {"slots": slots, "shifts": self._shifts(command)}
+        of_rows, of_chunk = np.split(slots, [command.slots.size])
+        fields |= {"slots": of_rows, "shifts": self._shifts(command)}
+        if (chunk := command.chunk) is not None:
+            fields["chunk"] = ChunkTokens(chunk.tokens, chunk.positions, chunk.pages, of_chunk, chunk.tables)
         if command.masks is not None and command.mask_places is not None:
             fields |= masks_of_rows(command.masks, command.mask_places)
         top, shards = command.top, self._shards
         adapters = self._setup.bank_slots if active is None else active.size
-        shape = (shards * command.block or len(slots), adapters, *([top] if top else []))
+        shape = (shards * command.block or len(of_rows), adapters, *([top] if top else []))
         step, name = self._decode(top), "decode" if command.masks is None else "masked decode"
         name = name if command.drafts is None else f"speculative {name}"
+        if chunk is not None:
+            name, shape = f"{name} beside a chunk", (*shape, *chunk.tokens.shape[1:])
         for number, block in enumerate(blocks(DecodeRows(**fields), shards, command.block)):
             rest = (active, int32(number * command.block), int32(command.steps))
             arrays = (state.base, state.bank, state.cache, state.rows, state.next_rows, state.tables)
@@ -208,13 +214,17 @@ def _filled(array: np.ndarray, count: int, value: int) -> np.ndarray:
 def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray | None, np.ndarray]:
     """Return the bank slots that live rows use, and every row's index among them; None: the whole bank.
 
-    Their number comes from a short menu, because each number needs its own program.
+    Behind the rows come those of chunks. The number of slots comes from a short menu, because each number
+    needs its own program.
     """
-    is_used = (command.source >= 0) | (command.remaining > 0)
-    used = np.unique(command.slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
+    is_used, slots = (command.source >= 0) | (command.remaining > 0), command.slots
     sizes = [command.active] if command.active else active_sizes(is_used.size, bank_slots)
+    if command.chunk is not None:
+        is_used = np.concatenate([is_used, (command.chunk.positions >= 0).any(axis=1)])
+        slots = np.concatenate([slots, command.chunk.slots])
+    used = np.unique(slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
     size = next(size for size in sizes if size >= used.size)
     if size == bank_slots:
-        return None, np.where(is_used, command.slots, 0).astype(np.int32)
-    index = np.searchsorted(used, np.where(is_used, command.slots, used[0]))
+        return None, np.where(is_used, slots, 0).astype(np.int32)
+    index = np.searchsorted(used, np.where(is_used, slots, used[0]))
     return np.resize(used, size).astype(np.int32), index.astype(np.int32)

@@ -108,6 +108,18 @@ class Menu:
             states=np.zeros(rows, np.int32) if self._has_states else None,
             depths=np.zeros(rows, np.int32) if shape.speculative else None,
             drafts=np.full((rows, DRAFT_TOKENS), -1, np.int32) if shape.speculative else None,
+            chunk=self._chunk(shape.chunk) if shape.chunk else None,
+        )
+
+    def _chunk(self, tokens: int) -> commands.PromptChunk:
+        sizes = self._plan.sizes
+        by_token = np.zeros((sizes.data_shards, tokens), np.int32)
+        return commands.PromptChunk(
+            tokens=by_token,
+            positions=by_token,
+            pages=by_token,
+            slots=by_token[:, 0],
+            tables=np.zeros((sizes.data_shards, sizes.widest_table // sizes.setup.page_size), np.int32),
         )
 
 

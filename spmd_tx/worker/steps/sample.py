@@ -35,6 +35,7 @@ from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.decode_ways import options_of
+from spmd_tx.worker.steps.drawn import Drawn, compact
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.steps.speculate import Speculation
 from spmd_tx.worker.steps.train import Rows, adapted_logits, both_loras, chunked_logprobs
@@ -75,6 +76,7 @@ class DecodeRows(TreeNode):
     shifts: Any = None  # int32 [B]: added to positions where rows rotate. None: there are no images
     drafts: Any = None  # int32 [B, D], as in Speculation, and
     depths: Any = None  # int32 [B]. None: no row follows another
+    chunk: Any = None  # ChunkTokens that the steps read, too; None: they read none
 
     def grammar(self, step: Array) -> GrammarRows | None:
         """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
@@ -100,30 +102,6 @@ class DecodeRows(TreeNode):
             pick(self.tokens, previous.tokens),
             pick(self.positions, previous.positions),
             pick(self.remaining, previous.remaining),
-        )
-
-
-class Drawn(TreeNode):
-    """Holds what the steps of a decode drew, [K, B, ...], or of one step [B, ...]."""
-
-    tokens: Any  # int32; -1 where the row is dead, REJECTED where it read a wrong draft
-    logprobs: Any  # float32; nats
-    experts: Any  # [K, B, L, k]: experts that each row's input used; None without experts
-    redrawn: Any = None  # bool [K, B]: within a grammar, in place of another token; None: no row has a mask
-    top_tokens: Any = None  # int32 [K, B, top]; None unless wanted
-    top_logprobs: Any = None  # float32 [K, B, top]
-
-    @classmethod
-    def none(cls, model: Model, shape: tuple[int, int], top: int, *, has_masks: bool) -> "Drawn":
-        """Return the result before the first step; ``shape`` are steps and rows."""
-        choices = jnp.zeros((*shape, model.n_layers, model.experts_per_token), jnp.int32)
-        return cls(
-            tokens=jnp.full(shape, -1, jnp.int32),
-            logprobs=jnp.zeros(shape, jnp.float32),
-            experts=compact(model, choices) if model.n_experts else None,
-            redrawn=jnp.zeros(shape, jnp.bool_) if has_masks else None,
-            top_tokens=jnp.zeros((*shape, top), jnp.int32) if top else None,
-            top_logprobs=jnp.zeros((*shape, top), jnp.float32) if top else None,
         )
 
 
@@ -199,11 +177,6 @@ def make_prefill(
     return prefill
 
 
-def compact(model: Model, experts: Array) -> Array:
-    """Cast numbers of experts to the smallest type that holds them."""
-    return experts.astype(jnp.uint8 if model.n_experts <= 256 else jnp.int16)
-
-
 def make_decode(
     model: Model,
     mesh: Mesh,
@@ -252,11 +225,18 @@ def make_decode(
         first: Array,
         steps: Array,
     ) -> Any:
-        adapters, loras = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
+        slots, part_tokens = rows.slots, 0
+        if rows.chunk is not None:
+            part_tokens = rows.chunk.part_tokens
+            slots = jnp.concatenate([slots, jnp.repeat(rows.chunk.slots, part_tokens)])
+        adapters, loras = _adapters(model, bank, slots, active, apply, grouped=is_cpu)
+        of_head = loras[0]
+        if rows.chunk is not None:
+            _, (of_head, _) = _adapters(model, bank, rows.slots, active, apply, grouped=is_cpu)
         stacked_map = None
         if kernels.has_gpu_products:
             scale_S2 = bank.scale if active is None else bank.scale[active]
-            stacked_map = stacked_maps(rows.slots, scale_S2[:, 0], loras[0], interpret=kernels.interpret)
+            stacked_map = stacked_maps(slots, scale_S2[:, 0], loras[0], interpret=kernels.interpret)
         state = rows.resume(previous)
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
@@ -271,7 +251,8 @@ def make_decode(
         shares = partial(sharing, kernels, queries, pages_of(cache).keys)
         attend = partial(decode_attend, kernels, tables_BN, sharing=shares)
         in_window = partial(window_ring.decode_attend, kernels, model.window)
-        nothing = Drawn.none(model, (max_steps, b), top, has_masks=rows.masks is not None)
+        has_masks = rows.masks is not None
+        nothing = Drawn.none(model, (max_steps, b), top, has_masks=has_masks, chunk=part_tokens)
         drawn = jax.tree.map(lambda x: varying(x, *DATA), nothing)
 
         def alive(state: RowState) -> Array:
@@ -279,13 +260,15 @@ def make_decode(
 
         def go_on(carry: Any) -> Array:
             step, alive_rows = carry[0], carry[1]
-            return (step < steps) & (alive_rows > 0)
+            return (step < steps) & ((alive_rows > 0) if rows.chunk is None else True)
 
         def step_all(carry: Any) -> Any:
             step, _, cache, state, guess, drawn = carry
             read = state if guess is None else guess.spread(state)
-            inputs = (model, base, adapters, loras, cache, read, rows, rows.grammar(step))
-            cache, state, one = _step(*inputs, (attend, in_window), stacked_map, kernels, top, any_filters)
+            chunk = None if rows.chunk is None else rows.chunk.part(step)
+            inputs = (model, base, adapters, (*loras, of_head), cache, read)
+            how = (attend, in_window), stacked_map, kernels, top, any_filters
+            cache, state, one = _step(*inputs, rows.replace(chunk=chunk), rows.grammar(step), *how)
             if guess is not None:
                 guess, state, tokens_B = guess.settle(read, state, one.tokens)
                 one = one.replace(tokens=tokens_B)
@@ -323,7 +306,7 @@ def _step(
     model: Model,
     base: Weights[Array],
     adapters: Adapters[Array],
-    loras: tuple[ApplyLora, ExpertAdapters],
+    loras: tuple[ApplyLora, ExpertAdapters, ApplyLora],
     cache: KvCache | Keep,
     state: RowState,
     rows: DecodeRows,
@@ -336,22 +319,30 @@ def _step(
 ) -> tuple[KvCache | Keep, RowState, Drawn]:
     """Feed every live row its last token and draw the next one, as its grammar allows.
 
-    ``attends`` make attention to pages, and to rings of layers with a window.
+    ``rows`` have the part of a chunk that is read beside them. ``loras`` end with that of the head, which is
+    for the rows alone. ``attends`` make attention to pages, and to rings of layers with a window.
     ``any_filters`` as in draw_split; None: tokens are drawn from whole logits, by every device of tp.
     """
     is_alive_B = state.remaining > 0
     positions_B = jnp.where(is_alive_B, state.positions, 0)
-    tokens_B1, positions_B1 = state.tokens[:, None], positions_B[:, None]
-    attend = attends[0](positions_B, is_alive_B)
+    tokens_B1, positions_B1, shifts_B = state.tokens[:, None], positions_B[:, None], rows.shifts
+    count, chunk = positions_B.shape[0], rows.chunk
+    attend = attends[0](positions_B, is_alive_B, chunk=chunk)
+    if chunk is not None:
+        tokens_B1 = jnp.concatenate([tokens_B1, chunk.tokens.T])
+        positions_B1 = jnp.concatenate([positions_B1, jnp.maximum(chunk.positions, 0).T])
+        shifts_B = None if shifts_B is None else jnp.pad(shifts_B, (0, chunk.tokens.shape[1]))
     slots = segments_B1 = attend_window = None
     if rows.states is not None:
         slots = StateSlots(rows.states, jnp.where(is_alive_B, rows.states, NOTHING), decodes=True)
         segments_B1 = jnp.ones_like(tokens_B1)
         attend_window = attends[1](slots, positions_B, is_alive_B) if model.window else None
-    places_B1 = None if rows.shifts is None else positions_B1 + rows.shifts[:, None]
+    places_B1 = None if shifts_B is None else positions_B1 + shifts_B[:, None]
+    of_layers, of_experts, of_head = loras
     how = Pass(
         attend,
-        *loras,
+        of_layers,
+        of_experts,
         sequence_parallel=False,
         stationary=True,
         stacked_map=stacked_map,
@@ -362,7 +353,7 @@ def _step(
         attend_window=attend_window,
     )
     h_B1D, cache, experts_B1LC = backbone(model, base, adapters, tokens_B1, positions_B1, how, cache)
-    local_BV = head.logits(base.unembed, adapters.head, how.apply_lora, h_B1D)[:, 0]
+    local_BV = head.logits(base.unembed, adapters.head, of_head, h_B1D[:count])[:, 0]
     # The drawn token's position keys its random number.
     draws_B = (rows.seeds, state.positions + 1, rows.temperatures, rows.top_k, rows.top_p)
     top_tokens_BK = top_logprobs_BK = highest_BK = None
@@ -388,10 +379,12 @@ def _step(
         positions=state.positions + is_alive_B.astype(jnp.int32),
         remaining=jnp.where(is_alive_B, remaining_B, 0),
     )
+    experts_BLC = None if experts_B1LC is None else compact(model, experts_B1LC[:, 0])
     drawn = Drawn(
         tokens=jnp.where(is_alive_B, token_B, -1),
         logprobs=jnp.where(is_alive_B, logprob_B, 0.0),
-        experts=None if experts_B1LC is None else compact(model, experts_B1LC[:, 0]),
+        experts=None if experts_BLC is None else experts_BLC[:count],
+        chunk_experts=None if experts_BLC is None or chunk is None else experts_BLC[count:],
         redrawn=is_redrawn_B,
         top_tokens=top_tokens_BK,
         top_logprobs=top_logprobs_BK,

@@ -50,8 +50,13 @@ class ModelStore(Store):
             self._draw_from(rows.slots[rows.segments.any(axis=1)])
             rows = msgspec.structs.replace(rows, slots=np.zeros_like(rows.slots))
             return msgspec.structs.replace(command, rows=rows)
-        self._draw_from(command.slots[(command.source >= 0) | (command.remaining > 0)])
-        return msgspec.structs.replace(command, slots=np.zeros_like(command.slots))
+        used = command.slots[(command.source >= 0) | (command.remaining > 0)]
+        chunk = command.chunk
+        if chunk is not None:
+            used = np.concatenate([used, chunk.slots[(chunk.positions >= 0).any(axis=1)]])
+            chunk = msgspec.structs.replace(chunk, slots=np.zeros_like(chunk.slots))
+        self._draw_from(used)
+        return msgspec.structs.replace(command, slots=np.zeros_like(command.slots), chunk=chunk)
 
     def _draw_from(self, slots: np.ndarray) -> None:
         used = np.unique(slots)

@@ -70,11 +70,13 @@ class Bench:
         exact=False,
         state_slots=0,
         speculates=False,
+        ridge=0.0,
     ):
         """``on_demand``: a program is compiled once a request waits for it, and nothing else can be sent."""
         limits = SamplingLimits(
             shapes=SamplingShapes(
-                *(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant, speculates)
+                *(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant, speculates),
+                ridge=ridge,
             ),
             pages_per_shard=pages,
             decode_steps=decode_steps,

@@ -11,6 +11,7 @@ from hashlib import blake2b
 import numpy as np
 
 from spmd_tx.protocol.commands import (
+    CHUNK_STEPS,
     REJECTED,
     Decode,
     Drop,
@@ -266,6 +267,8 @@ class FakeDevice:
                     redrawn[step, index] = row.is_redrawn
                     if command.depths is not None:
                         self._follow(command, index, shard, row, (tokens[step], logprobs[step]))
+            if command.chunk is not None:
+                self._read_part(command.chunk, step, written)
         self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
         reply = {"tokens": tokens, "logprobs": logprobs}
         if command.masks is not None:
@@ -274,6 +277,22 @@ class FakeDevice:
             reply["top_tokens"] = tokens[..., None] + np.arange(command.top, dtype=np.int32)
             reply["top_logprobs"] = np.repeat(logprobs[..., None], command.top, 2)
         return reply
+
+    def _read_part(self, chunk, step, written):
+        """Write a step's part of the chunks, whose earlier tokens must be there; ``written``: by rows."""
+        count = chunk.tokens.shape[1] // CHUNK_STEPS
+        for shard, column in np.argwhere(chunk.positions[:, step * count : (step + 1) * count] >= 0):
+            column += step * count
+            position, page = chunk.positions[shard, column], chunk.pages[shard, column]
+            assert page, "a prompt token goes to the trash page"
+            assert page == chunk.tables[shard, position // self.page_size]
+            assert (shard, page) not in written, "a row and a prompt write to the same page"
+            version, place = self.bank[chunk.slots[shard]], (shard, page, position % self.page_size)
+            before = np.arange(position)
+            cells = shard, chunk.tables[shard][before // self.page_size], before % self.page_size
+            assert set(self.versions[cells]) <= {version}, "keys and values of other weights"
+            self.tokens[place], self.versions[place] = chunk.tokens[shard, column], version
+            self.origins[place] = "chunk", column % count
 
     def _follow(self, command, leader, shard, row, replies):
         """Let the followers of a row that has just drawn read drafts; ``replies`` are of this step."""

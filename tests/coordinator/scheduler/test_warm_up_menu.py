@@ -31,6 +31,16 @@ def test_the_menu_is_bounded_and_has_no_program_twice(context, most, shards):
     assert len(set(menu)) == len(menu) <= most
 
 
+@pytest.mark.parametrize("context, ridge, counts", [(4096, 300.0, 3), (1024, 300.0, 0), (4096, 10.0, 0)])
+def test_decodes_of_most_rows_that_read_chunks_are_at_the_end_of_the_menu(context, ridge, counts):
+    sampling = SamplingShapes(2, context, page_size=16, decode_rows=128, ridge=ridge)
+    menu = program_menu(None, sampling, BANK_SLOTS)
+    beside = [shape for shape in menu if shape.chunk]
+    assert len(beside) == counts
+    assert {(shape.rows, shape.chunk) for shape in beside} <= {(256, 1024)}
+    assert not any(shape.chunk for shape in menu[: len(menu) // 2])
+
+
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("shards", [1, 8])
 def test_on_cpus_sampling_needs_few_programs_whatever_the_context(context, shards):

@@ -378,6 +378,22 @@ def test_what_does_not_fit_even_without_training_names_no_option_of_training():
     assert not any(word in str(refused.value) for word in ("training", "--max-lora-adapters", "--train"))
 
 
+@pytest.mark.parametrize("platform, model, tokens", [("gpu", QWEN3_8B, 325), ("cpu", QWEN3_8B, 2.2)])
+def test_a_plan_says_how_many_tokens_are_computed_while_the_weights_are_read(platform, model, tokens):
+    plan = best_plan(sizes(model), UsableMemory(70 * GIB, platform))
+    assert plan is not None
+    assert report(plan).ridge_tokens == pytest.approx(tokens, rel=0.02)
+
+
+def test_steps_that_read_a_part_of_a_prompt_have_room_for_it():
+    on_gpu = sizes(MIXTURE, kernels=Kernels(platform="gpu"))
+    plan = best_plan(on_gpu, UsableMemory(70 * GIB, "gpu"))
+    assert plan is not None
+    assert plan.steps.decode(64, 8192, on_gpu.chunk_part) > plan.steps.decode(64, 8192)
+    assert on_gpu.chunk_part == 256
+    assert changed(on_gpu, batch_invariant=True).chunk_part == sizes(MIXTURE).chunk_part == 0
+
+
 def test_packed_experts_are_proposed_where_they_make_it_fit():
     assert next(_remedies(gpt_oss(), partial(best_plan, memory=gib(40)))) == "--expert-weights packed"
     packed = report(make_plan(gpt_oss(packs_experts=True), gib(40)))
