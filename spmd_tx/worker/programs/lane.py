@@ -50,7 +50,9 @@ class Lane:
     def _run(self) -> None:
         niceness = self._niceness()
         if sys.platform == "linux" and niceness:
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+            thread = threading.get_native_id()
+            least = os.getpriority(os.PRIO_PROCESS, thread)  # of the process: only root may go below it
+            os.setpriority(os.PRIO_PROCESS, thread, max(niceness, least))
         while (work := self._next()) is not None:
             work()
 
