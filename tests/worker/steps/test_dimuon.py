@@ -31,7 +31,11 @@ KIND = "mixture"  # with factors of each expert, and such as all experts share
 MODEL = MODELS[KIND]
 
 
-@pytest.fixture(scope="module", params=[(1, 1, 1), (2, 1, 2), (2, 2, 2)], ids=mesh_name)
+@pytest.fixture(
+    scope="module",
+    params=[(1, 1, 1), (2, 2, 2), pytest.param((2, 1, 2), marks=pytest.mark.slow)],
+    ids=mesh_name,
+)
 def engine(request):
     return tiny_engine(request.param, kind=KIND)
 
