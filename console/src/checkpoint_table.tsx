@@ -8,6 +8,7 @@ import { bestOfRun, inOrder, NEWEST_FIRST, pathParts, type CheckpointSort } from
 import { ago, bytes, dateTime, duration, number, shortName } from "./logic/format";
 import { orderAfter } from "./logic/orders";
 import { shortId } from "./logic/runs";
+import { rounded } from "./logic/series";
 import { Copy, Wide } from "./parts";
 import { address } from "./router";
 import { SortedHeads, type SortedColumn } from "./sorted_heads";
@@ -177,9 +178,9 @@ function Row({ saved: { checkpoint, step, metric, value, loss }, names, best, ch
         )}
         <td class="number">{number(step)}</td>
         <td class="number" title={metric ?? undefined}>
-          {number(value)}
+          {number(rounded(metric ?? "", value))}
         </td>
-        <td class="number">{number(loss)}</td>
+        <td class="number">{number(rounded("loss", loss))}</td>
         <td class="number">{checkpoint.size_bytes == null ? "–" : bytes(checkpoint.size_bytes)}</td>
         <td title={dateTime(saved)}>{ago(saved)}</td>
         <td title={expires ? dateTime(expires) : undefined}>

@@ -304,7 +304,7 @@ const STORIES = {
     await page.getByLabel("Prompt").fill("What is 17 + 25?");
     await page.getByLabel("Samples").fill("2");
     await page.getByRole("button", { name: "Complete" }).click();
-    await page.getByText("Sample 2: 19 tokens, ended by a stop token or text").waitFor();
+    await page.getByText("Sample 2: 19 tokens, ended by stop sequence").waitFor();
     assert.match(await page.locator(".message pre").first().textContent(), /from the right \.\n43 😀$/);
     await page.getByLabel("Colour tokens").check();
     const spans = page.locator(".message").first().locator("[class^=lp-]");
@@ -323,11 +323,7 @@ const STORIES = {
     await page.waitForURL(/against=tinker/);
     await page.getByLabel("Prompt").fill("What is 17 + 25?");
     await page.getByRole("button", { name: "Complete" }).click();
-    await page
-      .locator(".pair section")
-      .nth(1)
-      .getByText("Sample 2: 19 tokens, ended by a stop token or text")
-      .waitFor();
+    await page.locator(".pair section").nth(1).getByText("Sample 2: 19 tokens, ended by stop sequence").waitFor();
     assert.deepEqual(await page.locator(".pair h2").allTextContents(), [
       "Qwen/Qwen3-4B (base model)",
       "step 240 · 00000000",
@@ -343,13 +339,13 @@ const STORIES = {
     for (const message of ["What is 17 + 25?", "Thank you."]) {
       await page.getByLabel("Message", { exact: true }).fill(message);
       await page.getByLabel("Message", { exact: true }).press("Control+Enter");
-      await page.getByText("ended by a stop token or text").waitFor();
+      await page.getByText("ended by stop sequence").waitFor();
     }
     assert.deepEqual(await page.locator(".message h3").allTextContents(), [
       "user, with an image",
       "assistant",
       "user",
-      "assistant: 19 tokens, ended by a stop token or text",
+      "assistant: 19 tokens, ended by stop sequence",
     ]);
     await look(page, "playground_chat");
     await page.getByRole("button", { name: "New conversation" }).click();

@@ -315,6 +315,16 @@ export function liveStories({ address, facts, look, another }) {
         .click();
       await page.locator(".side-by-side section").nth(3).waitFor();
       await look(page, "sample_group");
+      const sample = page.locator(".side-by-side section").first();
+      await sample.getByRole("button", { name: "Alternatives of each token" }).click();
+      await sample.locator(".alternatives").waitFor();
+      await sample.locator(".tokens span").nth(2).click();
+      await look(page, "sample_alternatives");
+      await page.goto(`${run}/checkpoints`);
+      await page.getByRole("button", { name: "Details of step 30" }).click();
+      await page.getByRole("button", { name: "Mark as the best of its run" }).click();
+      await page.getByText("★ best").waitFor();
+      await look(page, "run_checkpoints");
       await page.getByLabel("Pages", { exact: true }).getByRole("link", { name: "Checkpoints" }).click();
       const row = page.locator("tr", { has: page.getByRole("button", { name: "Details of final" }) }).first();
       await row.getByRole("button").click();

@@ -32,6 +32,7 @@ RUNS = [
 STEPS = 40
 KILLED_AFTER = 12
 SUPERVISED = 8
+SAVED_EVERY = 15  # steps
 
 
 class Run:
@@ -50,8 +51,12 @@ class Run:
         for step in self._steps():
             reward = {} if step.reward is None else {"reward": step.reward}
             self._log(next(self._places), reward | {"seconds": step.seconds})
-            if step.number in at_step and step.phase == "reinforce":
+            if step.phase != "reinforce":
+                continue
+            if step.number in at_step:
                 at_step[step.number].set()
+            if step.number % SAVED_EVERY == SAVED_EVERY - 1:
+                self.trainer.save_weights_for_sampler(f"step {step.number + 1}").result()
 
     def go_on(self, is_over: threading.Event) -> None:
         """Train on, with a rate of almost nothing, so that there is something to see."""

@@ -251,3 +251,24 @@ def test_the_command_line_shows_runs_and_their_metrics(server, session_id):
     missing = runner.invoke(app, ["runs", "show", run, "--metric", "reward", "--url", server.url])
     assert isinstance(missing.exception, StartError)
     assert "has no metric 'reward'" in str(missing.exception)
+
+
+def test_the_command_line_lists_checkpoints_with_their_step_and_marks_the_best(server, session_id):
+    run, runner = f"{session_id}:train:0", CliRunner()
+
+    def checkpoints(*arguments: str) -> str:
+        done = runner.invoke(app, ["checkpoints", *arguments, "--url", server.url], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    def listed() -> list[dict]:
+        return json.loads(checkpoints("list", "--run", run, "--metric", "learning_rate:mean", "--json"))
+
+    (saved,) = listed()
+    path = saved["checkpoint"]["tinker_path"]
+    assert (path, saved["step"], saved["checkpoint"]["best"]) == (f"tinker://{run}/weights/traced", 1, False)
+    assert saved["loss"] > 0
+    assert saved["value"] > 0
+    checkpoints("mark", path)
+    assert [each["checkpoint"]["best"] for each in listed()] == [True]
+    assert "weights/traced" in checkpoints("list", "--run", run)

@@ -15,7 +15,7 @@ export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" |
 }
 
 /** What ended an answer. */
-export const ENDS = { stop: "a stop token or text", length: "max tokens" } as const;
+export const ENDS = { stop: "stop sequence", length: "max tokens" } as const;
 
 export const LIST_ORDERS = [
   ["newest", "newest first"],

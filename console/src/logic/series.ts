@@ -35,7 +35,7 @@ export function headline(run: Run): [string, Value] | null {
     .sort((a, b) => a.length - b.length || (a < b ? -1 : 1))[0];
   if (reward !== undefined) return [reward, run.last[reward] ?? null];
   const perToken = loss(run.last);
-  return perToken === null ? null : [LOSS, perToken];
+  return perToken === null ? null : [LOSS, rounded(LOSS, perToken)];
 }
 
 // The server's own metrics in words. A name of the client's stands for itself.
@@ -68,6 +68,11 @@ export function allNames(runs: string[][]): string[] {
 /** Whether a number is nothing but rounding. Rates may be as small as they like. */
 export function isRounding(name: string, value: Value): boolean {
   return value !== null && Math.abs(value) < NOISE && !MAY_BE_TINY.test(name);
+}
+
+/** A number as tables have it: 0 where it is nothing but rounding. */
+export function rounded(name: string, value: Value): Value {
+  return isRounding(name, value) ? 0 : value;
 }
 
 /** The weight of the past for a curve: the one that was chosen, or one that depends on its noise. */

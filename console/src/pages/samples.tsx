@@ -192,7 +192,7 @@ function Group({ id, requests }: { id: string; requests: SampledRequest[] }) {
             {shown.map(({ excerpt, stop_reason, mean_logprob, advantage }, i) => (
               <tr key={i}>
                 <td>
-                  <pre>
+                  <pre tabIndex={0}>
                     <Cut excerpt={excerpt} atEnd />
                   </pre>
                 </td>

@@ -7,6 +7,7 @@ import {
   csv,
   headline,
   isRounding,
+  rounded,
   metricTitle,
   smooth,
   smoothingWeight,
@@ -37,6 +38,10 @@ test("runs with other metrics have one order of names", () => {
 
 test("tiny numbers are rounding, but for rates", () => {
   assert.ok(isRounding("kl:mean", -9e-7));
+  assert.deepEqual(
+    [-4e-10, 0.5, null].map((value) => rounded("loss", value)),
+    [0, 0.5, null],
+  );
   assert.ok(!isRounding("kl:mean", 1e-6));
   assert.ok(!isRounding("learning_rate:mean", 1e-9));
   assert.ok(!isRounding("optim/lr", 1e-9));
