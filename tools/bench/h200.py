@@ -36,6 +36,7 @@ PARTS = {
     "train": 8,
     "decode": 4,
     "speculation": 2,
+    "chunks": 2,
     "prefill": 3,
     "attention": 3,
     "paged": 2,

@@ -14,6 +14,7 @@ TITLES = {
     "train": "Training, with its parts",
     "decode": "Decode, with its parts",
     "speculation": "A decode that reads several tokens of each sequence, with its parts",
+    "chunks": "A decode that reads a chunk of a prompt, with its parts",
     "paged": "Attention of decode, one layer",
     "prefill": "Prefill, with its parts",
     "experts": "Experts of one layer",

@@ -234,6 +234,7 @@ PARTS: dict[str, Callable[[Meter, Scale], None]] = {
     "train": train,
     "decode": h200_sampling.decode,
     "speculation": h200_sampling.speculation,
+    "chunks": h200_sampling.chunks,
     "prefill": h200_sampling.prefill,
     "attention": attention,
     "paged": h200_sampling.paged,

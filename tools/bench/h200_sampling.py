@@ -1,4 +1,4 @@
-"""What h200.py measures of sampling: prefill, decode, speculation, and attention to pages."""
+"""What h200.py measures of sampling: prefill, decode, speculation, chunks, and attention to pages."""
 
 from typing import Any
 
@@ -8,10 +8,11 @@ import numpy as np
 from jax import Array
 
 from spmd_tx.models import sampling
+from spmd_tx.models.attention.chunk import ChunkTokens
 from spmd_tx.models.attention.kv_cache import KvCache
 from spmd_tx.models.attention.paged.attention import candidates as paged_candidates
 from spmd_tx.models.declared.model import Model
-from spmd_tx.protocol.commands import DRAFT_TOKENS
+from spmd_tx.protocol.commands import CHUNK_STEPS, DRAFT_TOKENS, PREFILL_TOKENS
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.decode_ways import PLAIN, options_of
@@ -87,6 +88,38 @@ def speculation(meter: Meter, scale: Scale) -> None:
             np.int32(steps),
             floor=least,
             per=steps,
+            carried=(2, 4),
+            by_part=True,
+        )
+
+
+def chunks(meter: Meter, scale: Scale) -> None:
+    """A decode's step alone, and one that reads a part of a chunk of a prompt beside the rows."""
+    dummy, (sequences, context) = scale.dummy(QWEN3_8B), scale.pick((128, 1024), (4, 128))
+    declared, chunk = dummy.declared_cache(sequences + 1, context), scale.pick(PREFILL_TOKENS, 64)
+    step, last = _decode_step(dummy, declared, CHUNK_STEPS), 1 + sequences * context // PAGE
+    moved = decode_bytes(dummy.model, dummy.rank, sequences, context)
+    for tokens in (0, chunk // 2, chunk):
+        (state, tables, drawn), (after, *_) = (
+            dummy.decode_rows(sequences, context, CHUNK_STEPS) for _ in range(2)
+        )
+        if tokens:  # behind the pages of the rows
+            places = np.arange(tokens, dtype=np.int32)[None]
+            pages = last + np.arange(context // PAGE, dtype=np.int32)[None]
+            of_prompt = np.zeros_like(places), places, last + places // PAGE, np.zeros(1, np.int32)
+            drawn = drawn.replace(chunk=ChunkTokens(*of_prompt, pages))
+        read = sequences + tokens // CHUNK_STEPS
+        least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, read, context), moved)
+        args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, tables, drawn)
+        meter.measure(
+            f"{model_name(dummy.model)}, {sequences} rows, chunk of {tokens} tokens",
+            step,
+            *args,
+            np.arange(1, dtype=np.int32),
+            np.int32(0),
+            np.int32(CHUNK_STEPS),
+            floor=least,
+            per=CHUNK_STEPS,
             carried=(2, 4),
             by_part=True,
         )
