@@ -180,7 +180,7 @@ async def test_odd_metrics_are_refused(api, run_id, body, complaint):
         ("", "limit cursor"),
         ("/RUN/metrics", "after logged_after limit"),
         ("/RUN/timing", "seconds"),
-        ("/RUN/samples", "before limit"),
+        ("/RUN/samples", "start limit"),
         ("/../usage", "hours"),
     ],
 )
