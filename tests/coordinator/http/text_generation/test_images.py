@@ -243,3 +243,12 @@ async def test_a_trajectory_has_the_images_of_its_sequences(client, services, is
     assert chunks == prompt[:-1]
     assert segment["tokens"][at:][: len(prompt[-1])] == prompt[-1]
     assert not any(segment["sampled"][: segment["images"][0]["start"]])
+
+
+async def test_messages_in_a_trajectory_have_their_images(client):
+    await client.draw(
+        f"/anthropic/api/in/run{MESSAGES.removeprefix('/anthropic/api')}", BODIES[MESSAGES](PNG)
+    )
+    answer = await client._api.post("http://server/api/v1/trajectories/sequences", json={"name": "run"})
+    (segment,) = answer.json()["segments"]
+    assert [base64.b64decode(each["data"]) for each in segment["images"]] == [PNG]
