@@ -40,7 +40,8 @@ def note_planning(path: str) -> None:
         print(json.dumps({"at": time.monotonic_ns(), "cpu": cpu, "sent": names}), file=file)
         names.clear()
 
-    Hub.send, Execution._advance = noted_send, noted_advance
+    Hub.send = noted_send  # pyright: ignore[reportAttributeAccessIssue]
+    Execution._advance = noted_advance  # pyright: ignore[reportAttributeAccessIssue]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class CommandTimes(CommandSpans):
 
     def __init__(self, *_: object) -> None:
         self._file = open(os.environ[TIMES], "a", buffering=1)  # noqa: SIM115, closed at the exit
-        self._begun: dict[int, tuple[str, int]] = {}
+        self._times: dict[int, tuple[str, int]] = {}
 
     def __enter__(self) -> "CommandTimes":
         return self
@@ -37,10 +37,10 @@ class CommandTimes(CommandSpans):
         self._file.close()
 
     def begun(self, envelope: Envelope) -> None:
-        self._begun[envelope.sequence] = envelope.command.name, time.monotonic_ns()
+        self._times[envelope.sequence] = envelope.command.name, time.monotonic_ns()
 
     def ended(self, sequence: int) -> None:
-        name, began = self._begun.pop(sequence)
+        name, began = self._times.pop(sequence)
         line: dict[str, Any] = {"name": name, "began": began, "ended": time.monotonic_ns()}
         print(json.dumps(line), file=self._file)
 

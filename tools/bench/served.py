@@ -49,7 +49,7 @@ class Served:
 
 @contextmanager
 def serving(
-    directory: Path, script: Path = SCRIPT, worker: Path = WORKER, **options: object
+    directory: Path, script: Path = SCRIPT, worker: Path = WORKER, /, **options: object
 ) -> Iterator[Served]:
     model_dir = directory / "model"
     if not model_dir.exists():
