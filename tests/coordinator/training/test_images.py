@@ -94,7 +94,7 @@ def test_text_of_a_model_that_sees_has_places_and_of_one_that_does_not_none():
 def test_a_row_with_more_images_than_devices_hold_is_refused():
     request = packed(DATUMS)
     check_room(ImagePool(LARGE.tokens + SMALL.tokens, 1, VOCABULARY), request)
-    message = r"images of 144 tokens, and this server holds 143 at a time; .* raises --image-tokens"
+    message = r"images of 144 tokens; this server holds 143 at a time\. .* raise --image-tokens"
     with pytest.raises(InvalidRequest, match=message):
         check_room(ImagePool(143, 1, VOCABULARY), request)
 
