@@ -94,9 +94,8 @@ def answer(command: commands.AnyCommand) -> tuple[dict[str, np.ndarray], dict[st
             return {}, {"grad_norm": 1.0, "applied": 1.0}
         case commands.Prefill(rows=rows, logprobs=True):
             return {"logprobs": np.zeros(rows.tokens.shape, np.float32)}, {}
-        case commands.Decode(steps=steps, remaining=remaining):
-            is_alive = np.arange(steps)[:, None] < remaining
-            tokens = np.where(is_alive, 1, -1).astype(np.int32)
+        case commands.Decode(steps=steps, source=source):
+            tokens = np.ones((steps, len(source)), np.int32)
             return {"tokens": tokens, "logprobs": np.zeros(tokens.shape, np.float32)}, {}
         case _:
             return {}, {}

@@ -101,6 +101,11 @@ class Admission:
             return True
         return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self._shards)
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether a sample waits to start, or for chunks of its prompt."""
+        return bool(self.line or self._prefills)
+
     def put_back(self, sample: Sample) -> None:
         """Let a preempted sample wait again."""
         waiting = sample.job.waiting

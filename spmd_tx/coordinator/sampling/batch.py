@@ -204,7 +204,8 @@ class SampleBatch:
     def _plan(self) -> None:
         """Plan prompts first, but never two Prefills in a row while rows wait for their next tokens."""
         self._at_command = ()
-        may_prefill = not (self._prefilled_last and any(shard.has_rows for shard in self._shards))
+        is_turn_of_rows = self._prefilled_last and any(shard.has_rows for shard in self._shards)
+        may_prefill = self._admission.has_prompts and not is_turn_of_rows
         if may_prefill:
             self._plan_prefill()
         if not self._planned and self._unanswered < (1 if self._speculates else MOST_DECODES):
@@ -277,8 +278,7 @@ class SampleBatch:
         has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
         command = decode_command(chosen, steps, shape, self._decodes, vocab_size, has_states=has_states)
         command = with_chunks(command, [each.segment.chunk for each in read], self._limits.shapes)
-        self._decodes += 1
-        self._unanswered += 1
+        self._decodes, self._unanswered = self._decodes + 1, self._unanswered + 1
         self._hurried = max(0, self._hurried - 1)
         self._prefilled_last = False
         drawn = [

@@ -1,20 +1,23 @@
 """Builds the Decode command for chosen samples. Pure."""
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.grammar.guide import WORD
-from spmd_tx.coordinator.sampling.job import Sample, SampleJob
+from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.programs import DecodeShape
+from spmd_tx.coordinator.sampling.request.row_settings import of_nobody, settings_columns
 from spmd_tx.coordinator.sampling.speculation.guess import Guess
-from spmd_tx.protocol.commands import DRAFT_TOKENS, STOP_TOKENS, Decode
+from spmd_tx.protocol.commands import DRAFT_TOKENS, Decode
 
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
+COLUMNS = "source", "slots", "page_places", "page_counts", "states", "tokens", "positions", "remaining"
 # What a follower has of the row that it follows; pages, and the place in a sequence, are found on the device.
-OF_FOLLOWERS = "remaining", "slots", "seeds", "temperatures", "top_k", "top_p", "stop_tokens"
+OF_FOLLOWERS = "remaining", "slots"
 NO_MASK = NO_DRAFT = -1
 
 
@@ -32,36 +35,37 @@ def decode_command(
     has_images = any(sample.job.sight for samples in chosen for sample in samples)
     count = rows * len(chosen)
     placed = [place for shard, samples in enumerate(chosen) for place in rows_of(samples, shard * rows)]
+    settings = [of_nobody(vocab_size)] * count
+    for row, sample in placed:
+        settings[row] = sample.settings
+        if sample.guess is not None:
+            settings[row : row + 1 + sample.guess.followers] = [sample.settings] * (
+                1 + sample.guess.followers
+            )
+    columns, pages = _columns(placed, count, last_decode)
+    if not has_states:
+        del columns["states"]
     command = Decode(
         steps=steps,
-        source=np.full(count, FRESH, np.int32),
-        tokens=np.zeros(count, np.int32),
-        positions=np.zeros(count, np.int32),
-        remaining=np.zeros(count, np.int32),
-        slots=np.zeros(count, np.int32),
-        seeds=np.zeros((count, 2), np.uint32),
-        temperatures=np.ones(count, np.float32),
-        top_k=np.full(count, vocab_size, np.int32),
-        top_p=np.ones(count, np.float32),
-        stop_tokens=np.full((count, STOP_TOKENS), -1, np.int32),
-        pages=np.zeros(0, np.int32),
-        page_counts=np.zeros(count, np.int32),
-        page_places=np.zeros(count, np.int32),
+        **columns,
+        **settings_columns(settings),
+        pages=pages,
         top=program.top,
         active=program.active,
         block=shape.block,
         forced=np.full((count, shape.known_steps), DRAW, np.int32) if shape.known_steps else None,
-        states=np.zeros(count, np.int32) if has_states else None,
         shifts=np.zeros(count, np.int32) if has_images else None,
         mask_places=np.full((count, shape.known_steps), NO_MASK, np.int32) if program.masked else None,
         depths=np.zeros(count, np.int32) if program.speculative else None,
         drafts=np.full((count, DRAFT_TOKENS), NO_DRAFT, np.int32) if program.speculative else None,
     )
-    _fill(command, placed, last_decode)
-    pages = [page for _, sample in placed for page in _new_pages(sample, last_decode)]
-    command = replace(command, pages=np.asarray(pages, np.int32))
     masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
     for row, sample in placed:
+        if command.shifts is not None and sample.job.sight is not None:
+            command.shifts[row] = sample.job.sight.shift
+        if command.forced is not None and sample.behind:
+            fed = sample.tokens[-sample.behind :][:steps]
+            command.forced[row, : len(fed)] = fed
         if program.masked and sample.is_masked:
             _constrain(command, row, sample, masks)
         if sample.guess is not None:
@@ -107,54 +111,28 @@ def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple
         command.mask_places[row, step], _ = masks.setdefault(id(mask), (len(masks), mask))
 
 
-def _fill(command: Decode, placed: list[tuple[int, Sample]], last_decode: int) -> None:
-    """Fill in the rows of samples, one column after the other."""
-    if not placed:
-        return
-    rows, samples = np.asarray([row for row, _ in placed]), [sample for _, sample in placed]
-    _fill_for_jobs(command, rows, samples)
-    on_device = [_is_on_device(sample, last_decode) for sample in samples]
-    had = [sample.placed if is_there else 0 for sample, is_there in zip(samples, on_device, strict=True)]
-    for (row, sample), is_there in zip(placed, on_device, strict=True):
-        if not is_there:
-            command.tokens[row] = _next_token(sample)
-        if command.forced is not None and sample.behind:
-            fed = sample.tokens[-sample.behind :][: command.steps]
-            command.forced[row, : len(fed)] = fed
-    command.source[rows] = np.where(on_device, [sample.row for sample in samples], FRESH)
-    command.positions[rows] = [sample.next_position for sample in samples]
-    command.remaining[rows] = [sample.steps_left for sample in samples]
-    command.slots[rows] = [sample.bank for sample in samples]
-    command.seeds[rows] = np.asarray([sample.seeds for sample in samples], np.uint32)
-    command.page_places[rows] = had
-    command.page_counts[rows] = np.asarray([len(sample.pages) for sample in samples]) - had
-    if command.states is not None:
-        command.states[rows] = [sample.state for sample in samples]
-
-
-def _fill_for_jobs(command: Decode, rows: np.ndarray, samples: list[Sample]) -> None:
-    """Fill in what all samples of a job have in common."""
-    numbers = dict[SampleJob, int]()
-    of_row = np.asarray([numbers.setdefault(sample.job, len(numbers)) for sample in samples])
-    command.temperatures[rows] = np.asarray([job.temperature for job in numbers], np.float32)[of_row]
-    command.top_k[rows] = np.asarray([job.top_k for job in numbers])[of_row]
-    command.top_p[rows] = np.asarray([job.top_p for job in numbers], np.float32)[of_row]
-    command.stop_tokens[rows] = np.asarray([job.rule.device_tokens for job in numbers])[of_row]
-    if command.shifts is not None:
-        shifts = [0 if job.sight is None else job.sight.shift for job in numbers]
-        command.shifts[rows] = np.asarray(shifts)[of_row]
-
-
-def _is_on_device(sample: Sample, last_decode: int) -> bool:
-    """Whether the last Decode has left the state of a sample's row."""
-    return sample.decode == last_decode and not sample.begins_anew
+def _columns(
+    placed: list[tuple[int, Sample]], count: int, last_decode: int
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the columns of whole numbers for so many rows, and the pages that come to rows."""
+    of_rows, pages = list[int](), list[int]()  # the former by rows
+    for _, sample in placed:
+        if sample.decode == last_decode and not sample.begins_anew:  # its state is on the device
+            had, here = sample.placed, (sample.row, sample.bank)
+            begun = 0, 0, 0
+        else:
+            had, here = 0, (FRESH, sample.bank)
+            begun = _next_token(sample), sample.next_position, sample.steps_left
+        new = sample.pages[had:]
+        of_rows += *here, had, len(new), sample.state, *begun
+        pages += new
+    table = np.zeros((len(COLUMNS), count), np.int32)
+    table[0] = FRESH
+    rows = np.fromiter((row for row, _ in placed), np.intp, len(placed))
+    table[:, rows] = np.fromiter(of_rows, np.int32).reshape(-1, len(COLUMNS)).T
+    return dict(zip(COLUMNS, table, strict=True)), np.fromiter(pages, np.int32)
 
 
 def _next_token(sample: Sample) -> int:
     prompt, position = sample.job.prompt, sample.next_position
     return prompt[position] if position < len(prompt) else sample.tokens[position - len(prompt)]
-
-
-def _new_pages(sample: Sample, last_decode: int) -> list[int]:
-    """Return the pages that come to a sample's row."""
-    return sample.pages[sample.placed if _is_on_device(sample, last_decode) else 0 :]

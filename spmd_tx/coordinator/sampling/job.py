@@ -44,7 +44,7 @@ class Sample:
 
     job: SampleJob
     index: int
-    seeds: tuple[int, int]  # uint32 each
+    settings: bytes  # of its row in every Decode, with its seeds
     watch: StopWatch
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

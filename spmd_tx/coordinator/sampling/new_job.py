@@ -7,6 +7,7 @@ from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.sampling.job import Sample, SampleJob
 from spmd_tx.coordinator.sampling.request import prompt_scores
+from spmd_tx.coordinator.sampling.request.row_settings import row_settings
 from spmd_tx.coordinator.sampling.request.stops import Decoder, StopWatch, stop_rule
 from spmd_tx.coordinator.sampling.request.validation import most_drawn
 from spmd_tx.coordinator.wire.sampling import SampleRequest
@@ -59,11 +60,16 @@ def make_job(
     )
     job.needs_scores = not job.scoring.is_empty
     job.samples = [
-        Sample(job, index, draw_seeds(params.seed, request_id, index), StopWatch(job.rule, model.decoder))
+        Sample(job, index, _settings(job, params.seed, index), StopWatch(job.rule, model.decoder))
         for index in range(body.num_samples)
     ]
     job.waiting = list(job.samples)
     return job
+
+
+def _settings(job: SampleJob, seed: int | None, index: int) -> bytes:
+    seeds = draw_seeds(seed, job.request_id, index)
+    return row_settings(seeds, job.temperature, job.top_k, job.top_p, job.rule.device_tokens)
 
 
 def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:

@@ -325,15 +325,13 @@ class FakeDevice:
         ]
 
     def _row(self, command, index, shard, pages):
-        stated = Row(int(command.tokens[index]), int(command.positions[index]), int(command.remaining[index]))
         source = command.source[index]
-        stated.table = tuple(pages)
+        stated = [int(column[index]) for column in (command.tokens, command.positions, command.remaining)]
         if source < 0:
             assert not command.page_places[index]
-            return stated
+            return Row(*stated, tuple(pages))
+        assert stated == [0, 0, 0]  # the device knows
         row = self.rows[shard][source]
-        if row.remaining:
-            assert (row.position, row.remaining) == (stated.position, stated.remaining)
         assert command.page_places[index] == len(row.table)
         return Row(row.token, row.position, row.remaining, (*row.table, *pages))
 

@@ -24,7 +24,7 @@ def likeliest(*tokens):
 
 @pytest.fixture
 def sample():
-    sample = Sample(Job(), 0, (0, 0), StopWatch(StopRule(), None))  # type: ignore[arg-type]
+    sample = Sample(Job(), 0, b"", StopWatch(StopRule(), None))  # type: ignore[arg-type]
     for tokens in ([10, 11], [12], [13, 14, 15]):
         sample.extend(tokens, [-1.0] * len(tokens), top=likeliest(*tokens))
     return sample
@@ -70,7 +70,7 @@ def test_what_begins_again_is_not_told_again(sample, tokenizer):
     choice = ChoiceProgress(0, SampleText(tokenizer, []), False)
     choice.take(sample, 99)
     again = SampledSequence([10, 11], [-1.0, -1.0], "length")
-    shorter = Sample(Job(), 0, (0, 0), StopWatch(StopRule(), None))  # type: ignore[arg-type]
+    shorter = Sample(Job(), 0, b"", StopWatch(StopRule(), None))  # type: ignore[arg-type]
     shorter.extend([10, 11], [-1.0, -1.0])
     assert choice.take(shorter, 99) is None
     assert choice.take(again, 99).tokens == []
