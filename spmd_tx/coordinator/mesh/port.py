@@ -28,8 +28,8 @@ class WorkerPort:
     """Receives from and sends to agents and workers of all generations. Lives in one asyncio loop."""
 
     def __init__(self, host: str, port: int, keys: Keys) -> None:
-        self._context = zmq.asyncio.Context(io_threads=2)  # encryption takes 2 ms per MB and worker
-        self._gate = self._context.socket(zmq.REP)
+        self._context = zmq.Context(io_threads=2)  # encryption takes 2 ms per MB and worker
+        self._gate = zmq.asyncio.Context(self._context).socket(zmq.REP)
         self._gate.bind("inproc://zeromq.zap.01")  # the address that ZeroMQ's specification gives
         self._guarding = asyncio.create_task(self._guard(z85.decode(keys.client_public)))
         self._socket = self._context.socket(zmq.ROUTER)
@@ -40,6 +40,10 @@ class WorkerPort:
         self._socket.router_mandatory = True  # makes sending to a closed connection an error
         self._socket.heartbeat_ivl = HEARTBEAT_MS
         self._socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        self._has_arrivals = asyncio.Event()
+        self._fd = cast(int, self._socket.getsockopt(zmq.FD))
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._look)
         self.host, self.port = host, self._bind(host, port)
 
     @property
@@ -50,25 +54,35 @@ class WorkerPort:
     async def receive(self) -> tuple[bytes, AnyReport | AnyAgentReport]:
         """The next report, with the identity of its sender."""
         while True:
-            identity, *frames = await self._socket.recv_multipart()
             try:
+                identity, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
                 return identity, decode_any_report(b"".join(frames))
+            except zmq.Again:
+                self._has_arrivals.clear()
+                await self._has_arrivals.wait()
             except (ValueError, TypeError) as problem:
                 logger.warning("ignored a message that is not a report: %s", problem)
 
     def send(self, identity: bytes, message: bytes) -> bool:
         """Send without waiting; False if the connection is gone."""
-        sent = cast(asyncio.Future[None], self._socket.send_multipart([identity, message], copy=False))
-        problem = sent.exception() if sent.done() else None
-        if isinstance(problem, zmq.ZMQError) and problem.errno == zmq.EHOSTUNREACH:
+        try:
+            self._socket.send_multipart([identity, message], zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as problem:
+            if problem.errno != errno.EHOSTUNREACH:
+                raise
             return False
-        if problem is not None:
-            raise problem
+        self._look()
         return True
+
+    def _look(self) -> None:
+        """Wake the receiver if there is something. ZeroMQ says so once, perhaps while it sends."""
+        if cast(int, self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self._has_arrivals.set()
 
     def close(self, linger: float = 0.0) -> None:
         """Disconnect all, and give messages on their way ``linger`` seconds at most."""
         self._guarding.cancel()
+        self._loop.remove_reader(self._fd)
         self._gate.close(linger=0)
         self._socket.close(linger=round(1000 * linger))
         self._context.term()

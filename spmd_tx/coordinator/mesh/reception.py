@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import NoReturn
 
@@ -78,7 +78,7 @@ class Reception:
             self._groups[name].take(identity, report)
 
     def _entered(self, name: str) -> AbstractContextManager[None]:
-        return log_groups.entered(name if self._has_several else None)
+        return log_groups.entered(name) if self._has_several else nullcontext()
 
     def _place(self, hello: AgentHello) -> AgentPlace | Refused:
         """Find the group of an agent, and its number there if it has none."""

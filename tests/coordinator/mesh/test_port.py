@@ -1,4 +1,5 @@
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import replace
 
@@ -88,6 +89,21 @@ async def test_sending_to_somebody_who_is_gone_says_so(port, connect):
     while port.send(identity, b"are you there"):
         await asyncio.sleep(0.01)
     assert not port.send(b"nobody", b"are you there")
+
+
+async def test_what_arrives_while_something_is_sent_is_received(port, connect):
+    socket = connect(KEYS)
+    await socket.send(encode(HELLO))
+    identity, _ = await port.receive()
+    for process in range(3):
+        receiving = asyncio.create_task(port.receive())
+        await asyncio.sleep(0)  # it waits
+        await socket.send(encode(Hello(generation=1, process=process)))
+        time.sleep(0.05)  # the event loop does not see it arrive
+        for _ in range(200):
+            port.send(identity, b"meanwhile")
+        _, report = await asyncio.wait_for(receiving, SECONDS)
+        assert report.process == process
 
 
 async def test_a_report_of_any_length_arrives(port, connect):
