@@ -71,7 +71,8 @@ class WorkerPort:
             if problem.errno != errno.EHOSTUNREACH:
                 raise
             return False
-        self._look()
+        finally:
+            self._look()
         return True
 
     def _look(self) -> None:

@@ -172,10 +172,9 @@ class Admission:
         """Plan the next chunks of prompts as far as there is room, one per prompt and Prefill."""
         for prefill in prefills:
             self.at_work = [prefill.job]
-            if self.riding.waits_for_decode(prefill, self._next_chunk(prefill)):
-                continue
             copies_left, chunk = admitted.plan.copies_left(prefill.owner.shard), self._next_chunk(prefill)
-            if prefill.copies_needed > copies_left or not admitted.plan.fits(chunk):
+            has_no_room = prefill.copies_needed > copies_left or not admitted.plan.fits(chunk)
+            if self.riding.waits_for_decode(prefill, chunk) or has_no_room:
                 continue
             self.missing.note(prefill.job, self._missing_for(prefill.job, chunk))
             if prefill.job not in self.missing and self._may_join(prefill.job, chunk, admitted):

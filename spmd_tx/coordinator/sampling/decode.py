@@ -37,11 +37,8 @@ def decode_command(
     placed = [place for shard, samples in enumerate(chosen) for place in rows_of(samples, shard * rows)]
     settings = [of_nobody(vocab_size)] * count
     for row, sample in placed:
-        settings[row] = sample.settings
-        if sample.guess is not None:
-            settings[row : row + 1 + sample.guess.followers] = [sample.settings] * (
-                1 + sample.guess.followers
-            )
+        alike = 1 if sample.guess is None else 1 + sample.guess.followers
+        settings[row : row + alike] = [sample.settings] * alike
     columns, pages = _columns(placed, count, last_decode)
     if not has_states:
         del columns["states"]
