@@ -25,6 +25,8 @@ PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
 MOST_METRICS = 256  # of one request
 MOST_WAITING = 10_000  # steps, until the script has a run
 MOST_NAMED = 3  # logs in a message
+OF_SIGNALS = 128  # added to the number of a signal in the exit codes of shells
+STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)  # that others send, not faults
 TAGS = "TINKER_TAGS"  # which the SDK sends with its sessions, separated by commas
 
 
@@ -44,7 +46,8 @@ def watch(
     spmd-tx watch -- python -m tinker_cookbook.recipes.rl_loop
 
     The script is not changed. Its log is metrics.jsonl, as recipes of
-    tinker-cookbook write it, or the file of wandb, which may be offline.
+    tinker-cookbook write it, or the file of wandb, which may be offline. When
+    it has ended, the server is told how.
     """
     tag = f"watch-{secrets.token_hex(8)}"
     environment = os.environ | {TAGS: ",".join(filter(None, [os.environ.get(TAGS), tag]))}
@@ -66,9 +69,9 @@ def watch(
         watcher.look(None if has_ended else process.pid)
         if not has_ended:
             _wait(process)
-    watcher.end()
     code = process.returncode
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    watcher.end(code)
+    raise typer.Exit(code if code >= 0 else OF_SIGNALS - code)
 
 
 def _wait(process: "subprocess.Popen[Any]") -> None:
@@ -76,8 +79,19 @@ def _wait(process: "subprocess.Popen[Any]") -> None:
         process.wait(EVERY_SECONDS)
 
 
+def ending(code: int) -> dict[str, Any]:
+    """Say how a script has ended, as a client says it of its session. ``code``: below 0, of a signal."""
+    if code == 0:
+        return {"reason": {"type": "success"}}
+    number = -code if code < 0 else code - OF_SIGNALS
+    if number in STOPS:
+        return {"reason": {"type": "interrupted"}, "detail": f"the script got {signal.Signals(number).name}"}
+    end = f"exit code {code}" if code > 0 else signal.strsignal(number) or f"signal {number}"
+    return {"reason": {"type": "errored"}, "detail": f"the script ended with {end}"}
+
+
 class _Watcher:
-    """Follows the logs of one script, and sends what is new."""
+    """Follows the logs of one script, sends what is new, and at last how the script has ended."""
 
     def __init__(self, server: Server, url: str, tag: str, places: list[Path]) -> None:
         self._server, self._url, self._tag = server, url, tag
@@ -110,25 +124,25 @@ class _Watcher:
         except StartError as error:
             self._say(str(error))
 
-    def end(self) -> None:
-        """Send what is left. Says so where that is not possible."""
-        until = time.monotonic() + PATIENCE_SECONDS
-        while self._waiting:
+    def end(self, code: int) -> None:
+        """Send what is left, and how the script has ended. Says so where that is not possible."""
+        until = time.monotonic() + (PATIENCE_SECONDS if self._waiting or self._run else 0.0)
+        while True:
             try:
                 self._send()
+                self._finish(code)
+                break
             except Unreachable as error:
                 if time.monotonic() > until:
-                    self._say(f"{len(self._waiting)} steps were not sent: {error}")
+                    self._say(f"the end, and {len(self._waiting)} steps before it, were not sent: {error}")
                     return
                 time.sleep(EVERY_SECONDS)
             except StartError as error:
                 self._say(str(error))
                 return
-            else:
-                if self._waiting:
-                    self._say("the script has logged metrics, but has opened no training run on this server")
-                return
-        if not self._readers:
+        if self._waiting:
+            self._say("the script has logged metrics, but has opened no training run on this server")
+        elif not self._readers:
             self._say("no log was found; name it with --log")
 
     def _grown(self) -> set[Path]:
@@ -180,11 +194,20 @@ class _Watcher:
 
     def _find(self) -> str | None:
         """Return the newest run that the script has opened."""
-        listed = self._server.ask("/console/api/runs?limit=100")["runs"]
-        run = next((run["id"] for run in listed if self._tag in run["tags"]), None)
+        run = next((run["id"] for run in self._opened()), None)
         if run is not None:
             self._say(f"metrics are at {self._url.rstrip('/')}/console/runs/{quote(run, safe=':')}")
         return run
+
+    def _finish(self, code: int) -> None:
+        """End the sessions of the script's runs; what it has said of their ends itself stays."""
+        for session in {run["session_id"] for run in self._opened() if run["is_open"]}:
+            self._server.ask(f"sessions/{quote(session, safe='')}/finish", ending(code))
+
+    def _opened(self) -> list[dict[str, Any]]:
+        """Return the runs that the script has opened, the newest first."""
+        listed = self._server.ask("/console/api/runs?limit=100&archived=true")["runs"]
+        return [run for run in listed if self._tag in run["tags"]]
 
     def _say(self, text: str) -> None:
         """Say something once."""

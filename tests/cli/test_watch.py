@@ -1,4 +1,5 @@
 import json
+import signal
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,19 +10,22 @@ from typer.testing import CliRunner
 
 from spmd_tx.cli import main, watch
 
-RUN = "s:train:0"
+SESSION = "s"
+RUN = f"{SESSION}:train:0"
 
 
 class Receiver:
     """Answers as a server with two runs, of which one has the tags of the script."""
 
     def __init__(self):
-        self.sent, self.tags, self.refusals = [], [], 0
+        self.sent, self.ends, self.tags, self.refusals, self.is_open = [], [], [], 0, True
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
-                runs = [{"id": "other:train:0", "tags": []}, {"id": RUN, "tags": receiver.tags}]
+                other = {"id": "other:train:0", "session_id": "other", "is_open": True, "tags": []}
+                run = {"id": RUN, "session_id": SESSION, "is_open": receiver.is_open, "tags": receiver.tags}
+                runs = [other, run]
                 self.answer(200, {"runs": runs if receiver.tags else runs[:1], "next_cursor": None})
 
             def do_POST(self):
@@ -31,6 +35,8 @@ class Receiver:
                 elif receiver.refusals:
                     receiver.refusals -= 1
                     return self.answer(503, {"detail": "not now"})
+                elif self.path.endswith("/finish"):
+                    receiver.ends.append((self.path, body))
                 else:
                     receiver.sent.append((unquote(self.path), body))
                 return self.answer(200, {})
@@ -90,6 +96,42 @@ def test_what_a_script_logs_goes_to_its_run_and_its_exit_code_is_kept(receiver, 
     ]
     assert receiver.tags[0] == "mine"
     assert f"metrics are at {receiver.url}/console/runs/{RUN}" in result.output
+    how = {"reason": {"type": "errored"}, "detail": "the script ended with exit code 3"}
+    assert receiver.ends == [(f"/api/v1/sessions/{SESSION}/finish", how)]
+
+
+def test_the_server_is_told_once_it_answers_again_and_only_of_sessions_that_are_open(
+    receiver, tmp_path, monkeypatch
+):
+    receiver.refusals = 5
+    assert run(receiver, tmp_path, SCRIPT.replace("sys.exit(3)", "")).exit_code == 0
+    assert [body for _, body in receiver.ends] == [{"reason": {"type": "success"}}]
+    receiver.is_open = False
+    assert run(receiver, tmp_path).exit_code == 3
+    assert len(receiver.ends) == 1
+    monkeypatch.setattr(watch, "PATIENCE_SECONDS", 0.1)
+    receiver.refusals = 1000
+    assert "3 steps before it, were not sent: " in run(receiver, tmp_path).output
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (0, "success", None),
+        (1, "errored", "exit code 1"),
+        (-signal.SIGINT, "interrupted", "SIGINT"),
+        (128 + signal.SIGTERM, "interrupted", "SIGTERM"),  # of a shell
+        (-signal.SIGKILL, "interrupted", "SIGKILL"),
+        (-signal.SIGSEGV, "errored", "Segmentation fault"),
+        (-signal.SIGRTMAX, "errored", ""),
+        (255, "errored", "exit code 255"),
+    ],
+)
+def test_an_exit_code_says_how_a_script_has_ended(code, kind, words):
+    said = watch.ending(code)
+    assert said["reason"] == {"type": kind}
+    assert (words is None) == ("detail" not in said)
+    assert words is None or words in said["detail"]
 
 
 def test_a_script_without_a_run_or_without_a_log_is_told_of(receiver, tmp_path):

@@ -40,7 +40,7 @@ export function runName(run: Run): string {
 
 /** How a run is, in a sentence. */
 export function healthText({ state, reason }: RunHealth): string {
-  const word = state === "silent" ? "client silent" : state;
+  const word = state === "silent" || state === "left" ? `client ${state}` : state;
   return reason === null ? word : `${word}: ${reason}`;
 }
 

@@ -76,7 +76,9 @@ test("a run says how it is", () => {
   assert.equal(healthText(RUN.health), "running");
   const silent: RunHealth = { state: "silent", reason: "no heartbeat for 14 s", failed: 0 };
   assert.equal(healthText(silent), "client silent: no heartbeat for 14 s");
-  assert.deepEqual([RUN.health, silent].map(healthClass), ["good", "bad"]);
+  const left: RunHealth = { state: "left", reason: "no heartbeat for 14 s, all steps are saved", failed: 0 };
+  assert.equal(healthText(left), "client left: no heartbeat for 14 s, all steps are saved");
+  assert.deepEqual([RUN.health, silent, left].map(healthClass), ["good", "bad", "dim"]);
   assert.equal(healthClass({ state: "waiting", reason: "for others", failed: 0 }), "dim");
 });
 

@@ -3,9 +3,10 @@
 from collections import defaultdict
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.http.services import Services, trainer_first
-from spmd_tx.coordinator.requests.runs import run_health
+from spmd_tx.coordinator.requests.runs import run_health, run_metrics
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
 from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun
 from spmd_tx.coordinator.runtime import clock
@@ -28,7 +29,7 @@ class RunStates:
         for timed in services.queue.recent.ended_since(self._now - KEPT_SECONDS):
             self._ended[timed.request.session_id].append(timed)
 
-    def health(self, model: ModelRow, session: SessionRow) -> RunHealth:
+    async def health(self, db: AsyncSession, model: ModelRow, session: SessionRow) -> RunHealth:
         """Say how a run is."""
         ended = _of_run(self._ended[session.id], model)
         if session.ended_at is None:
@@ -36,6 +37,10 @@ class RunStates:
         else:
             ending = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
             health = run_health.of_ended(ending)
+        has_gone = session.finish_reason is None and health.state in ("silent", "interrupted")
+        is_at_rest = not _of_run(self._unfinished[session.id], model)
+        if has_gone and is_at_rest and await run_metrics.is_saved(db, model.id):
+            health = run_health.without_loss(health)
         return msgspec.structs.replace(health, last_failure=_last_failure(ended))
 
     def _of_open(self, model: ModelRow, session: SessionRow, ended: list[Timed]) -> RunHealth:

@@ -247,9 +247,9 @@ class OpenRunsController(Controller):
         async def answer() -> OpenRunsResponse:
             states = RunStates(services)
             async with services.database.reading() as db:
-                found = (await db.execute(query)).all()
-            found_health = {model.id: states.health(model, session) for model, session in found[:MOST_OPEN]}
-            return OpenRunsResponse(found_health, len(found) > MOST_OPEN)
+                found = [(model, session) for model, session in await db.execute(query)]
+                shown = {row.id: await states.health(db, row, of) for row, of in found[:MOST_OPEN]}
+            return OpenRunsResponse(shown, len(found) > MOST_OPEN)
 
         key = "open runs", access.caller.owner, access.caller.role
         return await services.shared_answers.get_costly(key, answer)
@@ -342,7 +342,7 @@ async def _run(
         created_at=model.created_at,
         is_open=session.ended_at is None,
         silent_seconds=services.catalog.silent_seconds(session.id),
-        health=states.health(model, session),
+        health=await states.health(db, model, session),
         metadata=model.user_metadata or session.user_metadata,
         display_name=session.display_name,
         tags=session.tags,

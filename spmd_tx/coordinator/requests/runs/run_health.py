@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from spmd_tx.coordinator.wire.console.runs import RunHealth, RunState
 
 UNHEARD_SECONDS = 12.0  # after which a client counts as silent: one sends a heartbeat every 10 s
@@ -48,3 +50,8 @@ def of_ended(run: EndedRun) -> RunHealth:
     """Say how a run is whose session has ended. One that its client did not end was interrupted."""
     state = ENDINGS.get(run.finish_reason or "", "interrupted")
     return RunHealth(state, run.finish_detail or (None if run.finish_reason else run.because), 0)
+
+
+def without_loss(health: RunHealth) -> RunHealth:
+    """Say how a run is whose client has gone without a word, but has saved all that it trained."""
+    return msgspec.structs.replace(health, state="left", reason=f"{health.reason}, all steps are saved")

@@ -34,7 +34,7 @@ from spmd_tx.coordinator.requests.runs import run_alarms
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage import bulk_rows
-from spmd_tx.coordinator.storage.tables import ModelRow, RunMetrics
+from spmd_tx.coordinator.storage.tables import CheckpointRow, ModelRow, RunMetrics
 
 FORWARD_BACKWARD, OPTIM_STEP, CLIENT = "forward_backward", "optim_step", "client"
 WEIGHT = "num_datums:sum"  # of means, when several requests make one step
@@ -127,6 +127,13 @@ async def at_save(db: AsyncSession, line: str, seq_id: int) -> Values:
     texts = list(await db.scalars(newest))[::-1]
     last, _ = await compute(sum(map(len, texts)), _together, texts)
     return last
+
+
+async def is_saved(db: AsyncSession, line: str) -> bool:
+    """Return whether a run has taken no step since its newest checkpoint."""
+    saved = select(func.max(CheckpointRow.seq_id)).where(CheckpointRow.run_id == line).scalar_subquery()
+    unsaved = select(RunMetrics.number).where(is_step(line), RunMetrics.seq_id > func.coalesce(saved, -1))
+    return await db.scalar(unsaved.limit(1)) is None
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:

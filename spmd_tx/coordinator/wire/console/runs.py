@@ -11,7 +11,7 @@ MOST_METRICS = 256  # in one message of a client
 
 
 RunSort = Literal["created", "changed", "group", "model", "rank", "owner"]
-RunState = Literal["running", "waiting", "silent", "finished", "errored", "interrupted"]
+RunState = Literal["running", "waiting", "silent", "left", "finished", "errored", "interrupted"]
 
 
 class RunFailure(msgspec.Struct, frozen=True):

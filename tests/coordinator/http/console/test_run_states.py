@@ -4,6 +4,8 @@ from spmd_tx.coordinator.http import shared_answers
 from spmd_tx.coordinator.requests.records import Failed
 from tests.coordinator.http.console.test_runs import run_id as run_id  # a fixture
 from tests.coordinator.http.console.test_timeline import BASE_MODEL
+from tests.coordinator.http.tinker.test_checkpoints import save
+from tests.coordinator.requests.runs.test_run_metrics import settle
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +66,42 @@ async def test_open_runs_are_those_of_the_caller(client_for):
     run = (await alice.post("create_model", json=body)).json()["model_id"]
     assert list((await alice.get("http://server/console/api/open_runs")).json()["runs"]) == [run]
     assert (await mallory.get("http://server/console/api/open_runs")).json()["runs"] == {}
+
+
+async def test_a_client_that_goes_without_a_word_has_left_if_all_its_steps_are_saved(
+    api, services, session_id, run_id
+):
+    async def step(seq_id):
+        await settle(services.database, (seq_id, "optim_step", {"norm": 1.0}), line=run_id)
+
+    async def state():
+        return (await health(api, run_id))["state"]
+
+    await save(api, run_id, "fresh", seq_id=1)
+    await step(2)
+    services.catalog._last_seen[session_id] -= 20
+    assert await state() == "silent"
+    await save(api, run_id, "first", seq_id=3)
+    services.catalog._last_seen[session_id] -= 20
+    found = await health(api, run_id)
+    assert (found["state"], found["reason"].partition(" s, ")[2]) == ("left", "all steps are saved")
+    await step(4)
+    assert await state() == "silent"
+    await save(api, run_id, "second", seq_id=5)
+    services.scheduler.is_paused = True
+    await api.post("optim_step", json={"model_id": run_id, "seq_id": 6, "adam_params": {}})
+    services.catalog._last_seen[session_id] -= 20
+    assert await state() == "silent"  # in the middle of a request
+
+
+@pytest.mark.parametrize(("is_saved", "state"), [(True, "left"), (False, "interrupted")])
+async def test_a_run_whose_session_has_ended_without_a_word(
+    api, services, session_id, run_id, is_saved, state
+):
+    await settle(services.database, (1, "optim_step", {"norm": 1.0}), line=run_id)
+    if is_saved:
+        await save(api, run_id, "last", seq_id=2)
+    await services.catalog.end_session(session_id, "its client was silent for 1800 seconds")
+    found = await health(api, run_id)
+    assert found["state"] == state
+    assert found["reason"].startswith("its client was silent for 1800 seconds")

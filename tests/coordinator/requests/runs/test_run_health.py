@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun, of_ended, of_open
+from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun, of_ended, of_open, without_loss
 
 AT_WORK = OpenRun(
     unheard=3.0, idle=60.0, workers=None, is_waiting=False, has_requests=True, reason=None, failed=0
@@ -49,3 +49,12 @@ def test_an_open_run_says_what_it_waits_for(run, state, words):
 def test_a_run_that_has_ended_says_how(run, state, reason):
     found = of_ended(run)
     assert (found.state, found.reason) == (state, reason)
+
+
+def test_a_client_that_has_gone_without_a_word_and_without_a_loss_has_left():
+    found = without_loss(of_open(WITHOUT._replace(unheard=14.2, failed=1)))
+    assert (found.state, found.reason, found.failed) == (
+        "left",
+        "no heartbeat for 14 s, all steps are saved",
+        1,
+    )
