@@ -210,8 +210,8 @@ class _Reader:
             if order == "newest":
                 return await sample_log.newest(db, samples, most)
             rollouts = self._services.queue.rollouts
-            ids = rollouts.by_advantage(self._model.id, highest=order == "highest")[start:]
-            found = await sample_log.in_order(db, samples, ids, most)
+            ids = await rollouts.by_advantage(self._model.id, highest=order == "highest")
+            found = await sample_log.in_order(db, samples, ids[start:], most)
         return [(start + place + 1, logged) for place, logged in found]
 
     async def group(self, model: ModelRow, request_id: str) -> SampleGroup:

@@ -7,18 +7,21 @@ many have trained is said only of models whose spans have named a sample of a gr
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from spmd_tx.coordinator.requests.records import Finished, Outcome, Request
 from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts, LearnedFacts
+from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.wire.training import SaveWeightsForSamplerResult
 
 MOST = 10_000  # samplers, and models, that are remembered
 MOST_GROUPS = 4096  # of a model between two steps
 MOST_SAMPLES = 50_000  # whose groups, or whose advantages, are remembered
+ENTRY_BYTES = 100  # that the advantages of a request count for, where they are put in order
 
 SAMPLED, LAG = "sampled_tokens:sum", "sampler_lag:mean"
 LENGTH, CUT_OFF = "answer_tokens:mean", "answers_cut_off:mean"
@@ -74,7 +77,7 @@ class RolloutMetrics:
         self._runs: OrderedDict[str, _Run] = OrderedDict()  # by model, oldest first
         self._samplers: OrderedDict[str, tuple[str, int]] = OrderedDict()  # model, and its steps
         self._groups: OrderedDict[str, tuple[str, _Group]] = OrderedDict()  # by sample request: model, group
-        self._advantages: OrderedDict[tuple[str, str], Advantages] = OrderedDict()  # by model and request
+        self._advantages: dict[tuple[str, str], Advantages] = {}  # by model and request, oldest first
         self._num_advantages = 0
 
     def noted(self, request: Request, outcome: Outcome) -> Outcome:
@@ -97,15 +100,10 @@ class RolloutMetrics:
         """Return the advantages that a model was last trained with on the samples of a request."""
         return self._advantages.get((model, sample_request), {})
 
-    def by_advantage(self, model: str, *, highest: bool) -> list[str]:
+    async def by_advantage(self, model: str, *, highest: bool) -> list[str]:
         """Return the sample requests that a model was trained on, by their highest, or lowest, advantage."""
-        best = max if highest else min
-        known = {
-            request_id: best(advantages.values())
-            for (of_model, request_id), advantages in self._advantages.items()
-            if of_model == model and advantages
-        }
-        return sorted(known, key=known.__getitem__, reverse=highest)
+        known = [*self._advantages.items()]
+        return await compute(ENTRY_BYTES * len(known), _ordered, known, model, highest)
 
     def _saved(self, model: str, outcome: Finished) -> None:
         sampler = msgspec.json.decode(outcome.body, type=SaveWeightsForSamplerResult).sampling_session_id
@@ -147,8 +145,14 @@ class RolloutMetrics:
             together = {**before, **advantages}
             self._advantages[model, request_id] = together
             self._num_advantages += len(together) - len(before)
-        while self._num_advantages > MOST_SAMPLES:
-            self._num_advantages -= len(self._advantages.popitem(last=False)[1])
+        oldest, too_many = iter(self._advantages.items()), self._num_advantages - MOST_SAMPLES
+        forgotten = list[tuple[str, str]]()
+        while too_many > 0:  # one pass, since a plain dict looks for its first entry anew each time
+            key, advantages = next(oldest)
+            too_many -= len(advantages)
+            forgotten.append(key)
+        for key in forgotten:
+            self._num_advantages -= len(self._advantages.pop(key))
 
     def _stepped(self, model: str, outcome: Finished) -> Finished:
         run = self._run(model)
@@ -161,3 +165,11 @@ class RolloutMetrics:
         if len(self._runs) > MOST:
             self._runs.popitem(last=False)
         return run
+
+
+def _ordered(known: Sequence[tuple[tuple[str, str], Advantages]], model: str, highest: bool) -> list[str]:
+    """Order the requests of a model. NumPy sorts, since other threads run meanwhile."""
+    best = max if highest else min
+    of_model = [(each, best(values.values())) for (of, each), values in known if of == model and values]
+    keys = np.array([value for _, value in of_model])
+    return [of_model[place][0] for place in np.argsort(-keys if highest else keys, kind="stable").tolist()]

@@ -1,3 +1,5 @@
+import asyncio
+
 import msgspec
 import pytest
 
@@ -154,11 +156,21 @@ def test_another_model_changes_neither_groups_nor_advantages(story):
     assert of_groups(story.step()) == (1.0, None)
 
 
-def test_requests_are_put_in_the_order_of_their_highest_or_lowest_advantage(story):
+async def test_requests_are_put_in_the_order_of_their_highest_or_lowest_advantage(story):
     story.learn({"a": {0: 0.5, 1: -2.0}, "b": {0: 1.0, 1: -1.0}, "c": {0: 0.0}})
     story.learn({"d": {0: 9.0}}, model="s:train:1")
-    assert story.rollouts.by_advantage(RUN, highest=True) == ["b", "a", "c"]
-    assert story.rollouts.by_advantage(RUN, highest=False) == ["a", "b", "c"]
+    assert await story.rollouts.by_advantage(RUN, highest=True) == ["b", "a", "c"]
+    assert await story.rollouts.by_advantage(RUN, highest=False) == ["a", "b", "c"]
+
+
+async def test_the_order_of_many_requests_is_found_beside_other_work_and_keeps_equals_as_they_came(story):
+    values = [float(place % 7) for place in range(2000)]
+    story.learn({f"{place}": {0: value} for place, value in enumerate(values)})
+    finding = asyncio.create_task(story.rollouts.by_advantage(RUN, highest=True))
+    await asyncio.sleep(0)
+    story.learn({"late": {0: 9.0}})
+    found = await finding
+    assert found == [str(place) for place in sorted(range(2000), key=lambda each: -values[each])]
 
 
 def test_what_only_scores_a_prompt_is_no_sample(story):
