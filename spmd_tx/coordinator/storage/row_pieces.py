@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 Columns = TypeVarTuple("Columns")
 
-FIRST_ROWS, MOST_ROWS = 16, 100  # of a piece: large rows may follow small ones
+FIRST_ROWS, MOST_ROWS = 16, 400  # of a piece: large rows may follow small ones
 PIECE_BYTES = 1 << 20  # that a piece should have
 
 

@@ -32,6 +32,7 @@ async def test_all_rows_come_in_their_order_beside_other_queries(database, names
 
 async def test_pieces_of_large_rows_have_fewer_of_them(database, names, monkeypatch):
     monkeypatch.setattr(row_pieces, "PIECE_BYTES", 50_000)
+    monkeypatch.setattr(row_pieces, "MOST_ROWS", 100)
     async with database.reading() as db:
         pieces = [len(piece) async for piece in sized_pieces(db, QUERY, lambda row: len(row[1]))]
     assert sum(pieces) == len(names)
