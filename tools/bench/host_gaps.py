@@ -1,9 +1,14 @@
 """Measures how long devices wait between commands of a real server: python -m tools.bench.host_gaps
 
 Of each kind of command it says how many there were, of how many the device had the next one when it ended
-the one before, how long it waited for the others (pauses of the client are left out), and the CPU time that
-the scheduler took for each: to take in replies, to plan, to encode and to send. decode: samples alone. train:
-steps sent at once. rl: samples and steps of two clients side by side.
+the one before, and how long it waited for the others (pauses of the client are left out). Of the scheduler it
+says what CPU time its turns took, by the commands that they sent: to take in replies, to plan, to encode and
+to send. The first turn of each kind does not count. decode: samples alone. train: steps sent at once. rl:
+samples and steps of two clients side by side.
+
+With --no-device commands are answered at once. On few cores this is the cost of the scheduler's work alone:
+a device that computes on the same cores leaves it cold caches, and the same work takes two to three times
+as long.
 """
 
 import argparse
@@ -92,8 +97,8 @@ def waits(commands: list[dict[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def figures(commands: list[dict[str, Any]], planning: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each kind of command, and one for the scheduler."""
+def figures(commands: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each kind of command."""
     lines = []
     for name, gaps in sorted(waits(commands).items()):
         waited = [1e3 * gap for gap in gaps if gap]
@@ -104,24 +109,37 @@ def figures(commands: list[dict[str, Any]], planning: list[dict[str, Any]]) -> l
             f"{name:18} {len(gaps):5} commands, {had:4.0%} there before; waits p50 {p50:.2f}, "
             f"p95 {p95:.2f} ms; {mean:.2f} ms on average of those not there"
         )
-    sent = sum(len(turn["sent"]) for turn in planning)
-    cpu = sum(turn["cpu"] for turn in planning) / 1e6
-    return [*lines, f"scheduler          {cpu / max(1, sent):.3f} ms of CPU for each of {sent} commands"]
+    return lines
 
 
-def measure(name: str, rows: int, tokens: int, folder: Path) -> list[str]:
+def scheduler_figures(turns: list[dict[str, Any]]) -> list[str]:
+    """Return a line for the turns of the scheduler that sent the same commands, without the first of them."""
+    by_sent: dict[str, list[float]] = {}
+    for turn in turns:
+        by_sent.setdefault(", ".join(turn["sent"]) or "nothing", []).append(turn["cpu"] / 1e6)
+    lines = []
+    for sent, milliseconds in sorted(by_sent.items()):
+        if len(milliseconds) > 1:
+            p50, p95 = np.percentile(milliseconds[1:], [50, 95])
+            count = len(milliseconds) - 1
+            lines.append(f"scheduler sends {sent}: p50 {p50:.3f}, p95 {p95:.3f} ms of CPU in {count} turns")
+    return lines
+
+
+def measure(name: str, rows: int, tokens: int, folder: Path, *, has_device: bool) -> list[str]:
     times, planning = folder / "times.jsonl", folder / "planning.jsonl"
+    times.touch()
     os.environ |= {noting_worker.TIMES: str(times), noting_server.PLANNING: str(planning)}
     options = {"decode_rows": rows, "max_lora_adapters": 4}
-    scripts = HERE / "noting_server.py", HERE / "noting_worker.py"
-    with serving(folder, *scripts, **options) as server:
+    worker = HERE / ("noting_worker.py" if has_device else "instant_worker.py")
+    with serving(folder, HERE / "noting_server.py", worker, **options) as server:
         asyncio.run(LOADS[name](server.url, rows, tokens))  # compiles, and does not count
         time.sleep(1.0)
         begin = time.monotonic_ns()
         asyncio.run(LOADS[name](server.url, rows, tokens))
         end = time.monotonic_ns()
     commands = lines_between(times, "began", begin, end)
-    return figures(commands, lines_between(planning, "at", begin, end))
+    return [*figures(commands), *scheduler_figures(lines_between(planning, "at", begin, end))]
 
 
 def main() -> None:
@@ -130,12 +148,14 @@ def main() -> None:
     )
     parser.add_argument("loads", nargs="*", default=list(LOADS), help=", ".join(LOADS))
     parser.add_argument("--rows", type=int, nargs="+", default=[16, 128, 1024], help="sampled at once")
-    parser.add_argument("--tokens", type=int, default=512, help="of a sample")
+    parser.add_argument("--tokens", type=int, default=900, help="of a sample")
+    parser.add_argument("--no-device", action="store_true", help="answer commands at once")
     options = parser.parse_args()
     for rows in options.rows:
         for name in options.loads:
             with tempfile.TemporaryDirectory() as folder:
-                for line in measure(name, rows, options.tokens, Path(folder)):
+                has_device = not options.no_device
+                for line in measure(name, rows, options.tokens, Path(folder), has_device=has_device):
                     print(f"{name:7} {rows:5} rows  {line}", flush=True)
 
 

@@ -271,7 +271,7 @@ class SampleBatch:
         if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
             return self._plan_decode()
         self._admission.riding.decodes_read = beside is not None
-        read = self._admission.read_beside([] if beside is None else riders)
+        read = self._admission.read_beside(riders) if beside is not None else []
         program = beside if beside is not None and read else choice.program
         self._programs.programs.note_use(program)
         shape = self._programs.decode_shape(program, chosen)
@@ -294,7 +294,7 @@ class SampleBatch:
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
         for sample in candidates:
-            self._at_command = [sample.job]
+            self._at_command = (sample.job,)
             while sample.is_resident and not shard.grow(sample, steps):
                 if sample.guess is not None or shard.drop_a_prompt():
                     sample.guess = None  # nobody leaves for what may be of no use

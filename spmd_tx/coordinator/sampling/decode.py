@@ -115,14 +115,13 @@ def _columns(
     of_rows, pages = list[int](), list[int]()  # the former by rows
     for _, sample in placed:
         if sample.decode == last_decode and not sample.begins_anew:  # its state is on the device
-            had, here = sample.placed, (sample.row, sample.bank)
-            begun = 0, 0, 0
+            had = sample.placed
+            of_rows += (sample.row, sample.bank, had, len(sample.pages) - had, sample.state, 0, 0, 0)
+            pages += sample.pages[had:]
         else:
-            had, here = 0, (FRESH, sample.bank)
-            begun = _next_token(sample), sample.next_position, sample.steps_left
-        new = sample.pages[had:]
-        of_rows += *here, had, len(new), sample.state, *begun
-        pages += new
+            of_rows += (FRESH, sample.bank, 0, len(sample.pages), sample.state)
+            of_rows += (_next_token(sample), sample.next_position, sample.steps_left)
+            pages += sample.pages
     table = np.zeros((len(COLUMNS), count), np.int32)
     table[0] = FRESH
     rows = np.fromiter((row for row, _ in placed), np.intp, len(placed))

@@ -140,6 +140,6 @@ def least_steps(candidates: Candidates) -> int:
     Those with masks need as many as are likely to be allowed, in the row with the most of them.
     """
     everybody = [sample for samples in candidates for sample in samples]
-    least = [sample.steps_left for sample in everybody if not sample.is_masked]
-    masked = [sample.steps_wanted for sample in everybody if sample.is_masked]
+    masked = [sample.steps_wanted for sample in everybody if sample.guide is not None and sample.is_masked]
+    least = [sample.steps_left for sample in everybody if sample.guide is None or not sample.is_masked]
     return min([*least, max(masked)] if masked else least)

@@ -38,11 +38,12 @@ class DrawnTokens:
     def sent(cls, sample: Sample, decode: int, first_row: int, row: int, steps: int) -> "DrawnTokens":
         """Note that a Decode has a sample: in a row of its data shard, which begins at ``first_row``."""
         fed = min(steps, sample.behind)
-        count = min(steps - fed, sample.draws_left)
-        masks = sample.guide.likely_masks if sample.guide is not None and sample.is_masked else ()
+        count = min(steps - fed, sample.undecided if sample.guide is None else sample.draws_left)
+        is_masked = sample.guide is not None and sample.is_masked
+        masks = sample.guide.likely_masks if sample.guide is not None and is_masked else ()
         # The device knows of so many tokens, and no more; or how many there are is not known.
         guess, sample.guess = sample.guess, None
-        sample.begins_anew = sample.is_masked or guess is not None
+        sample.begins_anew = is_masked or guess is not None
         sample.behind -= fed
         sample.outstanding += count
         sample.decode, sample.row, sample.placed = decode, row, len(sample.pages)
@@ -74,15 +75,15 @@ class DrawnTokens:
         if guide is not None:
             redrawn = arrays["redrawn"][drawn].tolist() if self.masks else ()
             known = known[: guide.take(known, self.masks, redrawn)]
-        places = _first(drawn, len(known))
-        experts = arrays.get("experts")
-        tops = [arrays[name] for name in ("top_tokens", "top_logprobs") if job.top and name in arrays]
-        self.sample.extend(
-            known,
-            logprobs[: len(known)],
-            None if experts is None else experts[places],
-            TopLogprobs(*[array[places][:, : job.top] for array in tops]) if tops else None,
-        )
+        experts = top = None
+        if "experts" in arrays:
+            experts = arrays["experts"][_first(drawn, len(known))]
+        if job.top and "top_tokens" in arrays:
+            places = _first(drawn, len(known))
+            top = TopLogprobs(
+                *[arrays[name][places][:, : job.top] for name in ("top_tokens", "top_logprobs")]
+            )
+        self.sample.extend(known, logprobs[: len(known)], experts, top)
         job.passed_over = 0
         if self.sample.stop_reason is not None:
             return

@@ -138,7 +138,7 @@ class Sample:
     @property
     def steps_left(self) -> int:
         """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
-        return self.behind + self.draws_left
+        return self.behind + (self.undecided if self.guide is None else self.draws_left)
 
     @property
     def steps_wanted(self) -> int:
@@ -160,7 +160,7 @@ class Sample:
     @property
     def next_position(self) -> int:
         """Position of the first token that the next Decode is fed. Before that, all tokens are read."""
-        return self.position + self.outstanding - self.behind
+        return len(self.job.prompt) + len(self.tokens) - 1 + self.outstanding - self.behind
 
     @property
     def is_at_prompt(self) -> bool:
@@ -192,15 +192,15 @@ class Sample:
     ) -> None:
         """Append drawn tokens, up to the one that ends the sample."""
         end = self.watch.end(tokens)
-        self.tokens += tokens[:end]
-        self.logprobs += logprobs[:end]
-        if top is not None and self.job.top:
-            self.tops.append(top[: len(tokens[:end])])
-        if experts is not None:
-            self.experts.append(experts[: len(tokens[:end])].copy())
         if end is not None:
-            self.stop_reason = "stop"
-        elif len(self.tokens) == self.job.max_tokens:
+            self.stop_reason, tokens, logprobs = "stop", tokens[:end], logprobs[:end]
+        self.tokens += tokens
+        self.logprobs += logprobs
+        if top is not None and self.job.top:
+            self.tops.append(top[: len(tokens)])
+        if experts is not None:
+            self.experts.append(experts[: len(tokens)].copy())
+        if end is None and len(self.tokens) == self.job.max_tokens:
             self.stop_reason = "length"
 
 

@@ -111,12 +111,12 @@ class SamplingPrograms:
 
         None: it is not ready, or would save no time. A prompt is given by a sample of it.
         """
-        everybody = [*prompts, *(sample for each in samples for sample in each)]
         if program is None or program.masked or program.speculative or self.decode_steps < CHUNK_STEPS:
             return None
-        if any(sample.job.is_lonely for sample in everybody):
-            return None
         if not saves_time(self.shapes, program.rows // self.shapes.shards):
+            return None
+        everybody = [*prompts, *(sample for each in samples for sample in each)]
+        if any(sample.job.is_lonely for sample in everybody):
             return None
         used, sizes = len({sample.bank for sample in everybody}), self.shapes.active_sizes
         active = next((size for size in sizes(program.rows, self.bank_slots) if size >= used), 0)

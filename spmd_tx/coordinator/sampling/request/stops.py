@@ -61,13 +61,11 @@ class StopWatch:
     def end(self, tokens: Sequence[int]) -> int | None:
         """Return how many of the next tokens belong to the sample; None: all, and it continues."""
         if self._rule.tokens.isdisjoint(tokens):
-            return self._string_end(tokens)
+            return self._string_end(tokens) if self._rule.strings else None
         count = next(n for n, token in enumerate(tokens, start=1) if token in self._rule.tokens)
-        return self._string_end(tokens[:count]) or count
+        return (self._string_end(tokens[:count]) if self._rule.strings else None) or count
 
     def _string_end(self, tokens: Sequence[int]) -> int | None:
-        if not self._rule.strings:
-            return None
         all_open = [*self._open, *tokens]
         text = self._next_text(all_open)
         if self._contains_string(text):
