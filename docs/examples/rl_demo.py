@@ -144,7 +144,10 @@ def sample_groups(
 
 
 def policy_datum(prompt: list[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
-    """Make a datum of an answer and its sampled log-probabilities; the prompt is not learned."""
+    """Make a datum of an answer and its sampled log-probabilities; the prompt is not learned.
+
+    Its spans name the sample, so that the console shows the advantage beside it.
+    """
     if answer.logprobs is None:
         raise ValueError("the server returned an answer without log-probabilities")
     tokens = [*prompt, *answer.tokens]
@@ -156,7 +159,18 @@ def policy_datum(prompt: list[int], answer: types.SampledSequence, advantage: fl
             "logprobs": _padded(unlearned, np.array(answer.logprobs)),
             "advantages": _padded(unlearned, np.full(len(answer.tokens), advantage)),
         },
+    ).with_provenance(
+        model_input=_spans(answer, 0, len(prompt), len(answer.tokens) - 1),
+        loss_fn_inputs=_spans(answer, 1, unlearned, len(answer.tokens)),
     )
+
+
+def _spans(answer: types.SampledSequence, offset: int, prompt: int, sampled: int) -> types.ProvenanceSpans:
+    """Say how many tokens are of an answer's prompt, from ``offset`` on, and how many of itself."""
+    return [
+        types.PromptProvenanceSpan(sequence_id=answer.sequence_id, offset=offset, length=prompt),
+        types.SampledProvenanceSpan(sequence_id=answer.sequence_id, length=sampled),
+    ]
 
 
 def _padded(zeros: int, values: np.ndarray) -> types.TensorData:

@@ -63,7 +63,10 @@ def list_checkpoints(
 
 @checkpoints.command()
 def mark(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="tinker:// path of the checkpoint.")],
+    path: Annotated[
+        str,
+        typer.Argument(metavar="PATH", help="tinker:// path of the checkpoint; of its run the beginning."),
+    ],
     remove: Annotated[bool, typer.Option("--remove", help="Take the mark away.")] = False,
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",
@@ -73,9 +76,12 @@ def mark(
         run_id, kind, name = checkpoint_paths.parse(path)
     except InvalidRequest as problem:
         raise StartError(str(problem)) from None
+    server = Server(url, api_key)
+    run_id = whole_id(server, run_id)
     place = "/".join(quote(part, safe="") for part in (run_id, "checkpoints", kind, name, "best"))
-    Server(url, api_key).ask(f"training_runs/{place}", method="DELETE" if remove else "POST")
-    typer.echo(f"{path} {'has no mark any more' if remove else 'is marked as the best of its run'}")
+    server.ask(f"training_runs/{place}", method="DELETE" if remove else "POST")
+    news = "has no mark any more" if remove else "is marked as the best of its run"
+    typer.echo(f"{checkpoint_paths.CheckpointPath(run_id, kind, name)} {news}")
 
 
 def _order(sort: SortChoice, saved: Saved) -> float:

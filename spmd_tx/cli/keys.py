@@ -23,7 +23,7 @@ keys = typer.Typer(
 
 COLUMNS = ("id", "owner", "role", "made", "ends", "last used", "limits", "state")
 
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="ID of the key, as spmd-tx keys list shows it.")]
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="ID of the key, or the beginning of it.")]
 
 
 @keys.command()
@@ -99,7 +99,10 @@ def revoke(id: KeyId, data_dir: DataDir = DEFAULTS.data_dir, database_url: Datab
     """Revoke a key. Its owner's sessions, models and checkpoints stay."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
-    show([_in_existing(data_dir, database_url, lambda db: rows.revoke(db, id))])
+    async def work(db: Any) -> "ApiKeyRow":
+        return await rows.revoke(db, await rows.whole_id(db, id))
+
+    show([_in_existing(data_dir, database_url, work)])
 
 
 @keys.command()

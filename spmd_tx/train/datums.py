@@ -13,12 +13,28 @@ def datum(learned: LearnedTokens, weight: float = 1.0) -> types.Datum:
     return _datum(learned.tokens, weights=weight * _learned(learned))
 
 
-def policy_datum(learned: LearnedTokens, logprobs: Sequence[float], advantage: float) -> types.Datum:
-    """Make a datum of ``importance_sampling`` from an answer, with the log-probabilities of its sampling."""
-    mask = _learned(learned)
-    sampled = np.zeros_like(mask)
-    sampled[mask > 0] = logprobs
-    return _datum(learned.tokens, logprobs=sampled, advantages=advantage * mask)
+def policy_datum(prompt: Sequence[int], answer: types.SampledSequence, advantage: float) -> types.Datum:
+    """Make a datum of ``importance_sampling`` from an answer with its log-probabilities.
+
+    Its spans tell the server which sample it is, so that the console shows the advantage beside it.
+    """
+    unlearned = np.zeros(len(prompt) - 1)
+    inputs = {
+        "logprobs": np.concatenate([unlearned, answer.logprobs or []]),
+        "advantages": np.concatenate([unlearned, np.full(len(answer.tokens), advantage)]),
+    }
+    return _datum([*prompt, *answer.tokens], **inputs).with_provenance(
+        model_input=_spans(answer.sequence_id, 0, len(prompt), len(answer.tokens) - 1),
+        loss_fn_inputs=_spans(answer.sequence_id, 1, len(prompt) - 1, len(answer.tokens)),
+    )
+
+
+def _spans(sequence_id: str, offset: int, prompt: int, sampled: int) -> types.ProvenanceSpans:
+    """Say that tokens of a prompt come first, those from ``offset`` on, and then sampled ones."""
+    return [
+        types.PromptProvenanceSpan(sequence_id=sequence_id, offset=offset, length=prompt),
+        types.SampledProvenanceSpan(sequence_id=sequence_id, length=sampled),
+    ]
 
 
 def learned_logprobs(output: types.ForwardBackwardOutput, place: int, learned: LearnedTokens) -> np.ndarray:

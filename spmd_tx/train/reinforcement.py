@@ -16,7 +16,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.train.datums import policy_datum
 from spmd_tx.train.environment import RewardEnvironment, messages
 from spmd_tx.train.loop import StepMetrics, WaitFor
-from spmd_tx.train.rendering import Renderer, continued
+from spmd_tx.train.rendering import Renderer
 from spmd_tx.train.supervised import batches
 
 REWARDED_AT_ONCE = 16  # answers; a reward may ask another model
@@ -38,9 +38,7 @@ class RewardedAnswer:
     """An answer to a prompt, and what it is worth."""
 
     prompt: list[int]
-    tokens: list[int]
-    logprobs: list[float]
-    is_cut: bool  # by max_tokens
+    sample: types.SampledSequence
     reward: float
 
 
@@ -74,9 +72,8 @@ class Reinforcement:
         for group in groups:
             mean = float(np.mean([answer.reward for answer in group]))
             for answer in group:
-                if answer.reward != mean and answer.tokens:
-                    learned = continued(answer.prompt, answer.tokens)
-                    data.append(policy_datum(learned, answer.logprobs, answer.reward - mean))
+                if answer.reward != mean and answer.sample.tokens:
+                    data.append(policy_datum(answer.prompt, answer.sample, answer.reward - mean))
         sent: list[Any] = []
         if data:  # else all answers of each group are worth the same
             sent = [
@@ -87,11 +84,11 @@ class Reinforcement:
         def wait() -> StepMetrics:
             for future in sent:
                 future.result()
-            lengths = [len(answer.tokens) for answer in answers]
+            lengths = [len(answer.sample.tokens) for answer in answers]
             return {
                 "reward": float(np.mean([answer.reward for answer in answers])),
                 "answer_tokens": float(np.mean(lengths)),
-                "cut_off": float(np.mean([answer.is_cut for answer in answers])),
+                "cut_off": float(np.mean([answer.sample.stop_reason == "length" for answer in answers])),
                 "groups_alike": float(
                     np.mean([len({answer.reward for answer in group}) == 1 for group in groups])
                 ),
@@ -125,12 +122,7 @@ class Reinforcement:
                 [self._renderer.decode(sequence.tokens) for group in drawn for sequence in group],
             )
             return [
-                [
-                    RewardedAnswer(
-                        tokens, each.tokens, each.logprobs or [], each.stop_reason == "length", next(rewards)
-                    )
-                    for each in group
-                ]
+                [RewardedAnswer(tokens, each, next(rewards)) for each in group]
                 for tokens, group in zip(asked, drawn, strict=True)
             ]
 

@@ -118,6 +118,12 @@ def test_a_mark_is_set_and_taken_away(stub, command):
     assert stub.marks == [(method, f"{route}/weights/000008/best") for method in ("POST", "DELETE")]
 
 
+def test_the_run_of_a_path_may_be_named_by_its_beginning(stub, command, monkeypatch):
+    monkeypatch.setattr(checkpoints, "whole_id", lambda _, beginning: {"33a": RUN}[beginning])
+    path = f"tinker://{RUN}/weights/000008"
+    assert command("mark", "tinker://33a/weights/000008") == (0, f"{path} is marked as the best of its run\n")
+
+
 def test_what_is_no_path_is_refused_before_a_server_is_asked(stub, command):
     code, text = command("mark", "weights/000008")
     assert code == 2

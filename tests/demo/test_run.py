@@ -126,7 +126,7 @@ def test_a_server_that_ends_before_it_is_ready_is_quoted(tmp_path):
 
 
 def test_advantages_and_logprobs_stand_at_the_positions_that_predict_the_answer():
-    answer = SimpleNamespace(tokens=[7, 8], logprobs=[-1.0, -2.0])
+    answer = SimpleNamespace(tokens=[7, 8], logprobs=[-1.0, -2.0], sequence_id="request:0")
     datum = example.policy_datum([4, 5, 6], answer, advantage=0.5)
     assert datum.model_input.to_ints() == [4, 5, 6, 7]
     inputs = {name: tensor.to_numpy().tolist() for name, tensor in datum.loss_fn_inputs.items()}
@@ -135,6 +135,8 @@ def test_advantages_and_logprobs_stand_at_the_positions_that_predict_the_answer(
         "logprobs": [0.0, 0.0, -1.0, -2.0],
         "advantages": [0.0, 0.0, 0.5, 0.5],
     }
+    assert [(span.length, span.offset) for span in datum.model_input_spans] == [(3, 0), (1, 0)]
+    assert [(span.length, span.offset) for span in datum.loss_fn_input_spans] == [(2, 1), (2, 0)]
 
 
 def test_imitation_predicts_every_token_from_those_before_it():

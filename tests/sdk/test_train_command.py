@@ -207,6 +207,11 @@ def test_a_reward_rises(live_server, tmp_path):
     name = re.search(r"weights: tinker://(.+)/sampler_weights", printed)[1]
     shown = httpx.get(f"{live_server.url}/console/api/runs/{name}", timeout=60).json()
     assert shown["health"]["state"] == "finished", shown
+    samples = httpx.get(
+        f"{live_server.url}/console/api/runs/{name}/samples?order=highest&limit=1", timeout=60
+    )
+    (best,) = samples.json()["requests"]
+    assert best["samples"][0]["advantage"] > 0  # as its spans say
 
 
 def test_what_cannot_be_is_said_in_one_line(live_server, data, tmp_path):

@@ -92,18 +92,34 @@ async def revoke(db: AsyncSession, id: str, caller: Caller = audit.OPERATOR) -> 
 
 
 async def rotate(db: AsyncSession, id: str, overlap: float) -> NewKey:
-    """Replace a key by a new one like it. The old key stays valid for ``overlap`` seconds at most."""
+    """Replace a key by a new one like it. The old key stays valid for ``overlap`` seconds at most.
+
+    ``id`` may be the beginning of one.
+    """
     check_number("--overlap-hours", overlap / HOUR, 0, MOST_DAYS * 24)
-    old, now = await _find(db, id), time.time()
+    old, now = await _find(db, await whole_id(db, id)), time.time()
     reason = problem(old, now)
     if reason is not None:
-        raise StartError(f"key {id} {reason}; create a new one with: spmd-tx keys create --owner {old.owner}")
+        raise StartError(
+            f"key {old.id} {reason}; create a new one with: spmd-tx keys create --owner {old.owner}"
+        )
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     limits = KeyLimits(old.adapters, old.queued_requests, old.queued_tokens, old.requests_per_second)
     new = await create(db, NewKeyOptions(old.owner, old.role, lifetime, limits))
     old.expires_at = now + overlap if old.expires_at is None else min(old.expires_at, now + overlap)
     _note(db, "key_rotated", old, replaced_by=new.row.id)
     return new
+
+
+async def whole_id(db: AsyncSession, beginning: str) -> str:
+    """Return the ID of the key that begins so. Raises StartError when there is none, or more than one."""
+    begins_so = ApiKeyRow.id.startswith(beginning, autoescape=True)
+    matching = (await db.scalars(select(ApiKeyRow.id).where(begins_so).limit(2))).all()
+    if not matching or not beginning:
+        raise _unknown(beginning)
+    if len(matching) > 1:
+        raise StartError(f"{' and '.join(matching)} begin with {beginning!r}; give more of the ID")
+    return matching[0]
 
 
 async def in_database(
@@ -127,8 +143,12 @@ def _note(
 async def _find(db: AsyncSession, id: str) -> ApiKeyRow:
     row = await db.get(ApiKeyRow, id)
     if row is None:
-        raise StartError(f"there is no key {id!r}; spmd-tx keys list shows the IDs of all")
+        raise _unknown(id)
     return row
+
+
+def _unknown(id: str) -> StartError:
+    return StartError(f"there is no key {id!r}; spmd-tx keys list shows the IDs of all")
 
 
 def _check(options: NewKeyOptions) -> None:

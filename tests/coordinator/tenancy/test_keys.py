@@ -112,6 +112,18 @@ async def test_an_unknown_key_is_named(change):
         await change(keys.revoke, "nobody")
 
 
+async def test_a_key_may_be_named_by_the_beginning_of_its_id(change, monkeypatch):
+    for id in ("aa11", "aa22", "b_33"):
+        monkeypatch.setattr(keys.secrets, "token_hex", lambda _, id=id: id)
+        await change(keys.create, NewKeyOptions("alice"))
+    assert [await change(keys.whole_id, each) for each in ("aa1", "aa22", "b_")] == ["aa11", "aa22", "b_33"]
+    with pytest.raises(StartError, match="aa11 and aa22 begin with 'aa'; give more of the ID"):
+        await change(keys.whole_id, "aa")
+    for none in ("", "a_", "aa111"):
+        with pytest.raises(StartError, match=f"there is no key '{none}'"):
+            await change(keys.whole_id, none)
+
+
 async def test_keys_are_made_beside_a_server_that_runs(database, database_url, tmp_path):
     token, _ = await keys.in_database(
         database_url, tmp_path, lambda db: keys.create(db, NewKeyOptions("alice"))
