@@ -16,6 +16,7 @@ import uvicorn
 from litestar import Litestar
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from spmd_tx.coordinator.http.joined_writes import JoinedWrites
 from spmd_tx.coordinator.http.security.connections import Connections
 
 KEEP_ALIVE_SECONDS = 75  # clients keep connections for about a minute
@@ -97,7 +98,8 @@ class GuardedProtocol(HttpToolsProtocol):
             transport.write(FULL)
             transport.close()
             return
-        super().connection_made(transport)
+        joined: Any = JoinedWrites(transport, self.loop)
+        super().connection_made(joined)
         self._expect_header()
 
     def connection_lost(self, exc: Exception | None) -> None:

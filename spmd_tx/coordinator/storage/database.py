@@ -100,7 +100,7 @@ class Database:
 
     def _write(self, engine: Engine, work: Callable[[Session, Aside], Result]) -> Result:
         with self._guard(engine), Session(engine, expire_on_commit=False) as db, db.begin():
-            db.execute(text("BEGIN IMMEDIATE"))
+            db.connection().exec_driver_sql("BEGIN IMMEDIATE")
             return work(db, _at_once)
 
     async def close(self) -> None:
