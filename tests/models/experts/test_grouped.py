@@ -14,7 +14,7 @@ from spmd_tx.models.experts import grouped, layout
 from spmd_tx.models.experts.factor_sums import reads_in_place
 from spmd_tx.models.experts.factors import expert_factors
 from spmd_tx.models.experts.grouped import Grouping, run_experts
-from spmd_tx.models.experts.layout import Choices
+from spmd_tx.models.experts.layout import Choices, Tiling
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.self_tests.products import random_packed
 from tests.support.kernels import kernels_of
@@ -56,17 +56,16 @@ def random_rows(seed: int, rows: int = ROWS, length: int = LENGTH):
     return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, length, CHOICES)), slope
 
 
-def run(product: str, rows, slots, lora=None, matrices=None):
-    """(results, (gradients of factors, hidden states and weights))"""
-    usual = parameters()[1]
-    tiling = Choices(*rows[1].shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
+@cache
+def both_passes(product: str, tiling: Tiling):
+    """The experts forward and backward, compiled once for each shape."""
     assert tiling.positions > tiling.chunk, "several chunks"
+    how = Grouping(tiling, kernels_of(product), WIDTH, WIDTH)
 
     @jax.jit
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def both(matrices, lora, h, chosen, weights, slope, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
-        how = Grouping(tiling, kernels_of(product), WIDTH, WIDTH)
         y, pull_back = jax.vjp(
             lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, SCALES, place),
             lora,
@@ -75,19 +74,31 @@ def run(product: str, rows, slots, lora=None, matrices=None):
         )
         return y, pull_back(slope)
 
-    matrices = matrices or parameters()[0]
-    return jax.tree.map(np.asarray, both(matrices, lora or usual, *rows, jnp.asarray(slots, jnp.int32)))
+    return both
+
+
+def run(product: str, rows, slots, lora=None, matrices=None):
+    """(results, (gradients of factors, hidden states and weights))"""
+    usual_matrices, usual = parameters()
+    tiling = Choices(*rows[1].shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
+    both = both_passes(product, tiling)
+    slots = jnp.asarray(slots, jnp.int32)
+    return jax.tree.map(np.asarray, both(matrices or usual_matrices, lora or usual, *rows, slots))
 
 
 def expected(rows, slots, lora=None):
     """The same by plain formulas over all experts."""
     matrices, usual = parameters()
-    h, chosen, weights, slope = rows
+    total, gradient = plain_formulas(matrices, lora or usual, *rows, jnp.asarray(slots))
+    return jax.tree.map(np.asarray, (total, gradient))
 
+
+@jax.jit
+def plain_formulas(matrices, lora, h, chosen, weights, slope, slots):
     def loss(lora, h, weights):
         def linear(x, name, expert):
-            a, b = (leaf[expert][jnp.asarray(slots)] for leaf in (lora[name].a, lora[name].b))
-            low = jnp.einsum("rti,rqi->rtq", x, a) * SCALES[jnp.asarray(slots)][:, None, None]
+            a, b = (leaf[expert][slots] for leaf in (lora[name].a, lora[name].b))
+            low = jnp.einsum("rti,rqi->rtq", x, a) * SCALES[slots][:, None, None]
             return x @ matrices[name][expert] + jnp.einsum("rtq,rqo->rto", low, b)
 
         total = jnp.zeros_like(h)
@@ -97,8 +108,8 @@ def expected(rows, slots, lora=None):
             total += weight * linear(hidden, "down", expert)
         return jnp.sum(total * slope), total
 
-    gradient, total = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora or usual, h, weights)
-    return jax.tree.map(np.asarray, (total, gradient))
+    gradient, total = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)(lora, h, weights)
+    return total, gradient
 
 
 @pytest.mark.parametrize("product", ["reference", "mosaic", "triton"])
@@ -149,17 +160,23 @@ def decode(rows, slots, lora=None, *, in_place: bool, put_in: int = 0):
     """The results of rows of one token. ``put_in`` columns stand behind the others."""
     matrices, usual = parameters()
     h, chosen, weights, _ = rows
-    tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False)
+    results = decoder(Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False), in_place, put_in)
+    slots = jnp.asarray(slots, jnp.int32)
+    return np.asarray(results(matrices, lora or usual, h, chosen, weights, slots))
+
+
+@cache
+def decoder(tiling: Tiling, in_place: bool, put_in: int):
     assert tiling.block == 1
     how = Grouping(tiling, kernels_of("mosaic"), WIDTH, WIDTH + put_in, in_place=in_place)
 
     @jax.jit
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
-    def results(lora, slots):
+    def results(matrices, lora, h, chosen, weights, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
         return run_experts(how, matrices, lora, h, weights, SCALES, place)
 
-    return np.asarray(results(lora or usual, jnp.asarray(slots, jnp.int32)))
+    return results
 
 
 def test_factors_read_in_place_give_the_same():

@@ -1,6 +1,7 @@
 """The grouped product by every implementation; kernels run as plain programs."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,13 @@ def random_arrays(seed: int, dtype: str, transposed: bool):
     return jnp.asarray(x, dtype), jnp.asarray(random.normal(size=(EXPERTS, WIDTH_IN, WIDTH_OUT)), dtype)
 
 
+@partial(jax.jit, static_argnames=("name", "transposed"))
+def compiled(name: str, x, w, experts, transposed: bool):
+    return grouped_product(kernels_of(name), x, w, experts, transposed)
+
+
 def multiplied(name: str, x, w, transposed: bool = False, experts=EXPERT_OF_TILE):
-    return grouped_product(kernels_of(name), jnp.asarray(x), w, jnp.asarray(experts, jnp.int32), transposed)
+    return compiled(name, jnp.asarray(x), w, jnp.asarray(experts, jnp.int32), transposed)
 
 
 def expected(x, w, transposed: bool) -> np.ndarray:
