@@ -194,6 +194,7 @@ const STORIES = {
     await page.getByRole("link", { name: "This prompt over training" }).nth(1).click();
     await page.waitForURL(/samples\?prompt_of=0+/);
     await page.getByText("Samples of one prompt, from all weights").waitFor();
+    await page.locator("article").nth(3).waitFor();
     assert.equal(await page.locator("article").count(), 4);
     await page.getByRole("link", { name: "6 samples side by side" }).first().click();
     await page.getByText("120 tokens left out").waitFor();
