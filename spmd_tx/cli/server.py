@@ -36,7 +36,8 @@ class Server:
         if not api_key.isascii() or not api_key.isprintable():
             raise StartError("the API key has characters that no key has; see --api-key and TINKER_API_KEY")
         try:
-            host = urlsplit(self._url).hostname or ""
+            parts = urlsplit(self._url)
+            host, _ = parts.hostname or "", parts.port  # else 99999 would be asked for as port 34463
         except ValueError as problem:
             raise StartError(f"--url is {url!r}, which is no address: {problem}") from None
         # A proxy has another idea of what this machine is.

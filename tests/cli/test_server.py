@@ -6,6 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from spmd_tx.cli.server import Server, Unreachable, is_this_machine
+from spmd_tx.errors import StartError
 
 VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 NO_ONE = "http://127.0.0.1:9"  # the port of the discard protocol, where nothing listens
@@ -63,3 +64,8 @@ def test_this_machine_is_known_by_its_names(host):
 @pytest.mark.parametrize("host", ["10.0.0.1", "example.com", "localhost.example.com", ""])
 def test_other_machines_are_not_this_one(host):
     assert not is_this_machine(host)
+
+
+def test_a_port_out_of_range_is_no_address():
+    with pytest.raises(StartError, match=r"http://127.0.0.1:99999', which is no address: Port out of range"):
+        Server("http://127.0.0.1:99999", "")
