@@ -156,6 +156,7 @@ def test_tokens_of_probability_zero_are_never_drawn():
     assert np.all(np.isfinite(logprobs))
 
 
+@pytest.mark.parametrize("way", ["whole"], indirect=True)
 @pytest.mark.parametrize("vocabulary", [SMALL, BLOCK, LARGE])
 def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, vocabulary):
     ends, each = np.float32([0.0, 1 - 2**-24, 1 - 2**-23]), 64
@@ -187,15 +188,15 @@ def mixed_batch(rows: int, seed: int) -> dict[str, np.ndarray]:
 def test_what_a_row_draws_depends_on_the_row_alone():
     row, others = mixed_batch(1, seed=0), mixed_batch(ROWS, seed=1)
     row["top_k"][:], row["top_p"][:], row["temperatures"][:] = LARGE, 1.0, 1.0  # no filter of its own
-    alone = draw(*row.values())
+    token, logprob = map(np.asarray, whole(*row.values()))
     others["logits"][3:5] = np.nan
     others["logits"][5] = np.inf
     for place in (0, 4, ROWS - 1):
         batch = {name: np.concatenate([x[:place], row[name], x[place + 1 :]]) for name, x in others.items()}
-        tokens, logprobs = draw(*batch.values())
-        assert tokens[place] == alone[0][0]
-        np.testing.assert_allclose(logprobs[place], alone[1][0], rtol=0, atol=1e-6)
-        assert np.all((np.asarray(tokens) >= 0) & (np.asarray(tokens) < LARGE))
+        tokens, logprobs = map(np.asarray, draw(*batch.values()))
+        assert tokens[place] == token[0]
+        np.testing.assert_allclose(logprobs[place], logprob[0], rtol=0, atol=1e-6)
+        assert np.all((tokens >= 0) & (tokens < LARGE))
 
 
 def test_the_draw_changes_with_either_half_of_the_seed_and_with_the_position():
@@ -228,10 +229,9 @@ def test_split_or_whole_the_same_tokens_are_drawn(way):
     np.testing.assert_allclose(logprobs, of_whole, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("way", ["split over two"], indirect=True)
 def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeypatch):
     """As if they rounded differently: else each would add its own token, or none would add any."""
-    if way != "split over two":
-        pytest.skip("two devices are enough")
     found = sampling._device_of
 
     def apart(*arguments):
@@ -242,6 +242,7 @@ def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeyp
     assert np.array_equal(draw_on(2)(*varied_rows())[0], whole(*varied_rows())[0])
 
 
+@pytest.mark.parametrize("way", ["whole"], indirect=True)
 def test_bisections_together_find_what_they_find_one_after_the_other():
     random = np.random.default_rng(6)
     arguments = (

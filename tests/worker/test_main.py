@@ -134,7 +134,20 @@ def number(value):
     return type(DECODE)(**(fields | {"steps": value}))
 
 
-def test_a_worker_gets_ready_runs_commands_and_ends(start):
+def listening(process):
+    """The addresses where a process can be reached."""
+    sockets = psutil.Process(process.pid).net_connections(kind="inet")
+    return {each.laddr.ip.removeprefix("::ffff:") for each in sockets if each.status == psutil.CONN_LISTEN}
+
+
+def own_address():
+    """Where Gloo listens, which does the collectives of CPUs: JAX does not let anybody choose."""
+    with suppress(OSError):
+        return {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)}
+    return set()
+
+
+def test_a_worker_gets_ready_runs_commands_and_ends_and_nobody_can_connect_to_it(start):
     group = start()
     (ready,), before = group.until(Ready)
     numerics = {"dtype": "float32"}
@@ -146,13 +159,14 @@ def test_a_worker_gets_ready_runs_commands_and_ends(start):
     assert [report.message for report in before] == ["compiling sum 2", ""]
     (second,), _ = group.until(Reply)
     assert [reply.arrays["sum"].tolist() for reply in (first, second)] == [6, 8]
+    assert listening(group.processes[0]) == set()
     group.send(Shutdown())
     (last,), _ = group.until(Reply)
     assert last.sequence == 2
     assert group.processes[0].wait(SECONDS) == 0
 
 
-def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
+def test_two_processes_are_one_mesh_and_one_checkpoint_and_no_other_host_reaches_them(start, tmp_path):
     group = start(count=2)
     ready, _ = group.until(Ready)
     assert {report.device for report in ready} == {"4 x cpu"}
@@ -160,6 +174,9 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
     (leader, follower), _ = group.until(Reply)
     assert leader.arrays["sum"].tolist() == 12
     assert (follower.sequence, follower.arrays) == (0, {})
+    reached = [listening(process) for process in group.processes]
+    assert reached[0] >= {"127.0.0.1"}
+    assert all(addresses <= {"127.0.0.1", *own_address()} for addresses in reached), "by other hosts"
 
     group.send(moves.save_state(0, tmp_path / "slot", ADAPTER))
     group.send(moves.load_state(0, tmp_path / "slot", ADAPTER, optimizer=True))
@@ -177,30 +194,6 @@ def test_two_processes_are_one_mesh_and_one_checkpoint(start, tmp_path):
     group.send(Shutdown())
     group.until(Reply)
     assert [process.wait(SECONDS) for process in group.processes] == [0, 0]
-
-
-def listening(process):
-    """The addresses where a process can be reached."""
-    sockets = psutil.Process(process.pid).net_connections(kind="inet")
-    return {each.laddr.ip.removeprefix("::ffff:") for each in sockets if each.status == psutil.CONN_LISTEN}
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_processes_of_one_host_cannot_be_reached_from_others(start, count):
-    group = start(count)
-    group.until(Ready)
-    group.send(number(1))
-    group.until(Reply)
-    reached = [listening(process) for process in group.processes]
-    assert reached == [set()] if count == 1 else reached[0] >= {"127.0.0.1"}
-    assert all(addresses <= {"127.0.0.1", *own_address()} for addresses in reached)
-
-
-def own_address():
-    """Where Gloo listens, which does the collectives of CPUs: JAX does not let anybody choose."""
-    with suppress(OSError):
-        return {each[4][0] for each in socket.getaddrinfo(socket.gethostname(), None)}
-    return set()
 
 
 @pytest.mark.parametrize(
