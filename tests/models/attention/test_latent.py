@@ -1,5 +1,7 @@
 """Latent attention equals that of transformers, expanded as in training and over pages as in decode."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,19 +43,24 @@ def declared(name: str) -> Latent:
     )
 
 
+@cache
 def inputs(name: str):
     """The declaration, the weights [in, out], queries before their positions, and the pages."""
     latent, case = declared(name), LATENT[name]
-    w = {key.removesuffix(".weight"): jnp.asarray(value).T for key, value in case.weights.items()}
-    x, positions = jnp.asarray(case.inputs)[None], jnp.asarray(case.positions)[None]
-    if latent.q_rank:
-        queries = rms_norm(x @ w["q_a_proj"], w["q_a_layernorm"], latent.eps) @ w["q_b_proj"]
-    else:
-        queries = x @ w["q_proj"]
-    queries = queries.reshape(1, TOKENS, latent.heads, latent.query_width)
-    queries = place_queries(latent, queries, positions)
-    pages = compress(latent, x @ w["kv_a_proj_with_mqa"], w["kv_a_layernorm"], positions)
-    return latent, w, queries, pages
+    w = {key.removesuffix(".weight"): value.T for key, value in case.weights.items()}
+
+    @jax.jit
+    def queries_and_pages(w, x, positions):
+        if latent.q_rank:
+            queries = rms_norm(x @ w["q_a_proj"], w["q_a_layernorm"], latent.eps) @ w["q_b_proj"]
+        else:
+            queries = x @ w["q_proj"]
+        queries = queries.reshape(1, TOKENS, latent.heads, latent.query_width)
+        queries = place_queries(latent, queries, positions)
+        return queries, compress(latent, x @ w["kv_a_proj_with_mqa"], w["kv_a_layernorm"], positions)
+
+    w = jax.tree.map(jnp.asarray, w)
+    return latent, w, *queries_and_pages(w, jnp.asarray(case.inputs)[None], jnp.asarray(case.positions)[None])
 
 
 def check(name, y_BTNV, o):

@@ -127,14 +127,15 @@ def test_the_pool_takes_the_bytes_that_its_sizes_say():
 
 
 def test_a_segment_does_not_see_the_inputs_of_the_one_before():
+    run = jax.jit(convolve)
     x, taps = jnp.asarray(cases.random(1, 1, 9, 3)), jnp.asarray(cases.random(2, 3, 4))
     segments, positions = jnp.array([[1, 1, 2, 2, 2, 2, 2, 0, 0]]), jnp.array([[0, 1, 0, 1, 2, 3, 4, 0, 0]])
-    packed, last = convolve(x, taps, segments, positions)
-    alone, _ = convolve(x[:, 2:7], taps, segments[:, 2:7], positions[:, 2:7])
+    packed, last = run(x, taps, segments, positions)
+    alone, _ = run(x[:, 2:7], taps, segments[:, 2:7], positions[:, 2:7])
     assert np.array_equal(packed[:, 2:7], alone)
     assert np.array_equal(last, x[:, 4:7])
-    _, before = convolve(x[:, 2:4], taps, segments[:, 2:4], positions[:, 2:4])
-    goes_on, _ = convolve(x[:, 4:7], taps, segments[:, 4:7], positions[:, 4:7], before)
+    _, before = run(x[:, 2:4], taps, segments[:, 2:4], positions[:, 2:4])
+    goes_on, _ = run(x[:, 4:7], taps, segments[:, 4:7], positions[:, 4:7], before)
     assert np.array_equal(goes_on, alone[:, 2:])
 
 
