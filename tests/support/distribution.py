@@ -85,10 +85,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
-        """Treats files that share as one."""
+        """Treats files that share as one, and goes on behind a process that has crashed."""
 
         def _split_scope(self, nodeid: str) -> str:
             file = file_of(nodeid)
             return GROUP_OF.get(file, file)
+
+        def remove_node(self, node: Any) -> str | None:
+            """Return the test at which the process has crashed, if it has; nobody runs it again."""
+            crashed, left = None, {}
+            for scope, unit in self.assigned_work[node].items():
+                for test, is_complete in unit.items():
+                    if crashed is None and not is_complete:
+                        crashed, unit[test] = test, True
+                if not all(unit.values()):
+                    left[scope] = unit
+            self.assigned_work[node] = left  # a process that gets nothing of a file would wait for ever
+            super().remove_node(node)
+            return crashed
+
+        def schedule(self) -> None:
+            """Say to a process that comes last that there are no more tests, or it keeps one back."""
+            super().schedule()
+            super().schedule()
 
     return Scheduling(config, log)
