@@ -269,9 +269,11 @@ def delta_rule(
     assert how.segments is not None
     h_BTD = layer.norm(x_BTD, "attention_norm")
     before = None if slots is None else state_pool.read(cache.states, index, slots, how.kernels)
-    decodes = slots is not None and slots.decodes
+    decodes, depths_B = (False, None) if slots is None else (slots.decodes, slots.depths_B)
     where = how.segments, positions_BT, before
-    y_BTI, after = mix(sizes, layer.w, partial(layer.columns, h_BTD), *where, decodes=decodes)
+    y_BTI, after = mix(
+        sizes, layer.w, partial(layer.columns, h_BTD), *where, decodes=decodes, depths_B=depths_B
+    )
     if slots is not None:
         cache = cache.replace(states=state_pool.write(cache.states, index, slots.targets_B, after))
     return checkpoint_name(x_BTD + layer.rows(y_BTI, "out"), "after_attention"), cache

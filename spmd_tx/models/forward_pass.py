@@ -28,6 +28,9 @@ class StateSlots:
     sources_B: Array  # int; 0: the row has read nothing
     targets_B: Array  # int; 0: nobody needs the state after the step
     decodes: bool  # whether the step reads one token per row
+    # int: how many rows before each row the one is whose sequence it follows, as in Decode.depths. None: no
+    # row follows another
+    depths_B: Array | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ STATE_COPIES = 2  # times the rows of a Decode: how many states a Prefill may co
 STOP_TOKENS = 8  # stop ids that a decode row checks on the device; the coordinator checks all of them
 CHUNK_STEPS = 4  # of a Decode that reads a chunk of a prompt: a quarter in each
 DRAFT_TOKENS = 96  # of a row, which a Decode may be given
+MOST_FOLLOWERS = 7  # of a row
 REJECTED = -2  # in place of a token that a follower has drawn behind a wrong draft
 MASKS_OF_ROW = 4  # of tokens that a grammar allows, in one Decode
 ACTIVE_SIZES = 4, 8, 16, 32  # adapters of a decode step, where a bank has half as many again; or one, or all
@@ -324,7 +325,8 @@ class Decode(Command, frozen=True, tag="decode"):
     masks: np.ndarray | None = None
     # int32 [B, most steps]: which of them counts in a step; -1: none. A row has at most MASKS_OF_ROW.
     mask_places: np.ndarray | None = None
-    # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill.
+    # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill. That of a
+    # follower holds anything before and after: there the state after a draft stays until it counts.
     states: np.ndarray | None = None
     # int32 [B], 0 or less: added to positions for the rotation of rows with images before. None: of no row.
     shifts: np.ndarray | None = None

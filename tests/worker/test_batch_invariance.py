@@ -6,13 +6,16 @@ The coordinator's batch and the engine run in one process.
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Prefill
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
+from spmd_tx.worker.steps.speculate import Speculation
 from tests.support.in_process_sampler import Sampler
 from tests.support.tiny_setup import tiny_setup
 
@@ -29,7 +32,8 @@ DENSE = tiny_model.Spec(
 )
 MIXTURE = replace(DENSE, n_experts=4, experts_per_token=2, d_ff=64)
 WINDOWS = replace(DENSE, family="gpt_oss", d_ff=64)
-SPECS = {"dense": DENSE, "mixture": MIXTURE, "windows": WINDOWS}
+LINEAR = replace(DENSE, family="qwen3_5")
+SPECS = {"dense": DENSE, "mixture": MIXTURE, "windows": WINDOWS, "linear": LINEAR}
 CONTEXT, PAGE_SIZE, ROWS, STEPS, BANK_SLOTS, VERSIONS = 256, 16, 32, 8, 5, 3
 LEAST_PAGES = CONTEXT // PAGE_SIZE + 3
 ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their place changes no bit
@@ -42,6 +46,7 @@ ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their pla
         pytest.param(((2, 1, 2), "dense"), id="fsdp and tp"),
         pytest.param(((1, 2, 1), "mixture"), id="experts", marks=pytest.mark.slow),
         pytest.param(((1, 1, 2), "windows"), id="windows", marks=pytest.mark.slow),
+        pytest.param(((1, 1, 2), "linear"), id="linear", marks=pytest.mark.slow),
     ],
 )
 def engine(request, tmp_path_factory):
@@ -188,15 +193,33 @@ def test_prompt_logprobs_and_top_tokens_do_not_depend_on_company_either(engine):
     assert sampler.answer("ours") == lonely.answer("ours")
 
 
-def test_it_speculates_and_draws_the_same(engine, alone):
-    if engine.plan.state_slots:
-        pytest.skip("states cannot be rewound")
+def speculate(engine, alone, wrong=0):
+    """Return a sampler that has answered with an earlier answer, of which every ``wrong``th token is."""
     sampler = sampler_of(engine, speculates=True)
-    for _ in range(2):
-        ask(sampler)
-        sampler.run()
-        assert sampler.answer("ours") == alone
+    (sequence,) = tinker_pb2.SampleResponse.FromString(alone).sequences
+    tokens = np.frombuffer(sequence.tokens, np.int32).copy()
+    if wrong:
+        tokens[wrong - 1 :: wrong] += 1
+    sampler.batch._guesses._texts.of("ours", PROMPT).put(("earlier", 0), tokens.tolist())
+    ask(sampler)
+    sampler.run()
+    return sampler
+
+
+@pytest.mark.parametrize("wrong", [0, 3, 5])
+def test_it_speculates_and_draws_the_same(engine, alone, wrong):
+    sampler = speculate(engine, alone, wrong)
+    assert sampler.answer("ours") == alone
     steps = [command.steps for command in sampler.commands if isinstance(command, Decode)]
     followers = [command.depths.any() for command in sampler.commands if isinstance(command, Decode)]
     assert any(followers)
-    assert sum(steps) < 2 * TOKENS
+    assert sum(steps) < TOKENS
+
+
+def test_a_state_that_was_not_rewound_would_be_noticed(engine, alone, monkeypatch):
+    if not engine.model.linear_heads:
+        pytest.skip("it keeps no states that every token changes")
+    monkeypatch.setattr(Speculation, "_exchanged", lambda self, last_B: jnp.arange(last_B.size))
+    forgetful = Engine.start(engine.setup, Programs(lambda what: None), lambda what: None)
+    forgetful.state.train = engine.state.train
+    assert speculate(forgetful, alone, 5).answer("ours") != alone

@@ -1,5 +1,7 @@
 """Every family goes on as transformers does: after a prompt read at once or in parts, a hit, and a fork."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -62,7 +64,7 @@ def setting(request, tmp_path_factory):
 class Asked:
     """Asks one sampler after the other, whose caches begin empty."""
 
-    def __init__(self, engine: Engine, **shapes: int) -> None:
+    def __init__(self, engine: Engine, **shapes: Any) -> None:
         self.sampler, self.count = Sampler(engine, ADAPTER, (OURS,), **shapes), 0
 
     def __call__(self, prompt, tokens, **options):
@@ -153,3 +155,18 @@ def test_samples_of_one_prompt_are_those_of_cold_runs(setting):
     greedy, _ = Asked(engine)(text(case), GREEDY, temperature=0.0, num_samples=3)
     for found in greedy:
         assert_greedy(case, found)
+
+
+def test_a_text_is_the_same_where_rows_read_ahead(setting):
+    """Of what they read every fourth token is wrong."""
+    case, engine = setting
+    options = {"temperature": 1.0, "seed": 7, "sampling_session_id": "s:sample:0"}
+    (alone,), _ = Asked(engine)(text(case), GREEDY, **options)
+    asked, drafts = Asked(engine, speculates=True), np.array(alone[0])
+    drafts[3::4] = (drafts[3::4] + 1) % engine.model.vocab_size
+    prompt = [int(token) for token in text(case)]
+    asked.sampler.batch._guesses._texts.of("s", prompt).put(("earlier", 0), drafts.tolist())
+    (ahead,), _ = asked(prompt, GREEDY, **options)
+    assert ahead[0] == alone[0]
+    np.testing.assert_allclose(ahead[1], alone[1], rtol=0, atol=close(case))
+    assert any(each.depths is not None for each in asked.sampler.commands if isinstance(each, Decode))

@@ -303,7 +303,7 @@ class SampleBatch:
                 assert victim is not None, "the oldest sample does not fit into the cache"
                 self._leave(victim)
                 self._wait_again(victim)
-        return [sample for sample in candidates if sample.is_resident]
+        return shard.lend_slots([sample for sample in candidates if sample.is_resident])
 
     def _send(self, sample: Sample, first_row: int, row: int, steps: int) -> DrawnTokens:
         drawn = DrawnTokens.sent(sample, self._decodes, first_row, row, steps)

@@ -93,6 +93,8 @@ def _follow(command: Decode, leader: int, guess: Guess) -> None:
         command.depths[row] = depth
         for field in OF_FOLLOWERS:
             getattr(command, field)[row] = getattr(command, field)[leader]
+    if command.states is not None:
+        command.states[leader + 1 : leader + 1 + guess.followers] = guess.slots
 
 
 def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple[int, np.ndarray]]) -> None:

@@ -12,9 +12,8 @@ from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.sampling.shapes import FEW_ROWS, SamplingShapes
 from spmd_tx.coordinator.sampling.speculation.guess import Guess, Record
 from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, DraftTexts, SessionTexts
-from spmd_tx.protocol.commands import DRAFT_TOKENS
+from spmd_tx.protocol.commands import DRAFT_TOKENS, MOST_FOLLOWERS
 
-MOST_FOLLOWERS = 7  # of a row
 COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.3  # of a step, in steps that have no rows
 LEAST_GAIN = 1.15  # times the tokens per second; the next Decode cannot be sent before the last one's reply
 

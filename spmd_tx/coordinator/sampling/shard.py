@@ -257,6 +257,20 @@ class Shard:
             return not sample.outstanding
         return ends_on_device(sample.stop_reason, sample.tokens[-1], sample.job.rule.device_tokens)
 
+    def lend_slots(self, samples: list[Sample]) -> list[Sample]:
+        """Give followers in the next command slots for their states, or let there be fewer of them.
+
+        They need them no longer than that command, so whatever comes next may have them.
+        """
+        lent = list[int]()
+        for sample in samples:
+            if self._states is not None and sample.guess is not None:
+                free = self._states.take(min(self._states.free, sample.guess.followers))
+                sample.guess, lent = sample.guess.within(free), lent + free
+        if self._states is not None:
+            self._states.release(lent)
+        return samples
+
     def drop_state(self, sample: Sample) -> None:
         """Release the slot of a sample whose state nobody needs, if it has one."""
         self._release_slot(sample.state)

@@ -23,7 +23,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
         plan.decode_rows,
         on_cpu=plan.on_cpu,
         batch_invariant=config.batch_invariant,
-        speculates=config.speculation == "auto" and not plan.state_slots,
+        speculates=config.speculation == "auto",
         ridge=0.0 if plan.state_slots else plan.ridge_tokens,  # nothing but a Prefill reads into states
     )
 

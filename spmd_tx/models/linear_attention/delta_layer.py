@@ -8,6 +8,7 @@ value.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,9 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.linear_attention import delta_memory
+from spmd_tx.models.linear_attention.delta_memory import InPool
 from spmd_tx.models.linear_attention.delta_rule import decay_and_strength, of_heads, read_rows, read_token
+from spmd_tx.models.linear_attention.followers import inputs_before, read_in_turn
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import TP
 from spmd_tx.sharding.tree_node import TreeNode
@@ -42,17 +45,21 @@ def mix(
     state: State | None = None,
     *,
     decodes: bool = False,
+    depths_B: Int[Array, " B"] | None = None,
 ) -> tuple[Float[Array, "B T _"], State]:
     """Run the layer between its linear maps; return what "out" takes, and the state after each row.
 
     ``state`` is what the first segment of each row has read before; None: nothing. With ``decodes`` there is
     one token per row, which is not padding. Where its memory is in a pool, the state after it has the pool.
+    ``depths_B`` as in StateSlots; what is read before followers counts only for their leaders.
     """
     tp = lax.axis_size(TP)
     assert not sizes.k_heads % tp, f"{sizes.k_heads} heads of keys cannot be split {tp} ways"
     u_BTC = jnp.concatenate([project("q"), project("k"), project("v")], axis=-1)
     taps_CJ = _own_channels(sizes, w.taps[:, 0])
     before_BJC = None if state is None else state.inputs
+    if before_BJC is not None and depths_B is not None:
+        before_BJC = inputs_before(before_BJC, u_BTC[:, 0], depths_B)
     c_BTC, inputs_BJC = convolve(u_BTC, taps_CJ, segments_BT, positions_BT, before_BJC)
     q, k, v = jnp.split(c_BTC, [sizes.keys // tp, 2 * sizes.keys // tp], axis=-1)
     q_BTKE, k_BTKE = (x.reshape(*x.shape[:2], -1, sizes.k_width) for x in (q, k))
@@ -61,9 +68,12 @@ def mix(
     if decodes:
         assert state is not None
         decay_BH, strength_BH = (x[:, 0] for x in rule)
-        token = q_BTKE[:, 0], k_BTKE[:, 0], v_BTHV[:, 0], decay_BH, strength_BH, state.memory
-        read = _read_in_pool if isinstance(state.memory, delta_memory.InPool) else read_token
-        o_BHV, memory_BHEV = read(*token)
+        token = q_BTKE[:, 0], k_BTKE[:, 0], v_BTHV[:, 0], decay_BH, strength_BH
+        read = partial(_read_in_pool if isinstance(state.memory, InPool) else read_token, *token)
+        if depths_B is None:
+            o_BHV, memory_BHEV = read(state.memory)
+        else:
+            o_BHV, memory_BHEV = read_in_turn(read, state.memory, depths_B, token[2])
         o_BTHV = o_BHV[:, None]
     else:
         memory_BHEV = None if state is None else state.memory
@@ -74,7 +84,7 @@ def mix(
 
 
 def _read_in_pool(
-    q_BKE: Array, k_BKE: Array, v_BHV: Array, decay_BH: Array, strength_BH: Array, where: delta_memory.InPool
+    q_BKE: Array, k_BKE: Array, v_BHV: Array, decay_BH: Array, strength_BH: Array, where: InPool
 ) -> tuple[Array, Array]:
     """Do as delta_rule.read_token does, and return the whole pool."""
     q_BHE, k_BHE = of_heads(q_BKE, k_BKE, v_BHV.shape[1])

@@ -102,6 +102,17 @@ def _written(old: Array, layer: Array, slots_B: Array, new: Array) -> Array:
     return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
 
 
+def bring_home(
+    cache: KvCache | Keep, slots_B: Array | None, own_B: Array | None, depths_B: Int[Array, " B"]
+) -> KvCache | Keep:
+    """Copy the states of leaders that are in other slots than their own into these; rings never move."""
+    if slots_B is None or own_B is None or not isinstance(cache, Keep) or isinstance(cache.states, KvCache):
+        return cache
+    is_away_B = (slots_B != own_B) & (depths_B == 0)
+    copies_B2 = jnp.where(is_away_B[:, None], jnp.stack([slots_B, own_B], axis=1), NOTHING)
+    return cache.replace(states=copy_slots(cache.states, copies_B2))
+
+
 def copy_slots(pool: Any, copies_C2: Int[Array, "C 2"]) -> Any:
     """Copy slots (from, to) in all layers, one pair after another. Pairs (0, 0) at the end cost nothing.
 

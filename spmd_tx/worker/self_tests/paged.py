@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.page_loop import Pools
 from spmd_tx.models.attention.paged.attention import paged_attention, sharing, takes
-from spmd_tx.models.attention.window_ring import page_of
+from spmd_tx.models.attention.window_ring import PAGE
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.worker.self_tests.verdict import mesh_of, problem_between
@@ -34,7 +34,7 @@ def problem_of(kernels: Kernels, sizes: Any) -> str | None:
     hold and wherever it stands. Behind the last token of a row, and before its window, pages hold infinities.
     """
     for window in sizes.windows:
-        page_size = page_of(window) if window else sizes.page_size
+        page_size = PAGE if window else sizes.page_size
         if not takes(kernels.pages, sizes.head_dim, page_size):
             continue
         problem = _problem_in(window, kernels, msgspec.structs.replace(sizes, page_size=page_size))

@@ -26,7 +26,7 @@ from spmd_tx.models.base_weights import Weights
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import Attend, Pass, StateSlots
 from spmd_tx.models.grammar_draw import GrammarRows
-from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep, pages_of
+from spmd_tx.models.linear_attention.state_pool import NOTHING, Keep, bring_home, pages_of
 from spmd_tx.models.sampling import TOGETHER, draw, draw_split, filters, tempered, tempered_by
 from spmd_tx.models.stack_product import StackedMap, stacked_maps
 from spmd_tx.protocol.kernels import Kernels
@@ -241,8 +241,12 @@ def make_decode(
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
         guess = None
+        if batch_invariant and rows.drafts is None and rows.states is not None:
+            # XLA must not know that the loop of followers runs once: it would round otherwise.
+            rows = rows.replace(depths=jnp.minimum(rows.states, 0))
         if rows.drafts is not None:
-            guess = jax.tree.map(lambda x: varying(x, *DATA), Speculation.begin(rows.drafts, rows.depths))
+            begun = Speculation.begin(rows.drafts, rows.depths, rows.states, rings=bool(model.window))
+            guess = jax.tree.map(lambda x: varying(x, *DATA), begun)
             tables_BN = tables_BN[guess.leaders]
             state = state.replace(remaining=jnp.where(rows.depths == 0, state.remaining, 0))
         has_filter_B = filters(rows.temperatures, rows.top_k, rows.top_p, model.vocab_size)
@@ -266,9 +270,10 @@ def make_decode(
             step, _, cache, state, guess, drawn = carry
             read = state if guess is None else guess.spread(state)
             chunk = None if rows.chunk is None else rows.chunk.part(step)
+            now = rows.replace(chunk=chunk, states=rows.states if guess is None else guess.slots)
             inputs = (model, base, adapters, (*loras, of_head), cache, read)
             how = (attend, in_window), stacked_map, kernels, top, any_filters
-            cache, state, one = _step(*inputs, rows.replace(chunk=chunk), rows.grammar(step), *how)
+            cache, state, one = _step(*inputs, now, rows.grammar(step), *how)
             if guess is not None:
                 guess, state, tokens_B = guess.settle(read, state, one.tokens)
                 one = one.replace(tokens=tokens_B)
@@ -276,7 +281,8 @@ def make_decode(
             return step + 1, alive(state), cache, state, guess, drawn
 
         carry = (jnp.int32(0), alive(state), cache, state, guess, drawn)
-        _, _, cache, state, _, drawn = lax.while_loop(go_on, step_all, carry)
+        _, _, cache, state, guess, drawn = lax.while_loop(go_on, step_all, carry)
+        cache = cache if guess is None else bring_home(cache, guess.slots, rows.states, guess.depths)
         after = jax.tree.map(lambda x, new: lax.dynamic_update_slice(x, new, (first,)), after, state)
         return cache, after, jax.tree.map(lambda x: replicate_rows(x.swapaxes(0, 1)).swapaxes(0, 1), drawn)
 
@@ -334,7 +340,9 @@ def _step(
         shifts_B = None if shifts_B is None else jnp.pad(shifts_B, (0, chunk.tokens.shape[1]))
     slots = segments_B1 = attend_window = None
     if rows.states is not None:
-        slots = StateSlots(rows.states, jnp.where(is_alive_B, rows.states, NOTHING), decodes=True)
+        targets_B = jnp.where(is_alive_B, rows.states, NOTHING)
+        depths_B = None if rows.depths is None else jnp.where(is_alive_B, rows.depths, 0)
+        slots = StateSlots(rows.states, targets_B, decodes=True, depths_B=depths_B)
         segments_B1 = jnp.ones_like(tokens_B1)
         attend_window = attends[1](slots, positions_B, is_alive_B) if model.window else None
     places_B1 = None if shifts_B is None else positions_B1 + shifts_B[:, None]

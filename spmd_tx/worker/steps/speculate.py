@@ -5,7 +5,9 @@ its leader, the row of the sequence, has not drawn yet. In each layer all rows w
 before any of them attends, so a follower attends to what the rows before it have written. It draws with the
 uniform number of its own position, and what it draws counts if every row before it has drawn what the next
 one has read. So the tokens of a sequence are those of plain steps, and a row computes what it would compute
-alone. Keys and values of a draft that was wrong are overwritten before anybody reads them.
+alone. Keys and values of a draft that was wrong are overwritten before anybody reads them. A state that every
+token changes is left by each row in a slot of its own, and a leader goes on from that of the last row that
+counted: the two rows change slots.
 
 Dimension key as in sample.py; D drafts of a row.
 """
@@ -27,11 +29,15 @@ class Speculation(TreeNode):
     depths: Any  # int32 [B]: how many rows before it the leader is; 0: it is a leader
     places: Any  # int32 [B]: where in its drafts the next token of a leader is likely to be
     previous: Any  # int32 [B]: the token before the last one of a leader; -1: not known
+    slots: Any = None  # int32 [B]: where each row leaves its state. None: there are none
 
     @classmethod
-    def begin(cls, drafts_BD: Array, depths_B: Array) -> "Speculation":
-        """Expect the first draft of each leader next."""
-        return cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), jnp.full_like(depths_B, -1))
+    def begin(
+        cls, drafts_BD: Array, depths_B: Array, slots_B: Array | None = None, *, rings: bool = False
+    ) -> "Speculation":
+        """Expect the first draft of each leader next. ``rings``: rows of a sequence share its slot."""
+        begun = cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), jnp.full_like(depths_B, -1), slots_B)
+        return begun if slots_B is None or not rings else begun.replace(slots=slots_B[begun.leaders])
 
     @property
     def leaders(self) -> Array:
@@ -70,7 +76,13 @@ class Speculation(TreeNode):
             drawn_B > 0, self._next_places(state.tokens, previous_B, self.places + drawn_B - 1), self.places
         )
         kept_B = jnp.where(counts_B, tokens_B, jnp.where(is_alive_B, REJECTED, -1))
-        return self.replace(places=places_B, previous=previous_B), state, kept_B
+        slots_B = None if self.slots is None else self.slots[self._exchanged(last_B)]
+        return self.replace(places=places_B, previous=previous_B, slots=slots_B), state, kept_B
+
+    def _exchanged(self, last_B: Array) -> Array:
+        """Return the rows in an order in which each leader has changed places with its last row."""
+        is_last_B = last_B[self.leaders] == jnp.arange(last_B.size)
+        return jnp.where(is_last_B, self.leaders, last_B)
 
     def _next_places(self, tokens_B: Array, previous_B: Array, expected_B: Array) -> Array:
         """Return the places behind the last two tokens in the drafts, next to where the last was expected.

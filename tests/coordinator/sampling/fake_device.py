@@ -305,6 +305,8 @@ class FakeDevice:
                 break
             for name in ("slots", "seeds", "temperatures", "top_k", "top_p", "stop_tokens"):
                 assert np.array_equal(getattr(command, name)[index], getattr(command, name)[leader]), name
+            if command.states is not None:
+                self._keep_aside(command, index, shard)
             goes_on = goes_on and row.remaining > 0 and draft == row.token
             if goes_on:
                 self._step(command, leader, shard, row, 0)
@@ -370,6 +372,14 @@ class FakeDevice:
         row.position += 1
         row.remaining = 0 if row.token in command.stop_tokens[index] else row.remaining - 1
         return page
+
+    def _keep_aside(self, command, index, shard):
+        """Write what nobody may read into a follower's slot."""
+        slot, per_shard = command.states[index], len(command.source) // len(self.rows)
+        of_shard = command.states[shard * per_shard : (shard + 1) * per_shard]
+        assert slot, "a follower without a slot for its state"
+        assert (of_shard == slot).sum() == 1, "a follower with the state of another row"
+        self.states[shard][slot] = "a draft", []
 
     def _read_token(self, slot, version, shard, row, content):
         assert slot, "a live row without a state"

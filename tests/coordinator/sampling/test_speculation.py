@@ -36,12 +36,13 @@ class WatchedBench(Bench):
         self.device.execute = watched
 
 
+@pytest.mark.parametrize("state_slots", [0, 40])
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_an_answer_that_was_given_before_takes_fewer_steps(shards, batch_invariant):
-    counts = {}
+def test_an_answer_that_was_given_before_takes_fewer_steps(shards, batch_invariant, state_slots):
+    counts, options = {}, {"batch_invariant": batch_invariant, "state_slots": state_slots}
     for speculates in (False, True):
-        bench = WatchedBench(shards=shards, batch_invariant=batch_invariant, speculates=speculates)
+        bench = WatchedBench(shards=shards, speculates=speculates, **options)
         bench.admit("first", PROMPT, seed=3, max_tokens=40, sampler="s:sample:1")
         bench.run()
         before = steps(bench)
@@ -102,9 +103,9 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=25, deadline=None)
-@given(REQUESTS, st.sampled_from([20, 60]), st.booleans(), st.integers(1, 3))
-def test_whatever_else_runs_and_leaves_for_lack_of_pages(requests, pages, batch_invariant, depth):
-    bench = WatchedBench(pages=pages, batch_invariant=batch_invariant, speculates=True)
+@given(REQUESTS, st.sampled_from([20, 60]), st.sampled_from([0, 18, 40]), st.booleans(), st.integers(1, 3))
+def test_whatever_else_runs_and_leaves_for_lack_of_room(requests, pages, slots, batch_invariant, depth):
+    bench = WatchedBench(pages=pages, state_slots=slots, batch_invariant=batch_invariant, speculates=True)
     free = free_pages(bench)
     asked = {}
     for number, (prompt, seed, count, samples, pause) in enumerate(requests):

@@ -10,9 +10,16 @@ import pytest
 
 from spmd_tx.models.attention.blockwise import attend_segments
 from spmd_tx.models.attention.kv_cache import KvCache
-from spmd_tx.models.attention.window_ring import continue_attend, decode_attend, prefill_attend, ring_weights
+from spmd_tx.models.attention.window_ring import (
+    continue_attend,
+    decode_attend,
+    length_of,
+    prefill_attend,
+    ring_weights,
+)
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.forward_pass import StateSlots
+from spmd_tx.protocol.commands import MOST_FOLLOWERS
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA, TP, make_mesh
 from spmd_tx.sharding.weight import specs
@@ -24,6 +31,13 @@ KV_HEADS, GROUP, WIDTH = 2, 3, 16
 LAYERS, LAYER, SLOTS = 2, 1, 5  # slots per data shard
 PIECES, DECODED = (5, 70, 130), 20  # ends of the pieces that are read, and tokens behind them
 HEADS = jax.P(DATA, None, TP)
+
+
+def places_written(window, ends, count):
+    """Return the places of a row's ring that hold a token: the last of each piece, and decoded ones."""
+    pieces = [(start, min(end, count)) for start, end in itertools.pairwise([0, *ends])]
+    kept = [range(max(start, end - window), end) for start, end in pieces] + [range(ends[-1], count)]
+    return {position % length_of(window) for positions in kept for position in positions}
 
 
 def random(*shape, seed):
@@ -97,10 +111,43 @@ def test_pieces_and_tokens_see_what_a_whole_row_sees(window, name, ends):
     result, rings, whole = run(stale, q, k, v, sinks, np.array([3, 1], np.int32), lengths)
     for row, count in enumerate(lengths[:, 0]):
         np.testing.assert_allclose(result[row, :count], whole[row, :count], rtol=0, atol=2e-6)
-    written = [min(window, count) for count in lengths[:, 0].tolist()]
+    written = [len(places_written(window, ends, count)) for count in lengths[:, 0].tolist()]
     assert isinstance(rings, KvCache)
     for pool in (np.asarray(rings.keys), np.asarray(rings.values)):
         is_there = np.isfinite(pool).all(axis=-1).sum(axis=-1)
         expected = np.zeros((LAYERS, 2 * SLOTS), int)
         expected[LAYER, 3], expected[LAYER, SLOTS + 1] = written
         assert is_there.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("window", [1, 16, 24])
+def test_wrong_drafts_take_nothing_that_is_still_seen(window):
+    """Rows read ahead up to MOST_FOLLOWERS tokens; of these so many are right that steps begin anywhere."""
+    length, kernels, mesh = 4 * length_of(window), kernels_of("row_by_row"), make_mesh(1, 1, 1)
+    mixer = Softmax(KV_HEADS * GROUP, KV_HEADS, WIDTH, None, 1e-6, window=window)
+    declared, depths = ring_weights(mixer, mesh, (1, 3), jnp.float32), jnp.arange(1 + MOST_FOLLOWERS)
+    rings = jax.tree.map(lambda w: jnp.full(w.shape, jnp.nan), declared)
+    q = random(1, length, KV_HEADS * GROUP, WIDTH, seed=0)
+    k, v = (random(1, length, KV_HEADS, WIDTH, seed=seed) for seed in (1, 2))
+
+    in_specs = specs(declared), jax.P(), jax.P(), *[HEADS] * 3
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, in_specs=in_specs, out_specs=(HEADS, specs(declared)))
+    def step(rings, position, right, q, k, v):
+        slots, is_alive = jnp.full(depths.size, 2), jnp.full(depths.size, True)
+        where = StateSlots(slots, slots, decodes=True, depths_B=depths)
+        attend = decode_attend(kernels, window, where, position + depths, is_alive)
+        of_drafts = (jnp.where((depths <= right)[:, None, None, None], x, 1e4) for x in (k, v))
+        return attend(jnp.int32(0), q, *of_drafts, rings, window=window)
+
+    results, position = [], 0
+    rights = np.random.default_rng(3).integers(0, depths.size, length)
+    while position + depths.size <= length:
+        here, right = slice(position, position + depths.size), int(rights[position])
+        q_B, k_B, v_B = (x[0, here][:, None] for x in (q, k, v))
+        found, rings = step(rings, position, right, q_B, k_B, v_B)
+        results.append(found[: right + 1, 0])
+        position += right + 1
+    whole = attend_segments(*map(jnp.array, (q, k, v)), jnp.ones((1, length), jnp.int32), window=window)
+    np.testing.assert_allclose(np.concatenate(results), whole[0, :position], rtol=0, atol=2e-6)

@@ -83,6 +83,15 @@ def test_nothing_counts_behind_a_stop_token_or_beyond_what_remains():
     assert np.asarray(state.remaining)[list(LEADERS)].tolist() == [0, 1, 0]
 
 
+def test_a_leader_goes_on_from_the_state_of_its_last_row():
+    guess, state = begin()
+    guess = guess.replace(slots=jnp.array([3, 11, 12, 13, 5, 8, 4]))
+    guess, state, _ = step(guess, state, [50, 51, 99, 53, 60, 50, 51])
+    assert guess.slots.tolist() == [12, 11, 3, 13, 5, 4, 8]
+    guess, _, _ = step(guess, state, [98, 0, 0, 0, 60, 50, 0])
+    assert guess.slots.tolist() == [12, 11, 3, 13, 5, 4, 8]
+
+
 def test_followers_without_drafts_are_dead():
     _, _, tokens = step(*begin(drafts=[50, -1, -1]), [50, 51, 52, 53, 60, 50, 51])
     assert tokens == [50, 51, -1, -1, 60, 50, 51]

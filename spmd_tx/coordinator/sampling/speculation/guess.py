@@ -1,6 +1,7 @@
 """What is likely to follow a sample, and how often that was right. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,6 +46,12 @@ class Guess:
     drafts: list[int]
     followers: int
     record: Record
+    slots: Sequence[int] = ()  # of the followers' states, of models that keep some
+
+    def within(self, free: Sequence[int]) -> "Guess | None":
+        """Return the guess with as many followers as there are slots for their states; None: with none."""
+        count = min(self.followers, len(free))
+        return replace(self, followers=count, slots=free[:count]) if count else None
 
     @property
     def gain(self) -> float:
