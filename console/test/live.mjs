@@ -210,7 +210,7 @@ export function liveStories({ address, facts, look, another }) {
       await row.waitFor();
       await look(page, "trajectories");
       await page.getByText("finished", { exact: true }).click();
-      await page.getByText("No trajectory fits.").waitFor();
+      await page.getByText("No trajectory has this name and state.").waitFor();
       await page.getByLabel("all", { exact: true }).check();
       await row.getByRole("link").click();
       await page.locator(".turn").nth(4).locator(".tokens").waitFor();
