@@ -1,9 +1,13 @@
+import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from tokenizers import Tokenizer
 
 from tests.support import type_checks as type_checks  # jaxtyping finds it by its name, in pyproject.toml
 
@@ -54,6 +58,26 @@ def _uses_the_sdk(module: object) -> bool:
         getattr(value, "__module__", getattr(value, "__name__", "")) for value in vars(module).values()
     )
     return any(str(origin).startswith(("tinker", "tests.sdk")) for origin in origins)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_are_trained_once() -> Iterator[None]:
+    """Train one tokenizer for all tiny models that want the same: it takes most of their time."""
+    from spmd_tx.demo import tiny_model  # not before jaxtyping can find what checks its types
+
+    train = tiny_model.train_tokenizer
+
+    @functools.cache
+    def trained(*arguments: Any, **named: Any) -> str:
+        return train(*arguments, **named).to_str()
+
+    @functools.wraps(train)
+    def train_once(*arguments: Any, **named: Any) -> Tokenizer:
+        return Tokenizer.from_str(trained(*arguments, **named))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_model, "train_tokenizer", train_once)
+        yield
 
 
 pytest_plugins = ["tests.support.databases", "tests.support.disks", "tests.support.distribution"]
