@@ -230,12 +230,12 @@ def in_the_address_of_a_mark(name: str, *_: object) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "send", send)
-        checkpoints.mark(f"tinker://run/weights/{name}", False, "http://server", "")
+        checkpoints.mark(f"tinker://a:train:0/weights/{name}", False, "http://server", "")
     (address,) = asked
     assert (address.query, address.fragment) == ("", "")
     return (
         unquote(address.path)
-        .removeprefix("/api/v1/training_runs/run/checkpoints/weights/")
+        .removeprefix("/api/v1/training_runs/a:train:0/checkpoints/weights/")
         .removesuffix("/best")
     )
 
