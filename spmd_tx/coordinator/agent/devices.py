@@ -1,8 +1,10 @@
 """Finds out which devices this host has."""
 
 import asyncio
+import logging
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -11,11 +13,14 @@ from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import of_worker
 from spmd_tx.processes.parent import tied
 
+logger = logging.getLogger(__name__)
+
 COUNT = ("-m", "spmd_tx.worker.count_devices")
 COUNT_SECONDS = 120.0
 CPU = "cpu"
 # Where the drivers of GPUs and TPUs show their devices. Where there are none of these, JAX need not be asked.
 ACCELERATORS = ("nvidia[0-9]*", "accel*", "kfd", "vfio/[0-9]*")
+PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
 
 
@@ -29,7 +34,13 @@ class CountedDevices(msgspec.Struct, frozen=True):
 
 async def count_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> CountedDevices:
     """Count the devices that a worker would see; the CPUs of a host are one. Raises StartError."""
-    if environment.get("JAX_PLATFORMS") == CPU or not any(any(folder.glob(each)) for each in ACCELERATORS):
+    asked, shown = environment.get("JAX_PLATFORMS"), any(any(folder.glob(each)) for each in ACCELERATORS)
+    if asked == CPU:
+        return CountedDevices(CPU, 1)
+    if not (asked or shown):
+        for plugin in filter(find_spec, PLUGINS):
+            text = "%s is installed, and %s shows no device for it: computing on CPUs"
+            logger.warning(text, plugin, folder)
         return CountedDevices(CPU, 1)
     process = await asyncio.create_subprocess_exec(
         *tied([sys.executable, *COUNT]),
@@ -49,7 +60,8 @@ async def count_devices(environment: Mapping[str, str], folder: Path = Path("/de
             await process.wait()
     if process.returncode:
         lines = complaints.decode(errors="replace").strip().splitlines()
-        raise _failure(lines[-1] if lines else f"exit code {process.returncode}")
+        why = lines[-1] if lines else f"exit code {process.returncode}"
+        raise _failure(why) if shown else _absence(asked, folder, why)
     devices = msgspec.json.decode(output.splitlines()[-1], type=CountedDevices)
     return CountedDevices(CPU, 1) if devices.kind == CPU else devices
 
@@ -62,4 +74,11 @@ def restriction(environment: Mapping[str, str]) -> str:
 def _failure(why: str) -> StartError:
     return StartError(
         f"JAX cannot count the devices of this host: {why}; repair that, or give all three parallel sizes"
+    )
+
+
+def _absence(asked: str | None, folder: Path, why: str) -> StartError:
+    return StartError(
+        f"JAX_PLATFORMS is {asked}, and {folder} shows no GPU or TPU ({why}); give this host or container "
+        "its devices and their driver, or unset JAX_PLATFORMS to compute on CPUs"
     )

@@ -29,6 +29,26 @@ async def test_where_jax_is_to_use_cpus_accelerators_are_left_alone(monkeypatch,
     assert await count_devices({"JAX_PLATFORMS": "cpu"}, accelerators) == CountedDevices("cpu", 1)
 
 
+async def test_a_platform_that_is_asked_for_and_is_not_there_is_named(monkeypatch, tmp_path):
+    child(monkeypatch, "raise RuntimeError('no device found')")
+    told = f"JAX_PLATFORMS is tpu, and {tmp_path} shows no GPU or TPU .RuntimeError: no device found.; give"
+    with pytest.raises(StartError, match=told):
+        await count_devices({"JAX_PLATFORMS": "tpu"}, tmp_path)
+
+
+async def test_a_device_that_jax_alone_knows_is_counted_when_it_is_asked_for(monkeypatch, tmp_path):
+    found = {"kind": "gpu", "count": 1, "bytes": 2**36}
+    child(monkeypatch, f"print({json.dumps(found)!r})")
+    assert await count_devices({"JAX_PLATFORMS": "cuda"}, tmp_path) == CountedDevices("gpu", 1, 2**36)
+
+
+async def test_an_installed_plugin_without_devices_is_said(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(devices, "PLUGINS", ("json", "no_such_plugin"))
+    assert await count_devices({}, tmp_path) == CountedDevices("cpu", 1)
+    told = f"json is installed, and {tmp_path} shows no device for it: computing on CPUs"
+    assert [each.message for each in caplog.records] == [told]
+
+
 async def test_jax_counts_accelerators(monkeypatch, accelerators):
     found = {"kind": "gpu", "count": 8, "bytes": 2**36}
     child(monkeypatch, f"print('a library greets'); print({json.dumps(found)!r})")
