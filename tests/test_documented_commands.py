@@ -6,6 +6,7 @@ import re
 import shlex
 import tomllib
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,8 @@ def check_container(command: ShellCommand) -> None:
     kind, *words = command.arguments
     if kind == "build":
         dockerfile = (ROOT / "Dockerfile").read_text()
-        for name, _, value in (word.partition("=") for word in words if "=" in word):
+        given = [word for option, word in pairwise(words) if option == "--build-arg"]
+        for name, _, value in (word.partition("=") for word in given):
             assert re.search(rf"^ARG {name}=", dockerfile, re.MULTILINE), (
                 f"the Dockerfile has no argument {name}"
             )
@@ -180,6 +182,8 @@ def check_container(command: ShellCommand) -> None:
                 name != "EXTRAS"
                 or set(value.split(",")) <= PYPROJECT["project"]["optional-dependencies"].keys()
             )
+        return
+    if "spmd-tx" not in words:  # nothing of ours is run
         return
     image = words.index("spmd-tx")
     check_spmd_tx(ShellCommand("spmd-tx", tuple(words[image + 1 :]), command.is_whole))
