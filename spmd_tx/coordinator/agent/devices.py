@@ -19,7 +19,7 @@ COUNT = ("-m", "spmd_tx.worker.count_devices")
 COUNT_SECONDS = 120.0
 CPU = "cpu"
 # Where the drivers of GPUs and TPUs show their devices. Where there are none of these, JAX need not be asked.
-ACCELERATORS = ("nvidia[0-9]*", "accel*", "kfd", "vfio/[0-9]*")
+ACCELERATORS = ("nvidia[0-9]*", "dxg", "accel*", "kfd", "vfio/[0-9]*")  # dxg: GPUs of Windows, under WSL
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu")
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "TPU_VISIBLE_CHIPS")
 
