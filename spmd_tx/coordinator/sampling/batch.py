@@ -259,7 +259,7 @@ class SampleBatch:
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         riders = self._admission.riders()
         beside = self._programs.beside_chunks(choice.program, choice.chosen, [each.owner for each in riders])
-        is_hurried = is_hurried or choice.is_trial or bool(beside and riders)
+        is_hurried = is_hurried or bool(beside and riders)
         steps = decode_steps(least_steps(candidates), self._limits.decode_steps, is_hurried)
         self._admission.missing.note_left_out({each.job: choice.left_out[each] for each in choice.left_out})
         choice.hand_out_guesses()

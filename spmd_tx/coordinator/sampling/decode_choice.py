@@ -24,11 +24,6 @@ class DecodeChoice:
     )  # those left out, by the program they wait for
     guesses: Mapping[Sample, Guess] = field(default_factory=dict)  # of those that speculate
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether nobody knows yet if any of the guesses are right."""
-        return bool(self.guesses) and all(guess.record.is_untried for guess in self.guesses.values())
-
     def hand_out_guesses(self) -> None:
         """Tell the chosen samples how they speculate in the next Decode."""
         for sample in (sample for samples in self.chosen for sample in samples):

@@ -1,7 +1,9 @@
 """Decides which samples of a Decode speculate, and how many rows follow each. Pure.
 
 Rows that a program has beside those of the samples cost nothing. A larger program costs more, so it must be
-likely to draw as many more tokens. What is likely follows from how many drafts of a sample were right.
+likely to draw as many more tokens. What is likely follows from how many drafts of a sample were right. Those
+that no row reads are compared with what is drawn, too, so that drafts prove themselves before they cost
+anything.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,12 +28,25 @@ class SpeculativeRows:
     guesses: dict[Sample, Guess]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Known:
     """What is known of a sample."""
 
     texts: DraftTexts
     record: Record
+    drafts: Sequence[int] = ()  # which no row has read, of tokens from ``first`` on
+    first: int = 0
+
+    def look(self, sample: Sample) -> list[int]:
+        """Return what is likely to follow, and judge what was found the last time by what has come since."""
+        drawn = sample.tokens[self.first : self.first + len(self.drafts)]
+        right = _alike(drawn, self.drafts)
+        self.record.note(right, int(right < len(drawn)))
+        self.texts.put(_owner(sample), sample.tokens)
+        self.texts.read()
+        drafts = [] if sample.behind else self.texts.find(_tail(sample), DRAFT_TOKENS)
+        self.drafts, self.first = drafts, len(sample.tokens)
+        return drafts
 
 
 _Able = tuple[Guess, Sample]  # with drafts, and no followers yet
@@ -65,6 +80,9 @@ class Guesses:
                 record.note(0, 1)
         elif best is not None and not is_known:
             self._hoped = [guess.record for guess in best.guesses.values()]
+        elif best is not None:
+            for sample in best.guesses:  # whose followers tell
+                self._know(sample).drafts = ()
         return best
 
     def _best(self, candidates: Sequence[Sequence[Sample]]) -> SpeculativeRows | None:
@@ -82,9 +100,6 @@ class Guesses:
             rate = (len(everybody) + sum(guess.gain for guess in guesses.values())) / self._cost(size)
             if rate > best_rate:
                 best, best_rate = SpeculativeRows(size, guesses), rate
-        if best is None:
-            for guess, _ in (each for some in able for each in some):
-                guess.record.pass_by()
         return best
 
     def _sizes(self) -> list[int]:
@@ -106,11 +121,15 @@ class Guesses:
         """Yield those samples of which something is known that may follow."""
         for sample in filter(_may_speculate, samples):
             known = self._know(sample)
-            known.texts.put(_owner(sample), sample.tokens)
-            known.texts.read()
-            drafts = [] if sample.behind else known.texts.find(_tail(sample), DRAFT_TOKENS)
+            drafts = known.look(sample)
             if drafts:
                 yield Guess(drafts, 0, known.record), sample
+
+
+def _alike(drawn: Sequence[int], drafts: Sequence[int]) -> int:
+    """Return how many tokens are as expected, before the first that is not."""
+    pairs = enumerate(zip(drawn, drafts, strict=False))
+    return next((count for count, (token, draft) in pairs if token != draft), len(drawn))
 
 
 def _may_speculate(sample: Sample) -> bool:

@@ -64,10 +64,19 @@ def test_no_session_learns_from_another():
     assert not any(map(followers, bench.sent(Decode)))
 
 
+def test_drafts_that_have_never_been_right_are_not_read():
+    bench = WatchedBench(speculates=True)
+    for number in range(6):
+        bench.admit(f"{number}", PROMPT, seed=number, max_tokens=40, sampler="s:sample:1")
+        bench.run()
+    assert not any(map(followers, bench.sent(Decode)))
+
+
 def test_a_wrong_draft_changes_nothing_and_is_tried_no_more():
     bench = WatchedBench(speculates=True)
-    bench.admit("first", PROMPT, seed=3, max_tokens=40, sampler="s:sample:1")
-    bench.run()
+    for name in ("first", "again"):
+        bench.admit(name, PROMPT, seed=3, max_tokens=40, sampler="s:sample:1")
+        bench.run()
     for number in range(6):  # alike at the beginning, and then no more
         name = f"other {number}"
         bench.admit(name, PROMPT, seed=number + 10, max_tokens=40, sampler="s:sample:2")
@@ -86,7 +95,7 @@ def test_a_full_batch_does_not_speculate():
 
 
 def test_rows_of_a_stop_token_end_there():
-    stop = expected("", PROMPT, 40, seed=3)[0][20]
+    stop = expected("", PROMPT, 40, seed=3)[0][28]
     bench = WatchedBench(speculates=True)
     for name in ("first", "again"):
         bench.admit(name, PROMPT, seed=3, max_tokens=40, stop=[stop], sampler="s:sample:1")

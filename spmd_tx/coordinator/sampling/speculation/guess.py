@@ -8,9 +8,8 @@ import numpy as np
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.protocol.commands import REJECTED
 
-LIKELY = 0.7  # that a draft is right, before any is known
-EVIDENCE = 8  # drafts that count as much as all that was known before
-RECOVERY = 0.01  # of the way back to what is likely, with each Decode that has no followers
+UNPROVED = 0.1  # how likely it is that a draft is right, before any was seen
+EVIDENCE = 2, 8  # drafts that count as much as all that was known before: nothing yet, and much
 
 
 class Record:
@@ -22,21 +21,17 @@ class Record:
     def __init__(self, parent: "Record | None" = None) -> None:
         """Expect what the parent has seen, and tell it what comes of this one's drafts."""
         self._parent = parent
-        self.acceptance = LIKELY if parent is None else parent.acceptance
-        self.is_untried = parent is None or parent.is_untried
+        self.acceptance, self._seen = (UNPROVED, 0) if parent is None else (parent.acceptance, parent._seen)
 
     def note(self, right: int, wrong: int) -> None:
-        """Take in a Decode in which so many drafts were right and wrong, without those behind a wrong one."""
+        """Take in that so many drafts were right and wrong, without those behind a wrong one."""
         drafts = right + wrong
         if drafts:
-            self.acceptance += (right - drafts * self.acceptance) / (drafts + EVIDENCE)
-            self.is_untried = False
+            least, most = EVIDENCE
+            self.acceptance += (right - drafts * self.acceptance) / (drafts + min(least + self._seen, most))
+            self._seen += drafts
             if self._parent is not None:
                 self._parent.note(right, wrong)
-
-    def pass_by(self) -> None:
-        """Forget a little, so that it is tried again some day."""
-        self.acceptance += RECOVERY * (LIKELY - self.acceptance)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,73 @@
+"""Speculation with --batch-invariant, through the SDK: the bits of plain steps, also after kill -9."""
+
+import os
+import re
+import signal
+import time
+
+import httpx
+import pytest
+import tinker
+
+from spmd_tx.coordinator.server.preflight import free_port
+from spmd_tx.demo import tiny_model
+from tests.golden import families
+from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY, drawn, prompt, random_tokens
+from tests.sdk.server import AS_USUAL, BASE_MODEL, Server, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROMPT = random_tokens(20, seed=1)
+ANSWERS, TOKENS = 2, 200
+INVARIANT = {"environment": AS_USUAL, "batch_invariant": True}
+
+
+def accepted_tokens(server: Server) -> float:
+    text = httpx.get(f"{server.url}/metrics", timeout=SECONDS).text
+    found = re.findall(r"^spmd_tx_accepted_tokens_total\{.*\} (.+)$", text, re.MULTILINE)
+    return sum(map(float, found))
+
+
+def sampler_of(server: Server) -> tinker.SamplingClient:
+    service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
+    return service.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
+
+
+def ask(sampler: tinker.SamplingClient):
+    return sampler.sample(prompt(PROMPT), ANSWERS, drawn(TOKENS, seed=7))
+
+
+def answers(future) -> list[tuple[list[int], list[float]]]:
+    return [(each.tokens, each.logprobs) for each in future.result(SECONDS).sequences]
+
+
+@pytest.mark.parametrize("killed", ["worker", "server"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_5", "gpt_oss"])  # pages, states, rings
+def test_the_bits_of_plain_steps_also_after_a_kill(family, killed, tmp_path):
+    model = tiny_model.write(
+        tmp_path / "model", tiny_model.Spec(vocab_size=VOCABULARY, max_positions=CONTEXT)
+    )
+    families.write(model, family, vocab_size=VOCABULARY, max_position_embeddings=CONTEXT)
+    with serving(model, tmp_path / "plain", **INVARIANT) as server:
+        server.wait_until_ready()
+        expected = answers(ask(sampler_of(server)))
+    options = {**INVARIANT, "speculation": "auto", "port": free_port()}
+    with serving(model, tmp_path / "data", **options) as server:
+        server.wait_until_ready()
+        sampler, until = sampler_of(server), time.monotonic() + SECONDS
+        while not accepted_tokens(server):  # until its program is compiled
+            assert time.monotonic() < until, "nothing is read ahead"
+            assert answers(ask(sampler)) == expected
+        before = accepted_tokens(server)
+        future = ask(sampler)
+        while accepted_tokens(server) == before:
+            assert time.monotonic() < until + SECONDS, "nothing is read ahead again"
+        if killed == "worker":
+            os.kill(server.worker_pids()[0], signal.SIGKILL)
+            assert answers(future) == expected
+        else:
+            server.process.kill()
+            server.process.wait()
+            with serving(model, tmp_path / "data", **options) as again:
+                again.wait_until_ready()
+                assert answers(future) == expected
