@@ -99,7 +99,7 @@ def accepted() -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES).replace("%", "%%"))
     parser.add_argument("--model", type=Path, required=True, help="directory of a model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-invariant", action="store_true")
