@@ -193,14 +193,19 @@ def test_prompt_logprobs_and_top_tokens_do_not_depend_on_company_either(engine):
     assert sampler.answer("ours") == lonely.answer("ours")
 
 
-def speculate(engine, alone, wrong=0):
-    """Return a sampler that has answered with an earlier answer, of which every ``wrong``th token is."""
+def speculate(engine, alone, wrong=0, right_before=32):
+    """Return a sampler that has answered with an earlier answer, of which every ``wrong``th token is.
+
+    Drafts of the session were right so often. If none was, they are first compared with what is drawn.
+    """
     sampler = sampler_of(engine, speculates=True)
     (sequence,) = tinker_pb2.SampleResponse.FromString(alone).sequences
     tokens = np.frombuffer(sequence.tokens, np.int32).copy()
     if wrong:
         tokens[wrong - 1 :: wrong] += 1
-    sampler.batch._guesses._texts.of("ours", PROMPT).put(("earlier", 0), tokens.tolist())
+    texts = sampler.batch._guesses._texts.of("ours", PROMPT)
+    texts.put(("earlier", 0), tokens.tolist())
+    texts.record.note(right=right_before, wrong=0)
     ask(sampler)
     sampler.run()
     return sampler
@@ -214,6 +219,14 @@ def test_it_speculates_and_draws_the_same(engine, alone, wrong):
     followers = [command.depths.any() for command in sampler.commands if isinstance(command, Decode)]
     assert any(followers)
     assert sum(steps) < TOKENS
+
+
+def test_it_begins_to_speculate_where_a_decode_goes_on(engine, alone):
+    sampler = speculate(engine, alone, right_before=0)
+    assert sampler.answer("ours") == alone
+    decodes = [command for command in sampler.commands if isinstance(command, Decode)]
+    leads = [command for command in decodes if command.depths.any()]
+    assert any((command.source >= 0).any() for command in leads)
 
 
 def test_a_state_that_was_not_rewound_would_be_noticed(engine, alone, monkeypatch):
