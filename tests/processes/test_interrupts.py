@@ -13,6 +13,14 @@ COMMAND = [sys.executable, "-m", "spmd_tx.cli"]
 INTERRUPTING = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
 
 
+@pytest.fixture(autouse=True)
+def _interrupts_end_commands():
+    """Commands inherit whether SIGINT is ignored, and whoever has run before may have had it so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def silent_listener():
     """Yield a socket that accepts and never answers, and its URL."""

@@ -59,7 +59,8 @@ def real():
 
 def losses_of_this_process():
     children = psutil.Process().children()
-    return [child for child in children if "spmd_tx.worker.custom_loss.process" in child.cmdline()]
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "spmd_tx.worker.custom_loss.process" in child.cmdline()]
 
 
 @pytest.mark.parametrize("case", ["dpo", "top_k_entropy"])
