@@ -165,7 +165,9 @@ def test_a_text_is_the_same_where_rows_read_ahead(setting):
     asked, drafts = Asked(engine, speculates=True), np.array(alone[0])
     drafts[3::4] = (drafts[3::4] + 1) % engine.model.vocab_size
     prompt = [int(token) for token in text(case)]
-    asked.sampler.batch._guesses._texts.of("s", prompt).put(("earlier", 0), drafts.tolist())
+    texts = asked.sampler.batch._guesses._texts.of("s", prompt)
+    texts.put(("earlier", 0), drafts.tolist())
+    texts.record.note(right=32, wrong=0)  # so that they are read at once
     (ahead,), _ = asked(prompt, GREEDY, **options)
     assert ahead[0] == alone[0]
     np.testing.assert_allclose(ahead[1], alone[1], rtol=0, atol=close(case))
