@@ -114,7 +114,8 @@ def test_a_program_that_cannot_be_serialized_is_left_out_without_a_warning(store
     assert programs.run(program, mesh)["sum"].shape == (4,)
     assert programs.stop()
     assert not store.has(program)
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    ours = [record for record in caplog.records if record.name.startswith("spmd_tx")]  # not the SDK's clients
+    assert not [record for record in ours if record.levelno >= logging.WARNING]
 
 
 def test_a_disk_that_cannot_be_written_costs_nothing_else(tmp_path, mesh, caplog):
