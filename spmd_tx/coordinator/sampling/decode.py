@@ -16,8 +16,6 @@ from spmd_tx.protocol.commands import DRAFT_TOKENS, Decode
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
 COLUMNS = "source", "slots", "page_places", "page_counts", "states", "tokens", "positions", "remaining"
-# What a follower has of the row that it follows; pages, and the place in a sequence, are found on the device.
-OF_FOLLOWERS = "remaining", "slots"
 NO_MASK = NO_DRAFT = -1
 
 
@@ -84,15 +82,17 @@ def rows_of(samples: Iterable[Sample], first: int = 0) -> Iterator[tuple[int, Sa
 
 
 def _follow(command: Decode, leader: int, guess: Guess) -> None:
-    """Let rows behind a row read what is likely to follow."""
+    """Let rows behind a row read what is likely to follow.
+
+    They have its adapter; its pages, and their places in its sequence, are found on the device.
+    """
     assert command.depths is not None
     assert command.drafts is not None
     command.drafts[leader, : len(guess.drafts)] = guess.drafts
     for depth in range(1, 1 + guess.followers):
         row = leader + depth
         command.depths[row] = depth
-        for field in OF_FOLLOWERS:
-            getattr(command, field)[row] = getattr(command, field)[leader]
+        command.slots[row] = command.slots[leader]
     if command.states is not None:
         command.states[leader + 1 : leader + 1 + guess.followers] = guess.slots
 

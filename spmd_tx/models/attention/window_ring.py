@@ -125,8 +125,8 @@ def decode_attend(
     length = length_of(window)
     pages_BN = slots.sources_B[:, None] * (length // PAGE) + jnp.arange(length // PAGE)[None]
     tables_BN = jnp.concatenate([pages_BN, pages_BN], axis=1).astype(jnp.int32)
-    width = 1 << (tables_BN.shape[1] - 1).bit_length()  # as kernels want, who would make it so in each layer
-    tables_BN = jnp.pad(tables_BN, ((0, 0), (0, width - tables_BN.shape[1])))
+    pages = 1 << (tables_BN.shape[1] - 1).bit_length()  # which kernels want, and would make in each layer
+    tables_BN = jnp.pad(tables_BN, ((0, 0), (0, pages - tables_BN.shape[1])))
     near_B = jnp.where(positions_B < length, positions_B, length + positions_B % length)
     last_B1 = jnp.where(is_alive_B, near_B, -1)[:, None]
 

@@ -218,7 +218,7 @@ def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray
     needs its own program.
     """
     is_used, slots = (command.source >= 0) | (command.remaining > 0), command.slots
-    if command.depths is not None:  # followers of a row that goes on from its own state have none
+    if command.depths is not None:  # followers have neither of their own
         is_used |= command.depths > 0
     sizes = [command.active] if command.active else active_sizes(is_used.size, bank_slots)
     if command.chunk is not None:
