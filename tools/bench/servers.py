@@ -35,6 +35,14 @@ class Launch:
     says_what_is_compiled: bool = False  # in the figures of /metrics
 
 
+def total(text: str, name: str) -> float:
+    """Return the sum of all series of a metric in the text of /metrics; KeyError without any."""
+    values = re.findall(rf"^{name}(?:{{.*}})? (\S+)$", text, re.M)
+    if not values:
+        raise KeyError(f"the server has no metric {name}")
+    return sum(map(float, values))
+
+
 def ours(
     python: Path, model: Path, port: int, folder: Path, cache: Path, options: Sequence[str] = ()
 ) -> Launch:
@@ -121,10 +129,8 @@ class Server:
         if not self._says_what_is_compiled:
             return False
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as answer:
-            figures = dict(
-                re.findall(r"^spmd_tx_programs_(ready|planned) (\S+)$", answer.read().decode(), re.M)
-            )
-        return float(figures["ready"]) < float(figures["planned"])
+            text = answer.read().decode()
+        return total(text, "spmd_tx_programs_ready") < total(text, "spmd_tx_programs_planned")
 
     def age(self) -> float:
         return time.monotonic() - self.started

@@ -169,6 +169,8 @@ def main() -> None:
         code = 0
     except RuntimeError as error:
         print(error, file=sys.stderr)
+    except Exception:
+        traceback.print_exc()  # nothing else says it, with the exit below
     finally:
         sys.stdout.flush()
         os._exit(code)  # the SDK's threads would wait for more
