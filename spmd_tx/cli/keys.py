@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from spmd_tx.cli.listings import Json
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def create(
 
 @keys.command("list")
 def list_keys(
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list, for scripts.")] = False,
+    as_json: Json = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from spmd_tx.cli.listings import Json, Most
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -26,7 +27,6 @@ requests = typer.Typer(
 )
 
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="ID of the request, or the beginning of it.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 SHOWN = 8  # characters of ids in tables; spmd-tx requests takes the beginning of one
 LOSSES = ("losses", "by command", "of server")
@@ -41,8 +41,8 @@ def list_requests(
     with_finished: Annotated[
         bool, typer.Option("--all", help="Show finished requests, too, the newest first.")
     ] = False,
-    most: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of requests to show.")] = 100,
-    as_json: AsJson = False,
+    most: Most = 100,
+    as_json: Json = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:
@@ -67,7 +67,7 @@ def list_requests(
 @requests.command()
 def show(
     id: RequestId,
-    as_json: AsJson = False,
+    as_json: Json = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,
 ) -> None:

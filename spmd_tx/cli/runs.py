@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from spmd_tx.cli import consoles, run_tables
+from spmd_tx.cli.listings import Json, Most
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.coordinator.wire.console.runs import RunSort
@@ -23,7 +24,6 @@ INFIX = ":train:"  # between the session and the number in the ID of a run
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="ID of the run, or the beginning of it.")]
 Metric = Annotated[str | None, typer.Option(help="Metric to draw. Default: the reward, or else the loss.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 runs = typer.Typer(
     name="runs",
@@ -42,7 +42,7 @@ def list_runs(
     ] = "",
     sort: Annotated[RunSort, typer.Option(help="Order, the last or greatest first.")] = "created",
     with_archived: Annotated[bool, typer.Option("--all", help="Show archived runs, too.")] = False,
-    most: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of runs to show.")] = 20,
+    most: Most = 20,
     as_json: Json = False,
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",
