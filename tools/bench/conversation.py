@@ -4,6 +4,7 @@ Prints, for every turn of a conversation that grows by 256 tokens, the seconds u
 there: when the turns are of one session, and when each is of a new one, which finds nothing in the cache.
 """
 
+import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +22,9 @@ SPEC = tiny_model.Spec(n_layers=4, d_model=256, d_ff=1024, max_positions=2048)
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = tiny_model.write(Path(directory) / "model", SPEC)
         with serving(model, Path(directory) / "data", train_tokens=2048) as server:

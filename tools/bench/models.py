@@ -1,6 +1,6 @@
-"""Writes the models of the benchmarks, with random weights: python -m tools.bench.models NAME DIRECTORY"""
+"""Writes a model of the benchmarks, with random weights: python -m tools.bench.models small DIRECTORY"""
 
-import sys
+import argparse
 from pathlib import Path
 
 from spmd_tx.demo import tiny_model
@@ -39,5 +39,13 @@ def write(name: str, directory: Path) -> Path:
     return path
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", choices=SPECS)
+    parser.add_argument("directory", type=Path, help="that gets a folder of this name")
+    options = parser.parse_args()
+    print(write(options.name, options.directory))
+
+
 if __name__ == "__main__":
-    print(write(sys.argv[1], Path(sys.argv[2])))
+    main()

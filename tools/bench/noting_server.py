@@ -1,10 +1,11 @@
-"""Serves with real workers, and notes what planning costs: noting_server.py OPTIONS_IN_JSON WORKER.
+"""Serves with real workers, and notes what planning costs; host_gaps.py starts it.
 
 The file that the environment variable BENCH_PLANNING names gets a JSON line for each time that the
 scheduler has looked for something to do: when, the CPU nanoseconds of its thread, and the names of the
 commands that it has sent.
 """
 
+import argparse
 import json
 import os
 import sys
@@ -44,8 +45,17 @@ def note_planning(path: str) -> None:
     Execution._advance = noted_advance  # pyright: ignore[reportAttributeAccessIssue]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("options", type=json.loads, help="of the server, as JSON")
+    parser.add_argument("worker", help="command of its workers")
+    given = parser.parse_args()
     note_planning(os.environ[PLANNING])
-    options = json.loads(sys.argv[1])
-    options["data_dir"] = Path(options["data_dir"])
-    sys.exit(event_loop.run(serve.serve(ServerConfig(**options), [sys.argv[2]])))
+    config = ServerConfig(**given.options | {"data_dir": Path(given.options["data_dir"])})
+    sys.exit(event_loop.run(serve.serve(config, [given.worker])))
+
+
+if __name__ == "__main__":
+    main()

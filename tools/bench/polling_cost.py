@@ -1,11 +1,11 @@
-"""Measures what waiting for many samples costs the server: python -m tools.bench.polling_cost [SAMPLES]
+"""Measures what waiting for many samples costs the server: python -m tools.bench.polling_cost
 
 Draws so many samples at once from a tiny model with the real SDK, with one poll per sample and with one poll
 for all of them. Prints requests of each kind, CPU seconds of the coordinator, and seconds on the clock.
 """
 
+import argparse
 import collections
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +25,11 @@ SLOW_SECONDS = 600
 
 
 def main() -> None:
-    samples = int(sys.argv[1]) if len(sys.argv) > 1 else 512
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("samples", type=int, nargs="?", default=512, help="drawn at once; default: 512")
+    samples = parser.parse_args().samples
     with tempfile.TemporaryDirectory() as folder:
         model_dir = tiny_model.write(Path(folder) / "model", SPEC)
         with serving(model_dir, Path(folder) / "data") as server:

@@ -4,6 +4,7 @@ Prints milliseconds of a training step (8 rows of 64 tokens, forward and backwar
 (4 rows per data shard) for each mesh, with one process and with two: the median and the least.
 """
 
+import argparse
 import os
 import socket
 import subprocess
@@ -21,6 +22,16 @@ REPETITIONS = 30
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "place", type=int, nargs="*", help="given to its processes: how many they are, their port, a number"
+    )
+    place = parser.parse_args().place
+    if place:
+        measure(*place)
+        return
     for processes in (1, 2):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -98,7 +109,4 @@ def timed(step: Callable[[], object]) -> list[float]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        main()
-    else:
-        measure(*map(int, sys.argv[1:]))
+    main()

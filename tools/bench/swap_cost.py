@@ -6,6 +6,7 @@ sampler bank from a training slot, from the bank to host memory and back, to a P
 until the folder is complete), and from such a folder into the bank.
 """
 
+import argparse
 import tempfile
 import threading
 import time
@@ -32,6 +33,9 @@ SPEC = tiny_model.Spec(
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = tiny_model.write(folder / "model", SPEC)
