@@ -66,7 +66,7 @@ def list_checkpoints(
 def mark(
     path: Annotated[
         str,
-        typer.Argument(metavar="PATH", help="tinker:// path of the checkpoint; of its run the beginning."),
+        typer.Argument(metavar="PATH", help="tinker:// path; the ID of the run may be cut short."),
     ],
     remove: Annotated[bool, typer.Option("--remove", help="Take the mark away.")] = False,
     url: UrlOption = LOCAL,

@@ -1,6 +1,6 @@
 """Finds the adapter or model that ``spmd-tx export`` writes: in a folder, or among a server's checkpoints."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from spmd_tx.errors import InvalidRequest, StartError
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.checkpoints.files import Manifest
+    from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 
 SCHEME = "tinker://"
 MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
@@ -99,13 +100,21 @@ def _fetch(adapter: str, data_dir: Path, checkpoints_base: str | None, cache: Pa
         path = parse(adapter)
         manifest = store.manifest(path)
         if manifest is None or manifest.run_id != path.run_id:  # folders spell the IDs of runs without colons
-            raise StartError(
-                f"there is no checkpoint {adapter} in {place}; name the server's --data-dir, and its "
-                "--checkpoints-base if it has one"
-            )
+            path = _only(store.beginning_so(path), adapter, place)
         return store.fetch(path).folder
     except (InvalidRequest, OSError) as problem:
         raise StartError(f"cannot export {adapter}: {problem}") from problem
+
+
+def _only(found: Sequence["CheckpointPath"], adapter: str, place: str) -> "CheckpointPath":
+    if not found:
+        raise StartError(
+            f"there is no checkpoint {adapter} in {place}; name the server's --data-dir, and its "
+            "--checkpoints-base if it has one"
+        )
+    if len(found) > 1:
+        raise StartError(f"{found[0]} and {found[1]} are both meant by {adapter}; give more of the run's ID")
+    return found[0]
 
 
 def _converted(folder: Path, manifest: "Manifest", place: Path, base: NamedBase) -> Path:

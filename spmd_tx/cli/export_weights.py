@@ -35,7 +35,8 @@ def export_weights(
     adapter: Annotated[
         str,
         typer.Argument(
-            metavar="ADAPTER", help="tinker:// path of a checkpoint in --data-dir, or a folder of one."
+            metavar="ADAPTER",
+            help="Folder, or tinker:// path of a checkpoint in --data-dir; the run's ID may be cut short.",
         ),
     ],
     out: Annotated[

@@ -48,9 +48,9 @@ def made(tmp_path_factory, layout):
     return path, write_folder(folder / "adapter", ADAPTER, read_model_config(path, layout), str(path))
 
 
-def manifest(path, layout, sizes):
+def manifest(path, layout, sizes, run):
     return Manifest(
-        run_id=RUN,
+        run_id=run,
         base_model=str(path),
         rank=ADAPTER.rank,
         alpha=ADAPTER.alpha,
@@ -65,7 +65,7 @@ def manifest(path, layout, sizes):
     )
 
 
-def staged(folder, made, layout, kind):
+def staged(folder, made, layout, kind, run=RUN):
     """The files of a checkpoint of this kind, as workers write them."""
     path, adapter = made
     model = read_model_config(path, layout)
@@ -74,14 +74,14 @@ def staged(folder, made, layout, kind):
         save_state(folder, SlotState[Any](factors, factors, factors, jnp.int32(3)), ADAPTER.rank)
     else:
         write_folder(folder, ADAPTER, model, str(path))
-    return manifest(path, layout, files.sizes(folder))
+    return manifest(path, layout, files.sizes(folder), run)
 
 
-def save(data_dir, made, layout, kind, **changes):
-    place = CheckpointPath(RUN, kind, "final")
+def save(data_dir, made, layout, kind, run=RUN, **changes):
+    place = CheckpointPath(run, kind, "final")
     folder = place.folder(data_dir / "checkpoints")
     prepared = files.prepare(folder)
-    files.publish(prepared, folder, staged(prepared, made, layout, kind))
+    files.publish(prepared, folder, staged(prepared, made, layout, kind, run))
     if changes:
         files.change_manifest(folder, **changes)
     return str(place), folder
@@ -190,6 +190,38 @@ def test_a_run_is_named_by_its_id_and_not_by_its_folder(tmp_path, made, layout):
     path, _ = save(tmp_path, made, layout, "sampler_weights")
     with pytest.raises(StartError, match="there is no checkpoint tinker://0a1b_train_0/"):
         export(path.replace(RUN, "0a1b_train_0"), out=tmp_path / "out", data_dir=tmp_path)
+
+
+def in_a_store(tmp_path, made, layout, run):
+    path = CheckpointPath(run, "sampler_weights", "final")
+    store = RemoteStore(RemoteFiles(f"file://{tmp_path}/store"), CheckpointCache(tmp_path / "cache", 1 << 40))
+    prepared = store.stage(path)
+    store.commit(path, prepared, staged(prepared, made, layout, "sampler_weights", run))
+    return {"checkpoints_base": f"file://{tmp_path}/store"}
+
+
+def in_a_folder(tmp_path, made, layout, run):
+    save(tmp_path, made, layout, "sampler_weights", run=run)
+    return {"data_dir": tmp_path}
+
+
+@pytest.mark.parametrize("keep", [in_a_folder, in_a_store])
+def test_the_beginning_of_a_runs_id_will_do_where_one_run_alone_is_meant(tmp_path, made, layout, keep):
+    for run in (RUN, "0a1c:train:0"):
+        options = keep(tmp_path, made, layout, run)
+
+    def exported(beginning, kind="sampler_weights"):
+        out = tmp_path / f"out-{beginning}"
+        export(f"tinker://{beginning}/{kind}/final", format="peft", out=out, **options)
+        return content(out)
+
+    expected = exported(RUN)
+    assert exported("0a1b") == exported("0a1b:tr") == expected
+    with pytest.raises(StartError, match=r"0a1b:train:0/.* and .*0a1c:train:0/.* are both meant by .*//0a1/"):
+        exported("0a1")
+    for beginning, kind in (("0a1d", "sampler_weights"), ("0a1b_", "sampler_weights"), ("0a", "weights")):
+        with pytest.raises(StartError, match="there is no checkpoint"):
+            exported(beginning, kind)
 
 
 def test_a_training_checkpoint_of_another_model_is_refused(tmp_path, made, layout):

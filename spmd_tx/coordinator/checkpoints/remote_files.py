@@ -79,6 +79,18 @@ class RemoteFiles:
         with self._errors():
             self._system.rm_file(self._place(name))
 
+    def folders(self) -> list[str]:
+        """The names of the folders that are in no other; none if nothing has been written yet."""
+        with self._errors():
+            self._system.invalidate_cache()
+            try:
+                entries = self._system.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+        return [
+            entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"
+        ]
+
     def list(self, folder: str) -> list[str]:
         """The names of all files in a folder and its subfolders; none if there is no such folder."""
         with self._errors():

@@ -24,7 +24,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import MANIFEST, Manifest
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
-from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint, matching
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
@@ -112,6 +112,9 @@ class RemoteStore:
 
     def manifest(self, path: CheckpointPath) -> Manifest | None:
         return self._read(_place(path))
+
+    def beginning_so(self, path: CheckpointPath) -> list[CheckpointPath]:
+        return matching(path, self._remote.folders(), self.manifest)
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
         with self._alone(path):
@@ -236,7 +239,7 @@ class _Lock:
 
 
 def _place(path: CheckpointPath) -> str:
-    return f"{path.run_id.replace(':', '_')}/{path.kind}/{path.name}"
+    return f"{path.run_folder}/{path.kind}/{path.name}"
 
 
 def open_remote_store(url: str, data_dir: Path, cache: CheckpointCache) -> RemoteStore:

@@ -4,7 +4,7 @@ remote_store.py has the other one.
 """
 
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -44,6 +44,10 @@ class CheckpointStore(Protocol):
         """The manifest; None when there is no complete checkpoint."""
         ...
 
+    def beginning_so(self, path: CheckpointPath) -> list[CheckpointPath]:
+        """The complete checkpoints of this kind and name, of all runs whose IDs begin with the path's."""
+        ...
+
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
         """Get all files into a local folder, and verify them. Raises InvalidRequest if one is damaged."""
         ...
@@ -68,6 +72,16 @@ class CheckpointStore(Protocol):
         ...
 
 
+def matching(
+    path: CheckpointPath, folders: Iterable[str], manifest: Callable[[CheckpointPath], Manifest | None]
+) -> list[CheckpointPath]:
+    """Find the checkpoints of this kind and name in the folders of runs whose IDs begin with the path's."""
+    runs = (folder for folder in sorted(folders) if folder.startswith(path.run_folder))
+    named = (path._replace(run_id=folder) for folder in runs)
+    found = (path._replace(run_id=known.run_id) for each in named if (known := manifest(each)) is not None)
+    return [each for each in found if each.run_id.startswith(path.run_id)]
+
+
 class LocalStore:
     """Stores checkpoints in a directory that all workers see, written beside their places and renamed."""
 
@@ -86,6 +100,10 @@ class LocalStore:
     def manifest(self, path: CheckpointPath) -> Manifest | None:
         with self._moment:
             return files.read_manifest(self._folder(path))
+
+    def beginning_so(self, path: CheckpointPath) -> list[CheckpointPath]:
+        runs = (folder.name for folder in self._directory.iterdir()) if self._directory.is_dir() else ()
+        return matching(path, runs, self.manifest)
 
     def fetch(self, path: CheckpointPath) -> OpenCheckpoint:
         """Verify the files; again if they are overwritten meanwhile, and at last with a lock against that."""

@@ -36,7 +36,12 @@ class CheckpointPath(NamedTuple):
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
     def folder(self, checkpoints_dir: Path) -> Path:
-        return checkpoints_dir / self.run_id.replace(":", "_") / self.kind / self.name
+        return checkpoints_dir / self.run_folder / self.kind / self.name
+
+    @property
+    def run_folder(self) -> str:
+        """The name of the folder in which stores keep the checkpoints of the run."""
+        return self.run_id.replace(":", "_")
 
 
 def parse(text: str) -> CheckpointPath:
