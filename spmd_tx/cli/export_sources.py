@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import typer
 
 from spmd_tx.errors import InvalidRequest, StartError
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 SCHEME = "tinker://"
 MOST_CACHE_BYTES = 1 << 62  # one checkpoint is fetched, however large it is
+
+tell = partial(typer.echo, err=True)  # how far it is
 
 
 @dataclass(frozen=True)
@@ -132,5 +137,5 @@ def _converted_model(folder: Path, manifest: "Manifest", place: Path, base: Name
     from spmd_tx.coordinator.agent.base_model import find_model
     from spmd_tx.worker.storage.state_to_model import write_model_of_state
 
-    write_model_of_state(folder, place, find_model(base.name or manifest.base_model, base.revision))
+    write_model_of_state(folder, place, find_model(base.name or manifest.base_model, base.revision, tell))
     return place

@@ -1,6 +1,5 @@
 """``spmd-tx export`` writes what was trained for other servers and libraries, without a running server."""
 
-import sys
 import time
 from enum import StrEnum
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from spmd_tx.byte_sizes import show_size
+from spmd_tx.cli.export_sources import tell
 from spmd_tx.cli.options import DEFAULTS, DataDir, environment_variable
 from spmd_tx.errors import StartError
 
@@ -106,7 +106,7 @@ def export_weights(
                 )
             export_whole(folder, place, of_weights, fingerprint(folder), _Progress())
         elif form is Format.MERGED:
-            model_dir = find_model(base_model or base_model_of(folder), revision)
+            model_dir = find_model(base_model or base_model_of(folder), revision, tell)
             export_merged(folder, model_dir, place, of_weights, _Progress())
         else:
             config_dir = find_config(base_model or base_model_of(folder), revision)
@@ -124,4 +124,4 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + NEWS_SECONDS
-            print(f"{show_size(done)} of {show_size(total)} written", file=sys.stderr, flush=True)
+            tell(f"{show_size(done)} of {show_size(total)} written")

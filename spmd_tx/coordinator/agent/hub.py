@@ -5,10 +5,11 @@ Of a repository only those files are downloaded that are read, and those that an
 
 import glob
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -16,8 +17,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils.tqdm import tqdm
 
-from spmd_tx.coordinator.agent import layout
+from spmd_tx.coordinator.agent import download_news, layout
+from spmd_tx.coordinator.agent.download_news import Report
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, weight_files
 
@@ -44,24 +48,29 @@ def download_config(model_id: str, revision: str | None) -> Path:
         names = HfApi().list_repo_files(model_id, revision=revision)
         if layout.CONFIG not in names:
             raise StartError(f"{_named(model_id, revision)} {layout.problem(names)}")
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG]))
+        return Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG], tqdm_class=_NoBar)
+        )
     except StartError:
         raise
     except Exception as error:  # what the libraries below raise has no common type
         raise _refusal(model_id, revision, error) from error
 
 
-def download(model_id: str, revision: str | None) -> Path:
+def download(model_id: str, revision: str | None, report: Report) -> Path:
     """Download what is needed of a model, and return its directory. Raises StartError.
 
     Weights come last, when it is known that nothing else is missing.
     """
+    report(f"asking {constants.ENDPOINT} for {model_id}")
     try:
-        names = HfApi().list_repo_files(model_id, revision=revision)
+        tree = HfApi().list_repo_tree(model_id, recursive=True, revision=revision)
+        names = {file.path: file.size for file in tree if isinstance(file, RepoFile)}
         lacking = layout.problem(names)
         if lacking is not None:
             raise StartError(f"{_named(model_id, revision)} {lacking}")
-        directory = Path(_fetched(model_id, revision, layout.beside_weights(names)))
+        small = {name: names[name] for name in layout.beside_weights(names)}
+        directory = _fetched(model_id, revision, small, report)
         weights = [SINGLE_FILE] if SINGLE_FILE in names else weight_files(directory)
         absent = sorted(set(weights) - set(names))
         if absent:
@@ -69,17 +78,33 @@ def download(model_id: str, revision: str | None) -> Path:
                 f"{_named(model_id, revision)} has no {absent[0]}, which its {INDEX_FILE} names; take "
                 "another --revision, or another copy of the model"
             )
-        return Path(_fetched(model_id, directory.name, weights))
+        return _fetched(model_id, directory.name, {name: names[name] for name in weights}, report)
     except StartError:
         raise
     except Exception as error:  # as above
         raise _refusal(model_id, revision, error) from error
 
 
-def _fetched(model_id: str, revision: str | None, names: Iterable[str]) -> str:
-    return snapshot_download(
-        model_id, revision=revision, allow_patterns=[glob.escape(name) for name in names]
-    )
+def _fetched(model_id: str, revision: str | None, sizes: Mapping[str, int], report: Report) -> Path:
+    """Download files, of which the bytes are given, and return their directory."""
+    patterns = [glob.escape(name) for name in sizes]
+    blobs = Path(constants.HF_HUB_CACHE) / f"models--{model_id.replace('/', '--')}" / "blobs"
+    missing = sum(size for name, size in sizes.items() if not _is_cached(model_id, revision, name))
+    with download_news.told(model_id, blobs, missing, report):
+        return Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=patterns, tqdm_class=_NoBar)
+        )
+
+
+def _is_cached(model_id: str, revision: str | None, name: str) -> bool:
+    return isinstance(try_to_load_from_cache(model_id, name, revision=revision), str)
+
+
+class _NoBar(tqdm):
+    """Draws nothing: a bar is made for a terminal, and off one it tells of whole files only."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"disable": True})
 
 
 def _named(model_id: str, revision: str | None) -> str:

@@ -6,7 +6,8 @@ import shutil
 import pytest
 from huggingface_hub import constants
 
-from spmd_tx.coordinator.agent import layout
+from spmd_tx.byte_sizes import parse_size, show_size
+from spmd_tx.coordinator.agent import download_news, layout
 from spmd_tx.coordinator.agent.base_model import find_config, find_model
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import StartError
@@ -58,6 +59,29 @@ def test_a_model_in_the_cache_is_used_without_asking_the_hub(hub, complete):
     assert find_config(NAME) == found
     assert hub.requests == asked
     assert sorted(hub.files_of(NAME)) == NEEDED
+
+
+def test_a_download_says_how_much_of_a_file_has_come(hub, tmp_path, monkeypatch, capfd):
+    single = tiny_model.write(tmp_path / "single")
+    weights = (single / SINGLE_FILE).stat().st_size
+    hub.push(NAME, single)
+    hub.goes_on.clear()
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", weights // 16)  # bytes that are written at once
+    monkeypatch.setattr(download_news, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(download_news, "NEXT_SECONDS", 0.01)
+    whole, partly = show_size(weights), list[float]()
+
+    def report(line):
+        if come := re.fullmatch(rf"(.+) of {whole} of {NAME} downloaded, .+ a second", line):
+            partly.append(parse_size(come[1], 0) / weights)
+        if partly and partly[-1] > 0.4:
+            hub.goes_on.set()
+
+    found = find_model(NAME, None, report)
+    assert (found / SINGLE_FILE).read_bytes() == (single / SINGLE_FILE).read_bytes()
+    assert any(0.4 < part < 0.51 for part in partly)
+    assert partly == sorted(partly)
+    assert "%" not in capfd.readouterr().err  # no bars beside the lines
 
 
 @pytest.mark.parametrize(
