@@ -20,6 +20,7 @@ NAMES = ("run", "checkpoint", *LABELS, "owner", "metric")  # columns of text
 CURVE_HEIGHT, CURVE_MARGIN, WIDEST_CURVE = 8, 16, 100
 LINES_BESIDE = CURVE_HEIGHT + 8  # of a page, besides the rows of steps
 BY_CLIENT = "steps as the client counts them:"
+OF_CLIENT = ("silent", "left")  # states of a run's client
 
 Metrics = Mapping[str, float | None]
 Points = list[dict[str, Any]]  # as the server tells them
@@ -49,14 +50,17 @@ def of_runs(runs: Sequence[dict[str, Any]], console: Console) -> Table:
 
 
 def state(run: Mapping[str, Any]) -> str:
-    """Say that a run is archived, or that its client is silent."""
-    return "archived" if run.get("archived_at") is not None else silence(run)
+    """Say in a word how a run is; "" where an older server does not tell it."""
+    return "archived" if run.get("archived_at") is not None else run.get("health", {}).get("state", "")
 
 
-def silence(run: Mapping[str, Any]) -> str:
-    """Say for how long the client of an open run has been silent; "" where that is nothing unusual."""
-    seconds = run.get("silent_seconds")  # an older server does not tell it
-    return "" if seconds is None else f"no heartbeat for {seconds:.0f} s"
+def condition(run: Mapping[str, Any]) -> str:
+    """Say in a sentence how a run is; "" where an older server does not tell it."""
+    health = run.get("health")
+    if health is None:
+        return ""
+    word = f"client {health['state']}" if health["state"] in OF_CLIENT else health["state"]
+    return readable(word if health["reason"] is None else f"{word}: {health['reason']}")
 
 
 def of_run(run: str, points: Points, logged: Points, metric: str | None, console: Console) -> Group:

@@ -47,7 +47,7 @@ def list_runs(
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",
 ) -> None:
-    """List training runs, the newest first, with the newest metrics."""
+    """List training runs, the newest first, with their states and the newest metrics."""
     server, listed, cursor = Server(url, api_key), [], 0
     choice = {"search": search, "sort": sort, "archived": str(with_archived).lower()}
     while cursor is not None and len(listed) < most:
@@ -71,7 +71,7 @@ def show(
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",
 ) -> None:
-    """Show the last steps of a run, and the curve of a metric."""
+    """Show the last steps of a run, the curve of a metric, and how the run is."""
     server = Server(url, api_key)
     history = RunHistory(whole_id(server, run))
     history.read(server, -1)
@@ -80,8 +80,8 @@ def show(
         return
     console = consoles.console()
     console.print(run_tables.of_run(history.run, history.points, history.logged, metric, console))
-    if silence := run_tables.silence(server.ask(_route(history.run))):
-        console.print(f"its session is open, but there is {silence}")
+    if condition := run_tables.condition(server.ask(_route(history.run))):
+        console.print(condition)
 
 
 @runs.command()

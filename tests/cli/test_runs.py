@@ -12,6 +12,16 @@ from rich.console import Console
 from spmd_tx.cli import main, run_tables, runs
 
 RUN = "33a946d9-e2a5-472d-950c-3d089539a1ac:train:0"
+HEALTHS = [
+    {"state": "running", "reason": None, "failed": 0},
+    {"state": "left", "reason": "no heartbeat for 95 s, all steps are saved", "failed": 0},
+    {"state": "errored", "reason": "KeyError: 'x\x1b[2J'", "failed": 0},
+]
+SENTENCES = {
+    "running": "running",
+    "left": "client left: no heartbeat for 95 s, all steps are saved",
+    "errored": "errored: KeyError: 'x\N{REPLACEMENT CHARACTER}[2J'",
+}
 
 
 def point(step, **metrics):
@@ -272,12 +282,14 @@ def test_a_change_says_what_to_change(stub, spmd_tx_runs):
     assert "give --name, --group, --archive or --restore" in output.err
 
 
-def test_a_client_that_is_silent_is_shown(stub, spmd_tx_runs):
-    for command in (("list",), ("show", RUN)):
-        assert "heartbeat" not in spmd_tx_runs(*command)[1].out
-    stub.runs[0]["silent_seconds"] = 95.2
-    for command in (("list",), ("show", RUN)):
-        assert "no heartbeat for 95 s" in spmd_tx_runs(*command)[1].out
+@pytest.mark.parametrize("health", HEALTHS, ids=lambda health: health["state"])
+def test_a_list_has_the_state_of_each_run_and_a_run_its_reason(stub, spmd_tx_runs, health):
+    assert "state" not in spmd_tx_runs("list")[1].out  # an older server does not tell it
+    stub.runs[0]["health"] = health
+    heading, row = spmd_tx_runs("list")[1].out.splitlines()
+    assert row.split()[heading.split().index("state") + 1] == health["state"]  # a date has two words
+    (told,) = [line for line in spmd_tx_runs("show", RUN)[1].out.splitlines() if health["state"] in line]
+    assert told == SENTENCES[health["state"]]
 
 
 def interrupted(_):

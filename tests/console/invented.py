@@ -50,7 +50,6 @@ def runs() -> list[dict]:
             "owner": "ada",
             "created_at": START - 3600 * number,
             "is_open": number == 0,
-            "silent_seconds": None,
             "health": HEALTH[number],
             "metadata": ({} if number == 2 else {"name": name}) | {"optimizer": {"learning_rate": 1e-4}},
             "display_name": name if number == 2 else None,

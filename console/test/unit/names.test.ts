@@ -26,7 +26,6 @@ const RUN: Run = {
   owner: "ada",
   created_at: 100,
   is_open: true,
-  silent_seconds: null,
   health: { state: "running", reason: null, failed: 0 },
   metadata: null,
   display_name: null,

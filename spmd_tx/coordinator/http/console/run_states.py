@@ -1,6 +1,7 @@
 """Gathers from memory how the runs of one answer are."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,19 +30,30 @@ class RunStates:
         for timed in services.queue.recent.ended_since(self._now - KEPT_SECONDS):
             self._ended[timed.request.session_id].append(timed)
 
-    async def health(self, db: AsyncSession, model: ModelRow, session: SessionRow) -> RunHealth:
-        """Say how a run is."""
+    async def health(
+        self, db: AsyncSession, runs: Sequence[tuple[ModelRow, SessionRow]]
+    ) -> dict[str, RunHealth]:
+        """Say how runs are, by their IDs."""
+        found = {model.id: self._in_memory(model, session) for model, session in runs}
+        gone = [model.id for model, session in runs if self._has_gone(model, session, found[model.id])]
+        for line in await run_metrics.saved(db, gone):
+            found[line] = run_health.without_loss(found[line])
+        return found
+
+    def _in_memory(self, model: ModelRow, session: SessionRow) -> RunHealth:
+        """Say how a run is, as far as its checkpoints do not matter."""
         ended = _of_run(self._ended[session.id], model)
         if session.ended_at is None:
             health = self._of_open(model, session, ended)
         else:
             ending = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
             health = run_health.of_ended(ending)
-        has_gone = session.finish_reason is None and health.state in ("silent", "interrupted")
-        is_at_rest = not _of_run(self._unfinished[session.id], model)
-        if has_gone and is_at_rest and await run_metrics.is_saved(db, model.id):
-            health = run_health.without_loss(health)
         return msgspec.structs.replace(health, last_failure=_last_failure(ended))
+
+    def _has_gone(self, model: ModelRow, session: SessionRow, health: RunHealth) -> bool:
+        """Return whether a run's client has gone without a word, and not in the middle of a request."""
+        is_at_rest = not _of_run(self._unfinished[session.id], model)
+        return session.finish_reason is None and health.state in ("silent", "interrupted") and is_at_rest
 
     def _of_open(self, model: ModelRow, session: SessionRow, ended: list[Timed]) -> RunHealth:
         unfinished = _of_run(self._unfinished[session.id], model)

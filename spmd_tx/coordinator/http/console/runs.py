@@ -4,6 +4,7 @@ import gzip
 import math
 import re
 import time
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import NamedTuple, cast
@@ -15,7 +16,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.response import Stream
 from litestar.status_codes import HTTP_200_OK
-from sqlalchemy import select
+from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
@@ -41,6 +42,7 @@ from spmd_tx.coordinator.wire.console.runs import (
     MetricsResponse,
     OpenRunsResponse,
     Run,
+    RunHealth,
     RunSort,
     RunsResponse,
 )
@@ -248,7 +250,7 @@ class OpenRunsController(Controller):
             states = RunStates(services)
             async with services.database.reading() as db:
                 found = [(model, session) for model, session in await db.execute(query)]
-                shown = {row.id: await states.health(db, row, of) for row, of in found[:MOST_OPEN]}
+                shown = await states.health(db, found[:MOST_OPEN])
             return OpenRunsResponse(shown, len(found) > MOST_OPEN)
 
         key = "open runs", access.caller.owner, access.caller.role
@@ -298,17 +300,31 @@ async def _listed(services: Services, caller: Caller, query: RunQuery, page: Lis
     if not query.search:
         rows = rows.limit(page.limit + 1)
     async with services.database.reading() as db, aclosing(in_pieces(db, rows, ROWS_AT_ONCE)) as pieces:
-        async for model, session in (row async for piece in pieces for row in piece):
+        async for model, session, health in _with_health(db, states, query, pieces):
             if query.search and looked_at and time.monotonic() > end:
                 return RunsResponse(shown, page.offset + looked_at)
-            if query.fits(model, session):
+            if health is not None:
                 is_full = len(shown) == page.limit
-                run = None if is_full else await _run(services, states, db, model, session)
+                run = None if is_full else await _run(services, db, model, session, health)
                 if run is None or not room.takes(run):
                     return RunsResponse(shown, page.offset + looked_at)
                 shown.append(run)
             looked_at += 1
     return RunsResponse(shown, None)
+
+
+async def _with_health(
+    db: AsyncSession,
+    states: RunStates,
+    query: RunQuery,
+    pieces: AsyncIterable[Sequence[Row[ModelRow, SessionRow]]],
+) -> AsyncGenerator[tuple[ModelRow, SessionRow, RunHealth | None]]:
+    """Yield each run with its health, or with None if it does not fit the query."""
+    async for piece in pieces:
+        fitting = [(model, session) for model, session in piece if query.fits(model, session)]
+        healths = await states.health(db, fitting)
+        for model, session in piece:
+            yield model, session, healths.get(model.id)
 
 
 async def _unpacked(packed: bytes, request: Request) -> Response[bytes]:
@@ -326,11 +342,12 @@ def _json(content: bytes) -> Response[bytes]:
 async def _run_of(services: Services, model: ModelRow) -> Run:
     async with services.database.reading() as db:
         session = await db.get_one(SessionRow, model.session_id)
-        return await _run(services, RunStates(services), db, model, session)
+        health = await RunStates(services).health(db, [(model, session)])
+        return await _run(services, db, model, session, health[model.id])
 
 
 async def _run(
-    services: Services, states: RunStates, db: AsyncSession, model: ModelRow, session: SessionRow
+    services: Services, db: AsyncSession, model: ModelRow, session: SessionRow, health: RunHealth
 ) -> Run:
     summary = await run_metrics.summary(db, model.id)
     return Run(
@@ -341,8 +358,7 @@ async def _run(
         owner=session.owner,
         created_at=model.created_at,
         is_open=session.ended_at is None,
-        silent_seconds=services.catalog.silent_seconds(session.id),
-        health=await states.health(db, model, session),
+        health=health,
         metadata=model.user_metadata or session.user_metadata,
         display_name=session.display_name,
         tags=session.tags,

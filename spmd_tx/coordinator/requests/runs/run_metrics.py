@@ -7,7 +7,7 @@ What a client sends of steps of its own stays as it was sent: its count need not
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -20,6 +20,7 @@ from sqlalchemy import (
     and_,
     case,
     delete,
+    exists,
     func,
     orm,
     select,
@@ -129,11 +130,14 @@ async def at_save(db: AsyncSession, line: str, seq_id: int) -> Values:
     return last
 
 
-async def is_saved(db: AsyncSession, line: str) -> bool:
-    """Return whether a run has taken no step since its newest checkpoint."""
-    saved = select(func.max(CheckpointRow.seq_id)).where(CheckpointRow.run_id == line).scalar_subquery()
-    unsaved = select(RunMetrics.number).where(is_step(line), RunMetrics.seq_id > func.coalesce(saved, -1))
-    return await db.scalar(unsaved.limit(1)) is None
+async def saved(db: AsyncSession, lines: Collection[str]) -> set[str]:
+    """Return which of these runs have taken no step since their newest checkpoints."""
+    if not lines:
+        return set()
+    newest = select(func.max(CheckpointRow.seq_id)).where(CheckpointRow.run_id == ModelRow.id)
+    last = func.coalesce(newest.correlate(ModelRow).scalar_subquery(), -1)
+    has_unsaved = exists().where(is_step(ModelRow.id), RunMetrics.seq_id > last)
+    return set(await db.scalars(select(ModelRow.id).where(ModelRow.id.in_(lines), ~has_unsaved)))
 
 
 async def forget(db: AsyncSession, before: float, thin_before: float) -> None:

@@ -43,7 +43,6 @@ class Run(msgspec.Struct, frozen=True):
     owner: str
     created_at: float
     is_open: bool  # whether its session is
-    silent_seconds: float | None  # since the last heartbeat of its open session; null: it is not late
     health: RunHealth
     metadata: dict[str, object] | None  # of its client
     display_name: str | None  # of its session

@@ -1,4 +1,5 @@
 import pytest
+from sqlalchemy import event
 
 from spmd_tx.coordinator.http import shared_answers
 from spmd_tx.coordinator.requests.records import Failed
@@ -105,3 +106,29 @@ async def test_a_run_whose_session_has_ended_without_a_word(
     found = await health(api, run_id)
     assert found["state"] == state
     assert found["reason"].startswith("its client was silent for 1800 seconds")
+
+
+async def test_however_many_runs_are_silent_their_steps_and_checkpoints_are_asked_for_once(
+    api, services, session_id, run_id
+):
+    body = {"session_id": session_id, "base_model": BASE_MODEL, "lora_config": {"rank": 8}}
+    others = [await api.post("create_model", json=body | {"model_seq_id": 1 + n}) for n in range(3)]
+    unsaved, *saved = [answer.json()["model_id"] for answer in others]
+    for line in (unsaved, *saved):
+        await settle(services.database, (1, "optim_step", {"norm": 1.0}), line=line)
+    for line in saved:
+        await save(api, line, "last", seq_id=2)
+    services.catalog._last_seen[session_id] -= 20
+    statements = list[str]()
+    event.listen(
+        services.database._reader.sync_engine,
+        "before_cursor_execute",
+        lambda *each: statements.append(each[2]),
+    )
+    for route in ("open_runs", "runs"):
+        statements.clear()
+        answer = (await api.get(f"http://server/console/api/{route}")).json()["runs"]
+        healths = answer if route == "open_runs" else {run["id"]: run["health"] for run in answer}
+        states = {line: health["state"] for line, health in healths.items()}
+        assert states == {run_id: "left", unsaved: "silent"} | dict.fromkeys(saved, "left")
+        assert len([each for each in statements if "checkpoints" in each]) == 1

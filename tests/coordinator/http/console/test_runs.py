@@ -267,7 +267,7 @@ async def test_a_run_whose_client_is_silent_is_still_open_and_says_so(api, servi
     services.catalog._last_seen[session_id] -= 95
     (run,) = (await api.get("http://server/console/api/runs")).json()["runs"]
     assert run["is_open"]
-    assert 95 <= run["silent_seconds"] < 120
+    assert run["health"]["state"] == "silent"
     session = (await api.get(f"sessions/{session_id}")).json()
     assert session["is_open"]
     assert 95 <= session["silent_seconds"] < 120
