@@ -252,10 +252,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "prompts and restarts; sampling is slower.",
     ] = False
     speculation: Annotated[
-        Literal["off", "auto"],
+        Literal["off", "auto", "mtp"],
         "auto: a step of few sequences reads ahead what other answers to the prompt, or the sequence itself, "
         "have had in a like place. So it draws several tokens at once, where that is likely to pay. The "
-        "tokens are the same.",
+        "tokens are the same. mtp: it also reads what the model's own layer for multi-token prediction "
+        "expects (DeepSeek-V3, GLM-4.5 and 4.6).",
+        PLAN,
     ] = "off"
     kv_cache_tokens: Annotated[
         int, FROM_ZERO, "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.", PLAN

@@ -13,7 +13,7 @@ from spmd_tx.protocol.envelope import Envelope
 from spmd_tx.protocol.reports import PROTOCOL_VERSION, AnyReport
 from spmd_tx.protocol.setup import Setup
 
-FORMS = {26: "8abfa24753ac8efc"}  # the digest of all messages, by protocol version
+FORMS = {27: "bec64d7bf9dbee80"}  # the digest of all messages, by protocol version
 
 
 def form_of(kind: Any) -> dict[str, Any]:

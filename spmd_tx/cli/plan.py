@@ -146,7 +146,8 @@ def read_model(config: ServerConfig) -> Model:
     from spmd_tx.coordinator.server.preflight import context_length
 
     directory = find_config(config.base_model, config.revision)
-    model = read_model_config(directory, config.planned_expert_lora, config.expert_weights, config.base_dtype)
+    kept = config.planned_expert_lora, config.expert_weights, config.base_dtype
+    model = read_model_config(directory, *kept, config.speculation)
     context_length(config, model)
     return model
 

@@ -174,6 +174,8 @@ def stored_shapes(model: Model) -> dict[str, tuple[int, ...]]:
             for number in place.numbers:
                 for name, shape in _tensors(array, number):  # several arrays may be parts of one tensor
                     shapes[name] = tuple(map(max, shape, shapes.get(name, shape)))
+    for array in model.mtp_arrays:
+        shapes |= _tensors(array, 0)
     return shapes | _of_tower(model)
 
 

@@ -141,7 +141,7 @@ def _random_weight(name: str, shape: tuple[int, ...], spec: Spec, seed: int) -> 
 
 
 def _write_weights(path: Path, spec: Spec, seed: int) -> None:
-    shapes = stored_shapes(declare(model_config(spec, {})))
+    shapes = stored_shapes(declare(model_config(spec, {}), drafts=True))
     tensors = {name: _random_weight(name, shape, spec, seed) for name, shape in shapes.items()}
     if spec.n_shards == 1:
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})

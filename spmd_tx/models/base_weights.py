@@ -11,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from spmd_tx.models.checkpoint.packed import Packed, scale_dtype
-from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, is_split
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.named import Named
@@ -34,6 +33,12 @@ class Weights(TreeNode, Generic[Leaf]):
     # [P, S, D]: tokens of images, which extend the vocabulary: those for embed, and those that first layers
     # add. None: there are none.
     images: Leaf | None = None
+    mtp: Named[Leaf] | None = None  # the layer that makes drafts (mtp.py), which is not stacked
+
+    @property
+    def trained(self) -> "Weights[Leaf]":
+        """The model alone, which may be trained as a whole."""
+        return self.replace(images=None, mtp=None)
 
     @property
     def unembed(self) -> Leaf:
@@ -50,17 +55,17 @@ def weights(
     layers: dict[str, Any] = {}
     for place in model.places:
         for array in model.arrays(place):
-            make = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
-            if isinstance(array, Map) and array.kept is not None:
-                layers[place.name(array.name)] = _packed(place, array, make)
-            else:
-                layers[place.name(array.name)] = _stacked(place, array, make, dtype)
+            layers[place.name(array.name)] = _of_layers(array, place.numbers, mesh, fsdp, dtype)
+    mtp: dict[str, Any] = {
+        array.name: _of_layers(array, None, mesh, fsdp, dtype) for array in model.mtp_arrays
+    }
     table = (model.vocab_size, model.d_model)
     return Weights(
         embed=_weight(table, vocabulary, dtype, model.embed),
         layers=Named(layers),
         final_norm=_weight((model.d_model,), P(), dtype, model.final_norm),
         head=None if model.is_tied else _weight(table, vocabulary, dtype, model.head),
+        mtp=Named(mtp) if mtp else None,
     )
 
 
@@ -88,28 +93,32 @@ def _parameter(declared: Parameter, mesh: AnyMesh) -> tuple[tuple[int, ...], Axe
     return declared.shape, tuple(axes)
 
 
-def _stacked(
-    place: StackPlace, array: Map | Parameter, of_layer: tuple[tuple[int, ...], Axes], dtype: DTypeLike
-) -> Weight:
-    shape, axes = of_layer
+def _of_layers(
+    array: Map | Parameter, numbers: range | None, mesh: AnyMesh, fsdp: str | None, dtype: DTypeLike
+) -> Weight | Packed:
+    """Declare an array of the layers with these numbers, stacked; None: of one layer, as it is."""
+    shape, axes = _linear(array, mesh, fsdp) if isinstance(array, Map) else _parameter(array, mesh)
+    if numbers is not None:
+        shape, axes = (len(numbers), *shape), (None, *axes)
+    if isinstance(array, Map) and array.kept is not None:
+        return _packed(array, numbers, shape, axes)
     if isinstance(array, Parameter) and array.is_fp32:
         dtype = jnp.float32
-    spec = P(None, *axes) if any(axes) else P()
-    return _weight((len(place.numbers), *shape), spec, dtype, array.source, place.numbers)
+    return _weight(shape, P(*axes) if any(axes) else P(), dtype, array.source, numbers)
 
 
-def _packed(place: StackPlace, array: Map, of_layer: tuple[tuple[int, ...], Axes]) -> Packed:
+def _packed(array: Map, numbers: range | None, whole: tuple[int, ...], axes: Axes) -> Packed:
     """Declare the two arrays of encoded matrices, which are split as the decoded ones would be."""
-    (*lead, width_in, width_out), axes = of_layer
+    *lead, width_in, width_out = whole
     encoding, source = array.kept, array.source
 
     def piece(name: str, inputs: int, dtype: DTypeLike) -> Weight:
-        shape = (len(place.numbers), *lead, width_in // inputs, width_out)
-        weight = _weight(shape, P(None, *axes), dtype, source, place.numbers)
+        shape = (*lead, width_in // inputs, width_out)
+        weight = _weight(shape, P(*axes), dtype, source, numbers)
         return replace(weight, piece=name, kept=encoding)
 
-    numbers = piece("numbers", encoding.of_byte, jnp.uint8)
-    return Packed(numbers, piece("scales", encoding.group, scale_dtype(encoding)), encoding)
+    of_bytes = piece("numbers", encoding.of_byte, jnp.uint8)
+    return Packed(of_bytes, piece("scales", encoding.group, scale_dtype(encoding)), encoding)
 
 
 def _weight(

@@ -12,6 +12,7 @@ from spmd_tx.models.families.keys import Refusal
 from spmd_tx.models.families.registry import declare
 
 AS_STORED = "auto"  # the base_dtype of weights that stay as a checkpoint has them
+MTP = "mtp"  # the speculation of models that make drafts themselves
 PACKED, UNPACKED = "packed", "unpacked"  # ways of keeping the weights of experts
 
 
@@ -25,18 +26,25 @@ def read_model_config(
     expert_lora: str = EXPERT_LORA[0],
     expert_weights: str = UNPACKED,
     base_dtype: str = AS_STORED,
+    speculation: str = "off",
 ) -> Model:
     """Read ``config.json``. ``expert_lora`` names the layout of adapters of experts.
 
     With ``expert_weights`` "packed" devices keep experts as the checkpoint encodes them; with one of
-    BASE_DTYPES they keep all adapted maps of layers in it. Raises StartError when the file is missing, or the
-    model is not supported, or cannot be kept so.
+    BASE_DTYPES they keep all adapted maps of layers in it. With ``speculation`` "mtp" the model has the layer
+    that makes drafts. Raises StartError when the file is missing, or the model is not supported, or cannot be
+    kept so, or has no such layer.
     """
     raw = _read_json(model_dir / "config.json")
     try:
-        model = declare(raw)
+        model = declare(raw, drafts=speculation == MTP)
     except Refusal as problem:
         raise StartError(f"{model_dir}/config.json {problem}") from None
+    if speculation == MTP and model.mtp is None:
+        raise StartError(
+            f"--speculation is mtp, but {model_dir}/config.json names no layer that predicts further tokens "
+            "(num_nextn_predict_layers of DeepSeek-V3 and GLM); set it to auto or off"
+        )
     if expert_weights == PACKED:
         model = _packing(model, model_dir)
     if base_dtype != AS_STORED:

@@ -334,8 +334,9 @@ class Decode(Command, frozen=True, tag="decode"):
     # follower reads what is likely to come. It has the fields of the row that it follows, and brings no
     # pages. In every step its token comes behind those of the rows before it, or it is REJECTED.
     depths: np.ndarray | None = None
-    # int32 [B, DRAFT_TOKENS], of rows that others follow: what is likely to come; -1: the end. None: the
-    # program knows no followers.
+    # int32 [B, DRAFT_TOKENS], of rows that others follow: what is likely to come; -1: the end, where the
+    # first follower reads what the model expects. A model that makes drafts replies ``drafts`` [K, B]: what
+    # it expects behind each token. None: the program knows no followers.
     drafts: np.ndarray | None = None
     # What the steps read of prompts beside the rows. For a mixture of experts the reply has their
     # ``chunk_experts`` [K, D C / K, L, k]. None: nothing. Never with ``masks``, ``drafts``, ``states`` or a

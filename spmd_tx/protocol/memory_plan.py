@@ -40,6 +40,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     remat: dict[str, str] = {}  # what training computes twice, by micro-batch: "4 x 2048" -> "light"
     splits_base: bool = False  # whether fsdp splits the base weights
     on_cpu: bool = False  # whether the devices are CPUs: blocks of rows are small then
+    draft_cost: float = 0.0  # of making drafts, in steps that make none; 0: the model cannot
     ridge_tokens: float = 0.0  # that a device computes while it reads the weights once; 0: not known
 
     @property

@@ -6,7 +6,7 @@ import numpy as np
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.programs import CompileReport
 
-PROTOCOL_VERSION = 26  # of commands and reports
+PROTOCOL_VERSION = 27  # of commands and reports
 
 FRAME_BYTES = 256 << 10  # of a report; longer ones come in several frames
 BEAT_SECONDS = 2.0  # between the heartbeats of workers and of agents

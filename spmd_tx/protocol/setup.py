@@ -37,6 +37,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     expert_lora: str = "shared-outer"  # the layout of factors of experts (models/declared/model.py)
     expert_weights: str = "unpacked"  # "packed": as the checkpoint encodes them (models/checkpoint/packed.py)
     base_dtype: str = "auto"  # in which adapted maps are kept, of BASE_DTYPES in models/declared/encoding.py
+    speculation: str = "off"  # "mtp": models make drafts themselves (models/mtp.py)
     max_context: int  # tokens
     page_size: int  # tokens
     kv_cache_tokens: int  # per data shard; 0: as many as fit

@@ -46,7 +46,11 @@ def prepare_accelerator(
     if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, kernels=Kernels())
     model = read_model_config(
-        Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+        Path(setup.model_dir),
+        setup.expert_lora,
+        setup.expert_weights,
+        setup.base_dtype,
+        setup.speculation,
     )
     first = device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache

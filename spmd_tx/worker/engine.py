@@ -94,7 +94,11 @@ class Engine:
     ) -> "Engine":
         """Load the base model and allocate everything else."""
         model = read_model_config(
-            Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+            Path(setup.model_dir),
+            setup.expert_lora,
+            setup.expert_weights,
+            setup.base_dtype,
+            setup.speculation,
         )
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         keep_float32(setup.dtype, platform(mesh))

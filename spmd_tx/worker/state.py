@@ -19,8 +19,9 @@ from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.memory.plan import Plan
+from spmd_tx.worker.steps.decode_rows import RowState
 from spmd_tx.worker.steps.full import full_state
-from spmd_tx.worker.steps.sample import Bank, RowState
+from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train_state import train_weights
 
 

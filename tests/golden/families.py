@@ -222,7 +222,8 @@ def write(directory: Path, name: str, **keys: Any) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     raw = CONFIGS[name] | keys
     (directory / "config.json").write_text(json.dumps(raw))
-    weights = {tensor: _random(tensor, shape) for tensor, shape in stored_shapes(declare(raw)).items()}
+    shapes = stored_shapes(declare(raw, drafts=True))
+    weights = {tensor: _random(tensor, shape) for tensor, shape in shapes.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 

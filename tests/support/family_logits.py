@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from spmd_tx.models import head
+from spmd_tx.models import head, mtp
 from spmd_tx.models.adapter_formats import peft
 from spmd_tx.models.adapters.lora import adapter_weights, rank_in_experts
 from spmd_tx.models.adapters.row_lora import row_lora
@@ -45,12 +45,13 @@ def logits(
     expert_lora: str = "shared-outer",
     base_dtype: str = "auto",
     images: Images | None = None,
+    speculation: str = "off",
 ) -> np.ndarray:
     """Return [T, V] of a model's tokens, which stand in the last row of the batch.
 
-    ``folder`` holds the adapter; None: it adds nothing.
+    ``folder`` holds the adapter; None: it adds nothing. With ``speculation`` "mtp" they are those of drafts.
     """
-    model = read_model_config(path, expert_lora, base_dtype=base_dtype)
+    model = read_model_config(path, expert_lora, base_dtype=base_dtype, speculation=speculation)
     declared = weights(model, mesh, jnp.float32)
     base = huggingface.load(path, declared, mesh, lambda _: None, model.unread)
     if images is not None:
@@ -82,6 +83,8 @@ def logits(
         how = Pass(attend, *loras, Kernels(), sequence_parallel=True, **more)
         whole = own_adapters(model, adapters)
         h, *_ = backbone(model, base, whole, tokens, positions, how)
+        if model.mtp is not None:
+            h, _ = mtp.read(model, base, whole, h, jnp.roll(tokens, -1, axis=1), positions, how, None)
         return head.logits(base.unembed, whole.head, how.apply_lora, h)
 
     rows, length = mesh.shape["fsdp"] * mesh.shape["ep"], len(tokens)

@@ -16,9 +16,10 @@ from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.transfer import rows_to_devices, to_devices
 from spmd_tx.sharding.weight import Weight, shardings
+from spmd_tx.worker.steps.decode_rows import DecodeRows, RowState
 from spmd_tx.worker.steps.pages import make_copy_pages
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import Bank, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows
 from tests.support.tiny_engine import (
     BOTH_SCALES,

@@ -17,8 +17,9 @@ from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.state import zeros
+from spmd_tx.worker.steps.decode_rows import DecodeRows, RowState
 from spmd_tx.worker.steps.losses import TokenLossInputs
-from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState
+from spmd_tx.worker.steps.sample import Bank
 from spmd_tx.worker.steps.train import Rows
 from spmd_tx.worker.steps.train_state import TrainState, train_weights
 

@@ -20,8 +20,9 @@ from spmd_tx.models.base_weights import weights
 from spmd_tx.models.experts import moe
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
+from spmd_tx.worker.steps.decode_rows import DecodeRows, RowState
 from spmd_tx.worker.steps.losses import TokenLossInputs
-from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import Bank, make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows, make_forward_backward
 from spmd_tx.worker.steps.train_state import train_weights
 from tests.support.kernels import kernels_here

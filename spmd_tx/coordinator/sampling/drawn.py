@@ -42,7 +42,7 @@ class DrawnTokens:
         is_masked = sample.guide is not None and sample.is_masked
         masks = sample.guide.likely_masks if sample.guide is not None and is_masked else ()
         # The device knows of so many tokens, and no more; or how many there are is not known.
-        guess, sample.guess = sample.guess, None
+        guess, sample.guess, sample.expected = sample.guess, None, []
         sample.begins_anew = is_masked or guess is not None
         sample.behind -= fed
         sample.outstanding += count
@@ -83,6 +83,8 @@ class DrawnTokens:
             top = TopLogprobs(
                 *[arrays[name][places][:, : job.top] for name in ("top_tokens", "top_logprobs")]
             )
+        if "drafts" in arrays and known and not self.sample.outstanding:
+            self.sample.expected = arrays["drafts"][_first(drawn, len(known))][-1:].tolist()
         self.sample.extend(known, logprobs[: len(known)], experts, top)
         job.passed_over = 0
         if self.sample.stop_reason is not None:

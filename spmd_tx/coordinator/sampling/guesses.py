@@ -3,11 +3,11 @@
 Rows that a program has beside those of the samples cost nothing. A larger program costs more, so it must be
 likely to draw as many more tokens. What is likely follows from how many drafts of a sample were right. Those
 that no row reads are compared with what is drawn, too, so that drafts prove themselves before they cost
-anything.
+anything. Those that the model makes itself need no proof: it has been trained for that.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 from spmd_tx.coordinator.sampling.job import Sample
@@ -34,6 +34,7 @@ class _Known:
 
     texts: DraftTexts
     record: Record
+    of_model: Record  # of drafts that the model makes
     drafts: Sequence[int] = ()  # which no row has read, of tokens from ``first`` on
     first: int = 0
 
@@ -81,8 +82,9 @@ class Guesses:
         elif best is not None and not is_known:
             self._hoped = [guess.record for guess in best.guesses.values()]
         elif best is not None:
-            for sample in best.guesses:  # whose followers tell
-                self._know(sample).drafts = ()
+            for sample, guess in best.guesses.items():
+                if guess.record is self._know(sample).record:  # their followers tell
+                    self._know(sample).drafts = ()
         return best
 
     def _best(self, candidates: Sequence[Sequence[Sample]]) -> SpeculativeRows | None:
@@ -97,7 +99,8 @@ class Guesses:
             guesses = dict[Sample, Guess]()
             for some, samples in zip(able, candidates, strict=True):
                 guesses |= _deal(some, size - len(samples))
-            rate = (len(everybody) + sum(guess.gain for guess in guesses.values())) / self._cost(size)
+            cost = self._cost(size) * (1 if self._shapes.decodes_speculate else 1 + self._shapes.draft_cost)
+            rate = (len(everybody) + sum(guess.gain for guess in guesses.values())) / cost
             if rate > best_rate:
                 best, best_rate = SpeculativeRows(size, guesses), rate
         return best
@@ -114,7 +117,7 @@ class Guesses:
         if known is None:
             job = sample.job
             texts = self._texts.of(job.session or job.request_id, job.prompt)
-            known = self._known[sample] = _Known(texts, Record(texts.record))
+            known = self._known[sample] = _Known(texts, Record(texts.record), Record(texts.of_model))
         return known
 
     def _able(self, samples: Iterable[Sample]) -> Iterable[_Able]:
@@ -122,8 +125,12 @@ class Guesses:
         for sample in filter(_may_speculate, samples):
             known = self._know(sample)
             drafts = known.look(sample)
-            if drafts:
-                yield Guess(drafts, 0, known.record), sample
+            best = Guess(drafts, 0, known.record, min(MOST_FOLLOWERS, len(drafts)))
+            if self._shapes.draft_cost and not sample.behind:
+                its_own = Guess(sample.expected, 0, known.of_model, most=1)
+                best = best if drafts and best.record.acceptance >= its_own.record.acceptance else its_own
+            if best.most:
+                yield best, sample
 
 
 def _alike(drawn: Sequence[int], drafts: Sequence[int]) -> int:
@@ -149,14 +156,14 @@ def _tail(sample: Sample) -> list[int]:
 def _deal(able: Sequence[_Able], spare: int) -> dict[Sample, Guess]:
     """Give each spare row to the sample of which it is likeliest to count."""
     counts = [0] * len(able)
-    most = [min(MOST_FOLLOWERS, len(guess.drafts)) for guess, _ in able]
+    most = [guess.most for guess, _ in able]
     for _ in range(spare):
         free = [number for number, count in enumerate(counts) if count < most[number]]
         if not free:
             break
         counts[max(free, key=lambda number: able[number][0].record.acceptance ** (counts[number] + 1))] += 1
     return {
-        sample: Guess(guess.drafts, count, guess.record)
+        sample: replace(guess, followers=count)
         for (guess, sample), count in zip(able, counts, strict=True)
         if count
     }

@@ -73,6 +73,7 @@ class Sample:
     begins_anew: bool = False  # its row of the last Decode is of no use: what that drew is not all taken
     refusals: int = 0  # how often what was drawn behind a refused token has been dropped
     is_spoilt: bool = False  # its state has read tokens that were dropped
+    expected: list[int] = field(default_factory=list)  # what the model expects next, if it is known
     guess: Guess | None = None  # what rows that follow it read in its next Decode; None: no row does
 
     @property

@@ -35,6 +35,8 @@ class SamplingShapes:
     on_cpu: bool = False
     batch_invariant: bool = False
     speculates: bool = False  # whether rows of a Decode may follow others
+    # Of making drafts, in steps that make none, where the model makes some itself; 0: it does not.
+    draft_cost: float = 0.0
     # Tokens that a device computes while it reads the weights once; 0: Decodes read no chunks of prompts
     ridge: float = 0.0
 
@@ -94,7 +96,8 @@ class SamplingShapes:
         """Numbers of rows of a Decode, ascending. Above FEW_ROWS its cost grows with them."""
         if self.decode_block:
             return list(range(self.decode_block, self.rows + 1, self.decode_block))
-        fewest = GROWTH if self.speculates else FEW_ROWS  # whose programs are a factor of two apart
+        # From which on programs are a factor of two apart: a model expects but one token.
+        fewest = (1 if self.draft_cost else GROWTH) if self.speculates else FEW_ROWS
         doubled = [2**n for n in range(self.decode_rows.bit_length()) if 2**n > fewest]
         return sorted({*_powers_of_four(min(FEW_ROWS, self.decode_rows)), *doubled, self.decode_rows})
 

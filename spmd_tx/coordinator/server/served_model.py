@@ -94,7 +94,10 @@ def open_model(config: ServerConfig) -> OpenedModel:
     with _reading():  # no weights are downloaded for nothing
         described = find_config(config.base_model, config.revision)
         read = read_model_config(
-            described, expert_weights=config.expert_weights, base_dtype=config.base_dtype
+            described,
+            expert_weights=config.expert_weights,
+            base_dtype=config.base_dtype,
+            speculation=config.speculation,
         )
     model = with_expert_lora(config, read)
     check_mesh(config, model)

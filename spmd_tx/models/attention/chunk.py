@@ -23,6 +23,7 @@ class ChunkTokens(TreeNode):
     pages: Any  # int32 [D, C]: page of each token; 0 of padding
     slots: Any  # int32 [D]: where the prompt's adapter is
     tables: Any  # int32 [D, N]: pages of the prompt
+    following: Any  # int32 [D, C]: the token behind each one; of the last one any
 
     @property
     def part_tokens(self) -> int:
@@ -36,5 +37,5 @@ class ChunkTokens(TreeNode):
         def cut(x_DC: Array) -> Array:
             return lax.dynamic_slice_in_dim(x_DC, step * count, count, axis=1)
 
-        tokens, positions, pages = jax.tree.map(cut, (self.tokens, self.positions, self.pages))
-        return self.replace(tokens=tokens, positions=positions, pages=pages)
+        by_token = {name: getattr(self, name) for name in ("tokens", "positions", "pages", "following")}
+        return self.replace(**jax.tree.map(cut, by_token))

@@ -47,7 +47,7 @@ def cache_weights(model: Model, mesh: AnyMesh, pages: int, page_size: int, dtype
     """Declare a cache with ``pages`` pages per data shard."""
     heads = max(model.n_kv_heads, mesh.shape[TP])  # with fewer heads than tp, each device keeps its own
     of_data = pages * mesh.shape[FSDP] * mesh.shape[EP]
-    shape = (model.n_paged, of_data, page_size, heads * model.head_dim)
+    shape = (model.n_pools, of_data, page_size, heads * model.head_dim)
     pool = Weight(shape, P(None, DATA, None, TP), dtype)
     return KvCache(pool, pool if model.keeps_values else None)
 

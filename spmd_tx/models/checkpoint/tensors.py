@@ -26,7 +26,8 @@ def stacked(weight: Weight) -> tuple[int, ...]:
 
 def tensor_name(weight: Weight, index: tuple[int, ...]) -> str:
     """Return the checkpoint's name of one tensor of the weight."""
-    numbers: dict[str, int] = dict(zip(("layer", "expert"), index, strict=False))
+    counted = [name for name in ("layer", "expert") if f"{{{name}}}" in weight.hf_name]
+    numbers = dict(zip(counted, index, strict=True))
     if weight.numbers is not None and index:
         numbers["layer"] = weight.numbers[index[0]]
     return weight.hf_name.format(**numbers)

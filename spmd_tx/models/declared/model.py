@@ -12,6 +12,7 @@ from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
 from spmd_tx.models.declared.maps import Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
+from spmd_tx.models.declared.mtp import JOINS, MtpLayer
 from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
 
@@ -25,7 +26,7 @@ LAYER = "model.layers.{layer}."
 EMBED = TensorSource("model.embed_tokens.weight")
 FINAL_NORM = TensorSource("model.norm.weight")
 LM_HEAD = TensorSource("lm_head.weight")
-ROUTER = "router"  # the name of a mixture's router, which no checkpoint encodes
+ROUTER = "router"  # the name of a mixture's router, which no checkpoint encodes; nor does one JOINS
 HEAD = "head"  # the name of the vocabulary head among adapted maps
 
 
@@ -64,8 +65,9 @@ class Model:
     encoding: Any = None  # one of encoding.py, of the maps of layers whose sources name none
     plain: tuple[str, ...] = ()  # regular expressions: modules of a checkpoint that are not encoded
     ignored: tuple[str, ...] = ()  # regular expressions: tensors of a checkpoint that are not read
-    # How the names of layers begin that a checkpoint may have to predict further tokens, which are not read.
+    # How the names of layers begin that a checkpoint may have for further tokens; only ``mtp`` is read.
     further: tuple[str, ...] = ()
+    mtp: MtpLayer | None = None  # what makes drafts of its own; None: the model has none, or leaves it out
     packs_experts: bool = False  # whether experts that a checkpoint encodes stay encoded on devices
     # One of encoding.py: in which devices keep adapted maps, or in as few bits as a checkpoint encodes them;
     # None: as floating-point numbers.
@@ -130,7 +132,8 @@ class Model:
     @property
     def unread(self) -> Unread:
         """The tensors that a checkpoint may have beside those declared."""
-        return Unread(self.ignored, self.further, self.embed.name if self.is_tied else None)
+        ignored = self.ignored + (() if self.mtp is None else self.mtp.copies)
+        return Unread(ignored, self.further, self.embed.name if self.is_tied else None)
 
     @cached_property
     def n_layers(self) -> int:
@@ -172,6 +175,11 @@ class Model:
     def n_paged(self) -> int:
         """How many layers keep something of each token, in pages."""
         return sum(bool(layer.mixer.per_token) for layer in self.layers)
+
+    @property
+    def n_pools(self) -> int:
+        """How many layers have pages: those of the stack, and behind them the one of drafts."""
+        return self.n_paged + (self.mtp is not None)
 
     @cached_property
     def keeps_values(self) -> bool:
@@ -226,6 +234,13 @@ class Model:
         keep = [bool(layer.mixer.per_sequence) == keeps_state for layer in self.layers]
         return tuple(sum(keep[:number]) for number in place.numbers)
 
+    @cached_property
+    def mtp_arrays(self) -> tuple[LayerArray, ...]:
+        """The arrays of the layer that makes drafts; (): there is none."""
+        if self.mtp is None:
+            return ()
+        return tuple(self._encoded(array, 0) for array in self.mtp.arrays(self.d_model, ""))
+
     def arrays(self, place: StackPlace) -> tuple[LayerArray, ...]:
         return self._arrays[place.prefix]
 
@@ -239,7 +254,7 @@ class Model:
 
     def _encoded(self, array: LayerArray, number: int) -> LayerArray:
         """Return the array as a checkpoint encodes it; layers that are alike are encoded alike."""
-        if not isinstance(array, Map) or array.name == ROUTER:
+        if not isinstance(array, Map) or array.name in (ROUTER, JOINS):
             return array
         encoding, module = array.source.encoding, array.source.module.format(layer=number, expert=0)
         if encoding is None and not any(re.fullmatch(pattern, module) for pattern in self.plain):

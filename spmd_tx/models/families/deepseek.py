@@ -1,10 +1,13 @@
 """DeepSeek-V3 (DeepSeek-AI 2024), and what later families have of it: router, shared expert, dense layers."""
 
+import re
+
 from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Channel, Cycle, Layer, Mixer, Norm, Stack
 from spmd_tx.models.declared.maps import TensorSource
 from spmd_tx.models.declared.model import LAYER, LM_HEAD, Model
+from spmd_tx.models.declared.mtp import JOINS, MtpLayer
 from spmd_tx.models.declared.route import Route
 from spmd_tx.models.families.keys import MOST_LAYERS, ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
@@ -45,11 +48,15 @@ def latent(keys: ConfigKeys) -> Model:
         layer_prefix=f"{prefix}{LAYER}",
         ignored=VISION if prefix else (),
         further=further(keys, prefix),
+        mtp=mtp(keys, mixer, norm, prefix),
     )
 
 
-def mixture(keys: ConfigKeys, prefix: str) -> Mixture:
-    """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has."""
+def mixture(keys: ConfigKeys, at: str) -> Mixture:
+    """Declare the mixture of a layer: experts chosen by corrected sigmoids, and one that every token has.
+
+    ``at`` begins the names of the layer's tensors.
+    """
     experts, chosen = keys.count("n_routed_experts"), keys.count("num_experts_per_tok")
     width = keys.count("moe_intermediate_size")
     shared = keys.count_or("n_shared_experts", 0, least=0)
@@ -69,7 +76,7 @@ def mixture(keys: ConfigKeys, prefix: str) -> Mixture:
         width,
         route,
         shared=Glu(shared * width, module="mlp.shared_experts", prefix="shared_") if shared else None,
-        correction=TensorSource(f"{prefix}{LAYER}mlp.gate.e_score_correction_bias"),
+        correction=TensorSource(f"{at}mlp.gate.e_score_correction_bias"),
     )
 
 
@@ -78,7 +85,7 @@ def stack(keys: ConfigKeys, mixer: Mixer, norm: Norm, prefix: str = "") -> Stack
     n_layers, dense = keys.layers(), _dense_layers(keys)
     kinds: tuple[tuple[int, Channel], ...] = (
         (dense, Glu(keys.count("intermediate_size"))),
-        (n_layers - dense, mixture(keys, prefix)),
+        (n_layers - dense, mixture(keys, f"{prefix}{LAYER}")),
     )
     return tuple(Cycle((Layer(mixer, channel, norm),), count) for count, channel in kinds if count)
 
@@ -97,3 +104,19 @@ def further(keys: ConfigKeys, prefix: str = "") -> tuple[str, ...]:
     """Return the places behind the last layer where those that predict further tokens may be."""
     count = max(1, *(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER))
     return tuple(f"{prefix}{LAYER.format(layer=keys.layers() + number)}" for number in range(count))
+
+
+def mtp(keys: ConfigKeys, mixer: Mixer, norm: Norm, prefix: str = "") -> MtpLayer | None:
+    """Declare the first of those layers; None: config.json says that there is none."""
+    if not any(keys.count_or(key, 0, 0, MOST_LAYERS) for key in FURTHER):
+        return None
+    at = f"{prefix}{LAYER.format(layer=keys.layers())}"
+    return MtpLayer(
+        *(mixer, mixture(keys, at), norm),
+        at=at,
+        of_embedding=f"{at}enorm",
+        of_hidden=f"{at}hnorm",
+        joins=f"{at}{JOINS}",
+        final=f"{at}shared_head.norm",
+        copies=tuple(re.escape(f"{at}{name}.weight") for name in ("embed_tokens", "shared_head.head")),
+    )

@@ -3,7 +3,7 @@
 from spmd_tx.models.declared.layers import Norm
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.families.deepseek import further, stack
+from spmd_tx.models.families.deepseek import further, mtp, stack
 from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
@@ -32,4 +32,5 @@ def mixture(keys: ConfigKeys) -> Model:
         max_positions=rope.most_positions(sizes["max_positions"]),
         is_tied=sizes["tied_embeddings"],
         further=further(keys),
+        mtp=mtp(keys, mixer, Norm(eps)),
     )

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from spmd_tx.models.declared.model import Model
@@ -34,8 +35,11 @@ FAMILIES: dict[str, FamilyReader] = {
 }
 
 
-def declare(raw: Mapping[str, Any]) -> Model:
-    """Return the declaration of a model from its config.json. Raises Refusal."""
+def declare(raw: Mapping[str, Any], *, drafts: bool = False) -> Model:
+    """Return the declaration of a model from its config.json, with the layer of ``drafts`` if wanted.
+
+    Raises Refusal.
+    """
     keys = ConfigKeys(raw)
     named = keys.names("architectures")
     if not named:
@@ -44,7 +48,8 @@ def declare(raw: Mapping[str, Any]) -> Model:
     family = FAMILIES.get(architecture)
     if family is None:
         raise Refusal(_not_served(architecture[:MOST_SHOWN], has_code=keys.has("auto_map")))
-    return encoded(family(keys), keys)
+    model = encoded(family(keys), keys)
+    return model if drafts else replace(model, mtp=None)
 
 
 def _not_served(architecture: str, *, has_code: bool) -> str:

@@ -210,5 +210,6 @@ def report(plan: Plan) -> MemoryPlan:
         remat={f"{rows} x {length}": plan.level(rows, length) for rows, length in shapes},
         splits_base=plan.splits_base,
         on_cpu=plan.memory.platform == "cpu",
+        draft_cost=plan.sizes.draft_cost,
         ridge_tokens=plan.ridge_tokens,
     )

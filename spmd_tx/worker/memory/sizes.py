@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
-from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.model import Model, met
 from spmd_tx.models.declared.tower import MERGED
 from spmd_tx.models.linear_attention.state_pool import pool_weights
 from spmd_tx.models.remat import REMAT_LEVELS, computed_twice
@@ -151,6 +151,13 @@ class Sizes:
     def numbers_met(self) -> float:
         """The numbers of the base weights with which a device multiplies a token."""
         return self.model.numbers_met(self.mesh.shape[TP])
+
+    @cached_property
+    def draft_cost(self) -> float:
+        """How much longer a step takes in which the model makes drafts; 0: it makes none."""
+        tp, model = self.mesh.shape[TP], self.model
+        head = model.d_model * model.vocab_size / tp
+        return (met(model.mtp_arrays, tp) + head) / self.numbers_met if model.mtp is not None else 0.0
 
     @cached_property
     def computed_twice(self) -> dict[str, float]:

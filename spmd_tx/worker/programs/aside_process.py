@@ -38,7 +38,11 @@ class Compiler:
         jax.config.update("jax_enable_compilation_cache", False)
         setup = begin.setup
         model = read_model_config(
-            Path(setup.model_dir), setup.expert_lora, setup.expert_weights, setup.base_dtype
+            Path(setup.model_dir),
+            setup.expert_lora,
+            setup.expert_weights,
+            setup.base_dtype,
+            setup.speculation,
         )
         self._mesh = mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         plan = make_plan(Sizes(setup, model, mesh, compute_dtype(setup)), begin.memory)

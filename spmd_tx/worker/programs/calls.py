@@ -18,11 +18,12 @@ from spmd_tx.worker.programs.call import Call, int32
 from spmd_tx.worker.programs.tables import table_changes
 from spmd_tx.worker.programs.whole_models import ModelPrograms
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.steps.decode_rows import DecodeRows
 from spmd_tx.worker.steps.images import make_encode_images
 from spmd_tx.worker.steps.losses import TokenLossInputs
 from spmd_tx.worker.steps.pages import make_copy_pages, make_copy_states, make_place_tables
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths
-from spmd_tx.worker.steps.sample import DecodeRows, make_decode, make_prefill
+from spmd_tx.worker.steps.sample import make_decode, make_prefill
 from spmd_tx.worker.steps.train import Rows
 
 
@@ -119,7 +120,10 @@ class Calls:
         of_rows, of_chunk = np.split(slots, [command.slots.size])
         fields |= {"slots": of_rows, "shifts": self._shifts(command)}
         if (chunk := command.chunk) is not None:
-            fields["chunk"] = ChunkTokens(chunk.tokens, chunk.positions, chunk.pages, of_chunk, chunk.tables)
+            following = np.roll(chunk.tokens, -1, axis=1)
+            fields["chunk"] = ChunkTokens(
+                *(chunk.tokens, chunk.positions, chunk.pages, of_chunk, chunk.tables, following)
+            )
         if command.masks is not None and command.mask_places is not None:
             fields |= masks_of_rows(command.masks, command.mask_places)
         top, shards = command.top, self._shards

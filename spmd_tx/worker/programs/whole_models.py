@@ -33,7 +33,7 @@ class ModelPrograms:
             level: make_full_forward_backward(*training, level, kernels=kernels) for level in plan.levels
         }
         self._optim_step = make_full_optim_step(model, mesh, declared.train)
-        self._publish = make_publish(mesh, declared.base.replace(images=None))
+        self._publish = make_publish(mesh, declared.base.trained)
         self._whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
 
     def evaluated(self, state: WorkerState) -> tuple[Any, ...]:

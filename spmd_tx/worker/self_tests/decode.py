@@ -32,7 +32,8 @@ from spmd_tx.sharding.mesh import make_mesh, platform
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.decode_ways import ONE_SHOT, PLAIN, WAYS
 from spmd_tx.worker.self_tests.verdict import MOST_ERROR, tell_verdicts, worst_error
-from spmd_tx.worker.steps.sample import Bank, DecodeRows, RowState, make_decode
+from spmd_tx.worker.steps.decode_rows import DecodeRows, RowState
+from spmd_tx.worker.steps.sample import Bank, make_decode
 
 LAYERS, VOCABULARY, RANK, SLOTS = 4, 4096, 16, 2
 ROWS, STEPS, CONTEXT = 16, 8, 64  # of each data shard

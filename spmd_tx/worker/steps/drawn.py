@@ -21,11 +21,19 @@ class Drawn(TreeNode):
     redrawn: Any = None  # bool [K, B]: within a grammar, in place of another token; None: no row has a mask
     top_tokens: Any = None  # int32 [K, B, top]; None unless wanted
     top_logprobs: Any = None  # float32 [K, B, top]
+    drafts: Any = None  # int32 [K, B]: what the model expects behind the token; None: it makes no drafts
     chunk_experts: Any = None  # [K, C, L, k]: those of a prompt's chunk; None: there is none
 
     @classmethod
     def none(
-        cls, model: Model, shape: tuple[int, int], top: int, *, has_masks: bool, chunk: int = 0
+        cls,
+        model: Model,
+        shape: tuple[int, int],
+        top: int,
+        *,
+        has_masks: bool,
+        has_drafts: bool = False,
+        chunk: int = 0,
     ) -> "Drawn":
         """Return the result before the first step; ``shape`` are steps and rows, ``chunk`` is C."""
         steps, rows = shape
@@ -36,6 +44,7 @@ class Drawn(TreeNode):
             redrawn=jnp.zeros(shape, jnp.bool_) if has_masks else None,
             top_tokens=jnp.zeros((*shape, top), jnp.int32) if top else None,
             top_logprobs=jnp.zeros((*shape, top), jnp.float32) if top else None,
+            drafts=jnp.zeros(shape, jnp.int32) if has_drafts else None,
             chunk_experts=_no_experts(model, steps, chunk),
         )
 

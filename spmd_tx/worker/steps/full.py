@@ -56,7 +56,7 @@ def full_state(model: Model, mesh: AnyMesh) -> FullState:
             f"this {model.architecture} {what}, and --full-parameters trains dense models in bfloat16, "
             "float16 or float32; leave it out to train LoRA adapters"
         )
-    w = weights(model, mesh, jnp.float32, split_over_fsdp=True)
+    w = weights(model, mesh, jnp.float32, split_over_fsdp=True).trained
     return FullState(w, w, w, w, Weight((), P(), jnp.int32), Weight((len(GROUPS),), P(), jnp.float32))
 
 

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models import head
+from spmd_tx.models import head, mtp
 from spmd_tx.models.adapters.grouped_lora import grouped_lora, places
 from spmd_tx.models.adapters.lora import Adapters, ApplyLora, ExpertAdapters, bank_lora, each_lora
 from spmd_tx.models.adapters.row_lora import row_lora
@@ -35,6 +35,7 @@ from spmd_tx.sharding.mesh import DATA, TP
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, specs
 from spmd_tx.worker.decode_ways import options_of
+from spmd_tx.worker.steps.decode_rows import DecodeRows, RowState
 from spmd_tx.worker.steps.drawn import Drawn, compact
 from spmd_tx.worker.steps.prompt_scores import ScoreInputs, Widths, chunked_scores
 from spmd_tx.worker.steps.speculate import Speculation
@@ -46,63 +47,6 @@ class Bank(TreeNode):
 
     w: Adapters[Any]
     scale: Any  # float32 [S, 2], as in TrainState
-
-
-class RowState(TreeNode):
-    """Holds what stays on the device between decode dispatches, padded to the maximum number of rows."""
-
-    tokens: Any  # int32 [B]
-    positions: Any
-    remaining: Any  # 0: dead
-
-
-class DecodeRows(TreeNode):
-    """Holds the rows of a Decode (protocol/commands.py) on the device."""
-
-    source: Any  # int32 [B]
-    tokens: Any  # int32 [B]
-    positions: Any  # int32 [B]
-    remaining: Any  # int32 [B]
-    slots: Any  # int32 [B]
-    seeds: Any  # uint32 [B, 2]
-    temperatures: Any  # float32 [B]
-    top_k: Any  # int32 [B]
-    top_p: Any  # float32 [B]
-    stop_tokens: Any  # int32 [B, 8]
-    forced: Any = None  # int32 [B, K]; -1: draw. None: all tokens are drawn
-    states: Any = None  # int32 [B]: slots of the rows' states. None: models without states
-    masks: Any = None  # uint32 [B, M, W]: tokens that a grammar allows. None: no row has a grammar
-    mask_places: Any = None  # int32 [B, K]: which of its masks counts in a step; -1: none
-    shifts: Any = None  # int32 [B]: added to positions where rows rotate. None: there are no images
-    drafts: Any = None  # int32 [B, D], as in Speculation, and
-    depths: Any = None  # int32 [B]. None: no row follows another
-    chunk: Any = None  # ChunkTokens that the steps read, too; None: they read none
-
-    def grammar(self, step: Array) -> GrammarRows | None:
-        """Return what is said about the tokens of one step; None: nothing. Runs inside shard_map."""
-        if self.forced is None:
-            return None
-        if self.masks is None:
-            return GrammarRows(self.forced[:, step])
-        place_B = self.mask_places[:, step]
-        is_masked_B = place_B >= 0
-        any_masked = lax.psum(jnp.sum(is_masked_B, dtype=jnp.int32), DATA) > 0
-        masks_BW = jnp.take_along_axis(self.masks, jnp.maximum(place_B, 0)[:, None, None], axis=1)[:, 0]
-        return GrammarRows(self.forced[:, step], masks_BW, is_masked_B, any_masked)
-
-    def resume(self, previous: RowState) -> RowState:
-        """Return the rows' state: that of row ``source`` before, or for new rows their own fields."""
-        is_fresh = self.source < 0
-        index = jnp.maximum(self.source, 0)
-
-        def pick(fresh: Array, old: Array) -> Array:
-            return jnp.where(is_fresh, fresh, old[index])
-
-        return RowState(
-            pick(self.tokens, previous.tokens),
-            pick(self.positions, previous.positions),
-            pick(self.remaining, previous.remaining),
-        )
 
 
 def make_prefill(
@@ -161,6 +105,8 @@ def make_prefill(
             attend_window=attend_window,
         )
         h_BTD, cache, experts_BTLC = backbone(model, base, adapters, rows.tokens, rows.positions, how, cache)
+        if model.mtp is not None:
+            _, cache = mtp.read(model, base, adapters, h_BTD, rows.targets, rows.positions, how, cache)
         if experts_BTLC is not None:
             # All devices of tp chose the same; the maximum only marks it as replicated.
             experts_BTLC = replicate_rows(compact(model, lax.pmax(experts_BTLC, TP)))
@@ -245,7 +191,8 @@ def make_decode(
             # XLA must not know that the loop of followers runs once: it would round otherwise.
             rows = rows.replace(depths=jnp.minimum(rows.states, 0))
         if rows.drafts is not None:
-            begun = Speculation.begin(rows.drafts, rows.depths, rows.states, rings=bool(model.window))
+            kinds = {"rings": bool(model.window), "expects": model.mtp is not None}
+            begun = Speculation.begin(rows.drafts, rows.depths, rows.states, **kinds)
             guess = jax.tree.map(lambda x: varying(x, *DATA), begun)
             tables_BN = tables_BN[guess.leaders]
             state = state.replace(remaining=jnp.where(rows.depths == 0, state.remaining, 0))
@@ -256,7 +203,14 @@ def make_decode(
         attend = partial(decode_attend, kernels, tables_BN, sharing=shares)
         in_window = partial(window_ring.decode_attend, kernels, model.window)
         has_masks = rows.masks is not None
-        nothing = Drawn.none(model, (max_steps, b), top, has_masks=has_masks, chunk=part_tokens)
+        nothing = Drawn.none(
+            model,
+            (max_steps, b),
+            top,
+            has_masks=has_masks,
+            has_drafts=model.mtp is not None and guess is not None,
+            chunk=part_tokens,
+        )
         drawn = jax.tree.map(lambda x: varying(x, *DATA), nothing)
 
         def alive(state: RowState) -> Array:
@@ -275,7 +229,7 @@ def make_decode(
             how = (attend, in_window), stacked_map, kernels, top, any_filters
             cache, state, one = _step(*inputs, now, rows.grammar(step), *how)
             if guess is not None:
-                guess, state, tokens_B = guess.settle(read, state, one.tokens)
+                guess, state, tokens_B = guess.settle(read, state, one.tokens, one.drafts)
                 one = one.replace(tokens=tokens_B)
             drawn = jax.tree.map(lambda all_steps, new: all_steps.at[step].set(new), drawn, one)
             return step + 1, alive(state), cache, state, guess, drawn
@@ -380,6 +334,14 @@ def _step(
         token_B = from_first(token_B, TP)
         if highest_BK is not None:
             top_logprobs_BK = tempered(highest_BK, logits_BV, rows.temperatures)
+    draft_B = None
+    if model.mtp is not None:
+        next_B = token_B if chunk is None else jnp.concatenate([token_B, chunk.following[0]])
+        read = h_B1D, next_B[:, None], positions_B1, how, cache
+        ahead_B1D, cache = mtp.read(model, base, adapters, *read)
+        if rows.drafts is not None:
+            ahead_BV = head.logits(base.unembed, adapters.head, of_head, ahead_B1D[:count])[:, 0]
+            draft_B = head.top_logits(ahead_BV, 1)[0][:, 0]
     is_stop_B = jnp.any(token_B[:, None] == rows.stop_tokens, axis=-1)
     remaining_B = jnp.where(is_stop_B, 0, state.remaining - 1)
     after = RowState(
@@ -396,5 +358,6 @@ def _step(
         redrawn=is_redrawn_B,
         top_tokens=top_tokens_BK,
         top_logprobs=top_logprobs_BK,
+        drafts=draft_B,
     )
     return cache, after, drawn

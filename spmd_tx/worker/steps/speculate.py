@@ -30,13 +30,25 @@ class Speculation(TreeNode):
     places: Any  # int32 [B]: where in its drafts the next token of a leader is likely to be
     previous: Any  # int32 [B]: the token before the last one of a leader; -1: not known
     slots: Any = None  # int32 [B]: where each row leaves its state. None: there are none
+    expected: Any = None  # int32 [B]: what the model expects next of leaders; -1: not known. None: of none
 
     @classmethod
     def begin(
-        cls, drafts_BD: Array, depths_B: Array, slots_B: Array | None = None, *, rings: bool = False
+        cls,
+        drafts_BD: Array,
+        depths_B: Array,
+        slots_B: Array | None = None,
+        *,
+        rings: bool = False,
+        expects: bool = False,
     ) -> "Speculation":
-        """Expect the first draft of each leader next. ``rings``: rows of a sequence share its slot."""
-        begun = cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), jnp.full_like(depths_B, -1), slots_B)
+        """Expect the first draft of each leader next.
+
+        ``rings``: rows of a sequence share its slot. ``expects``: the model makes drafts, too.
+        """
+        nothing_B = jnp.full_like(depths_B, -1)
+        expected_B = nothing_B if expects else None
+        begun = cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), nothing_B, slots_B, expected_B)
         return begun if slots_B is None or not rings else begun.replace(slots=slots_B[begun.leaders])
 
     @property
@@ -48,6 +60,8 @@ class Speculation(TreeNode):
         """Return the RowState with what each follower reads in place of its own; -1: it is dead."""
         place_B = self.places[self.leaders] + self.depths - 1
         draft_B = _at(self.drafts[self.leaders], place_B)
+        if self.expected is not None:
+            draft_B = jnp.where((draft_B < 0) & (self.depths == 1), self.expected[self.leaders], draft_B)
         is_leader_B = self.depths == 0
         remaining_B = jnp.maximum(state.remaining[self.leaders] - self.depths, 0)
         return state.replace(
@@ -56,11 +70,13 @@ class Speculation(TreeNode):
             remaining=jnp.where(is_leader_B | (draft_B >= 0), remaining_B, 0),
         )
 
-    def settle(self, read: Any, after: Any, tokens_B: Array) -> tuple["Speculation", Any, Array]:
+    def settle(
+        self, read: Any, after: Any, tokens_B: Array, expected_B: Array | None = None
+    ) -> tuple["Speculation", Any, Array]:
         """Return where the sequences are, their RowState, and the tokens that count.
 
         ``read`` is the state that ``spread`` has returned, and ``after`` that behind the step, in which each
-        row has drawn its token of ``tokens_B``.
+        row has drawn its token of ``tokens_B``, and the model expects ``expected_B`` behind it.
         """
         is_alive_B = read.remaining > 0
         # A row counts if the one before it does, goes on, and has drawn what this one has read.
@@ -77,7 +93,9 @@ class Speculation(TreeNode):
         )
         kept_B = jnp.where(counts_B, tokens_B, jnp.where(is_alive_B, REJECTED, -1))
         slots_B = None if self.slots is None else self.slots[self._exchanged(last_B)]
-        return self.replace(places=places_B, previous=previous_B, slots=slots_B), state, kept_B
+        expected_B = None if expected_B is None else expected_B[last_B]
+        then = {"places": places_B, "previous": previous_B, "slots": slots_B, "expected": expected_B}
+        return self.replace(**then), state, kept_B
 
     def _exchanged(self, last_B: Array) -> Array:
         """Return the rows in an order in which each leader has changed places with its last row."""

@@ -29,7 +29,7 @@ from spmd_tx.worker.stores.store import Sampling, Store, adapter_of
 
 
 class ModelStore(Store):
-    """Moves whole models. A copy in a bank slot is declared as the base model is, without tokens of images.
+    """Moves whole models. A copy in a bank slot is what is trained of the base model.
 
     All rows of a Prefill or Decode use the same copy.
     """
@@ -40,8 +40,8 @@ class ModelStore(Store):
         super().__init__(programs.setup, state, run, on_written)
         self._programs, self._declared, self._mesh = programs, programs.declared, programs.mesh
         self._base_model = Path(programs.setup.model_dir)
-        self._copy: Weights[Weight] = programs.declared.base.replace(images=None)
-        self._copies: dict[int, Weights[Array]] = {0: state.base.replace(images=None)}  # by bank slot
+        self._copy: Weights[Weight] = programs.declared.base.trained
+        self._copies: dict[int, Weights[Array]] = {0: state.base.trained}  # by bank slot
 
     def for_programs(self, command: Sampling) -> Sampling:
         """Let the next programs use the copy of these rows, which is all that they know."""
@@ -62,7 +62,8 @@ class ModelStore(Store):
         used = np.unique(slots)
         assert used.size <= 1, f"rows of one command use the copies {used}"
         if used.size:
-            self._state.base = self._copies[int(used[0])].replace(images=self._state.base.images)
+            base = self._state.base
+            self._state.base = self._copies[int(used[0])].replace(images=base.images, mtp=base.mtp)
 
     def _check(self, folder: StateFolder | WeightsFolder) -> None:
         path = Path(folder.path)

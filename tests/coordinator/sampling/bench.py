@@ -70,6 +70,7 @@ class Bench:
         exact=False,
         state_slots=0,
         speculates=False,
+        expects=None,
         ridge=0.0,
     ):
         """``on_demand``: a program is compiled once a request waits for it, and nothing else can be sent."""
@@ -77,6 +78,7 @@ class Bench:
             shapes=SamplingShapes(
                 *(shards, MAX_CONTEXT, PAGE_SIZE, rows, prefill_tokens, on_cpu, batch_invariant, speculates),
                 ridge=ridge,
+                draft_cost=0.02 if expects else 0.0,
             ),
             pages_per_shard=pages,
             decode_steps=decode_steps,
@@ -94,7 +96,7 @@ class Bench:
         )
         self.prefills = set(limits.shapes.prefills())
         self.decodes = {rows for rows, _ in limits.shapes.decodes(slots)}
-        self.device = FakeDevice(shards, pages, PAGE_SIZE, exact)
+        self.device = FakeDevice(shards, pages, PAGE_SIZE, exact, expects)
         self.shards = shards
         self.rows = rows
         self.refused = set()  # folders that are not loaded

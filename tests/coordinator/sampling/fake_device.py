@@ -74,17 +74,19 @@ class Row:
     remaining: int = 0
     table: tuple = ()
     is_redrawn: bool = False
+    expected: int = NO_DRAFT  # what the model expects next
 
 
 class FakeDevice:
     """Executes commands as the protocol says, and fails on those that break it.
 
     If it is ``exact``, what it holds of a token includes which program wrote it, and at which place of a
-    block: like a device on which every program rounds in its own way.
+    block: like a device on which every program rounds in its own way. If it ``expects`` tokens, it says of a
+    position whether what the model expects there is right.
     """
 
-    def __init__(self, shards, pages, page_size, exact=False):
-        self.page_size = page_size
+    def __init__(self, shards, pages, page_size, exact=False, expects=None):
+        self.page_size, self.expects = page_size, expects
         self.exact = exact
         self.states = [{0: (None, [])} for _ in range(shards)]  # by slot: (version, tokens read)
         self.origins = np.full((shards, pages, page_size), None, object)
@@ -254,23 +256,28 @@ class FakeDevice:
         per_shard = len(command.source) // len(self.rows)
         tokens = np.full((command.steps, len(command.source)), -1, np.int32)
         logprobs, redrawn = np.zeros(tokens.shape, np.float32), np.zeros(tokens.shape, np.bool_)
+        drafts = np.full_like(tokens, NO_DRAFT)
         rows = self.begun(command)
         for step in range(command.steps):
             written = set()
             for index, row in enumerate(rows):
                 if row.remaining and not is_follower(command, index):
-                    shard = index // per_shard
+                    shard, before = index // per_shard, row.expected
                     place = shard, self._step(command, index, shard, row, step)
                     assert place not in written, "two rows write to the same page"
                     written.add(place)
                     tokens[step, index], logprobs[step, index] = row.token, row.logprob
                     redrawn[step, index] = row.is_redrawn
                     if command.depths is not None:
-                        self._follow(command, index, shard, row, (tokens[step], logprobs[step]))
+                        drafts[step, index] = row.expected
+                        replies = tokens[step], logprobs[step], drafts[step]
+                        self._follow(command, index, shard, row, replies, before)
             if command.chunk is not None:
                 self._read_part(command.chunk, step, written)
         self.rows = [rows[start : start + per_shard] for start in range(0, len(rows), per_shard)]
         reply = {"tokens": tokens, "logprobs": logprobs}
+        if self.expects is not None and command.drafts is not None:
+            reply["drafts"] = drafts
         if command.masks is not None:
             reply["redrawn"] = redrawn
         if command.top:
@@ -294,13 +301,18 @@ class FakeDevice:
             self.tokens[place], self.versions[place] = chunk.tokens[shard, column], version
             self.origins[place] = "chunk", column % count
 
-    def _follow(self, command, leader, shard, row, replies):
-        """Let the followers of a row that has just drawn read drafts; ``replies`` are of this step."""
+    def _follow(self, command, leader, shard, row, replies, expected):
+        """Let the followers of a row that has just drawn read drafts; ``replies`` are of this step.
+
+        ``expected`` is what the model has expected in place of the first draft.
+        """
         first, goes_on = row.position - 1, True
         begin = first - int(command.positions[leader])  # the drafts are taken one after the other
         for index in range(leader + 1, len(command.source)):
             depth = int(command.depths[index])
             draft = int(command.drafts[leader, begin + depth - 1]) if depth else NO_DRAFT
+            if draft == NO_DRAFT and depth == 1:
+                draft = expected
             if draft == NO_DRAFT or first + depth >= command.positions[leader] + command.remaining[leader]:
                 break
             for name in ("slots", "seeds", "temperatures", "top_k", "top_p", "stop_tokens"):
@@ -310,7 +322,7 @@ class FakeDevice:
             goes_on = goes_on and row.remaining > 0 and draft == row.token
             if goes_on:
                 self._step(command, leader, shard, row, 0)
-                replies[0][index], replies[1][index] = row.token, row.logprob
+                replies[0][index], replies[1][index], replies[2][index] = row.token, row.logprob, row.expected
             else:  # it writes what nobody may read
                 page = row.table[(first + depth) // self.page_size]
                 assert page, "a follower writes to the trash page"
@@ -370,6 +382,9 @@ class FakeDevice:
         if forced >= 0:
             row.token, row.logprob = int(forced), 0.0
         row.position += 1
+        if self.expects is not None:
+            token, _ = draw(version, [*content, row.token], command.seeds[index])
+            row.expected = token if self.expects(row.position) else (token + 1) % VOCABULARY
         row.remaining = 0 if row.token in command.stop_tokens[index] else row.remaining - 1
         return page
 

@@ -104,6 +104,41 @@ def test_rows_of_a_stop_token_end_there():
     assert any(map(followers, bench.sent(Decode)))
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_the_model_expects_is_read_at_once(shards, batch_invariant):
+    bench = WatchedBench(
+        shards=shards, speculates=True, expects=lambda position: True, batch_invariant=batch_invariant
+    )
+    bench.admit("first", PROMPT, seed=3, max_tokens=40)
+    bench.run()
+    assert bench.tokens("first") == [expected("", PROMPT, 40, seed=3)[0]]
+    assert steps(bench) <= 21  # nothing is known before the first
+
+
+def test_a_model_that_is_never_right_is_believed_no_more():
+    bench = WatchedBench(speculates=True, expects=lambda position: False)
+    for number in range(4):
+        bench.admit(f"{number}", PROMPT, seed=number, max_tokens=40, sampler="s:sample:1")
+        bench.run()
+        assert bench.tokens(f"{number}") == [expected("", PROMPT, 40, seed=number)[0]]
+    rejected = [int((reply["tokens"] == REJECTED).any(axis=1).sum()) for reply in bench.decoded]
+    assert 0 < sum(rejected) <= 8  # of 160 steps
+
+
+def test_texts_that_are_right_win_over_a_model_that_often_is():
+    counts = {}
+    for name in ("same", "other"):
+        bench = WatchedBench(speculates=True, expects=lambda position: position % 3)
+        for number, seed in enumerate((3, 3 if name == "same" else 4)):
+            before = steps(bench)
+            bench.admit(f"{number}", PROMPT, seed=seed, max_tokens=40, sampler="s:sample:1")
+            bench.run()
+            assert bench.tokens(f"{number}") == [expected("", PROMPT, 40, seed=seed)[0]]
+        counts[name] = steps(bench) - before
+    assert counts["same"] < 20 < counts["other"] < 32
+
+
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(1, 30), st.integers(1, 3), st.integers(0, 4)),
     min_size=1,
@@ -112,9 +147,20 @@ REQUESTS = st.lists(
 
 
 @settings(max_examples=25, deadline=None)
-@given(REQUESTS, st.sampled_from([20, 60]), st.sampled_from([0, 18, 40]), st.booleans(), st.integers(1, 3))
-def test_whatever_else_runs_and_leaves_for_lack_of_room(requests, pages, slots, batch_invariant, depth):
-    bench = WatchedBench(pages=pages, state_slots=slots, batch_invariant=batch_invariant, speculates=True)
+@given(
+    REQUESTS,
+    st.sampled_from([20, 60]),
+    st.sampled_from([0, 18, 40]),
+    st.booleans(),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_whatever_else_runs_and_leaves_for_lack_of_room(
+    requests, pages, slots, batch_invariant, depth, predicts
+):
+    expects = (lambda position: position % 3) if predicts else None
+    options = {"state_slots": slots, "batch_invariant": batch_invariant, "expects": expects}
+    bench = WatchedBench(pages=pages, speculates=True, **options)
     free = free_pages(bench)
     asked = {}
     for number, (prompt, seed, count, samples, pause) in enumerate(requests):

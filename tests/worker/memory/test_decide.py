@@ -10,7 +10,7 @@ from spmd_tx.sharding.transfer import rows_to_devices
 from spmd_tx.worker.memory import decide, host
 from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.programs.measurements import measure
-from spmd_tx.worker.steps.sample import DecodeRows
+from spmd_tx.worker.steps.decode_rows import DecodeRows
 from tests.support.tiny_engine import BOTH_SCALES, MODEL, random_adapters, random_datum, tiny_engine
 from tests.support.tiny_sampler import tiny_sampler
 from tests.support.tiny_setup import tiny_setup

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.protocol.commands import REJECTED
-from spmd_tx.worker.steps.sample import RowState
+from spmd_tx.worker.steps.decode_rows import RowState
 from spmd_tx.worker.steps.speculate import Speculation
 
 DRAFTS = [50, 51, 52, 53, 54, 55, 56, 57]

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from spmd_tx.coordinator.runtime import metrics
-from spmd_tx.protocol.commands import REJECTED
+from spmd_tx.protocol.commands import MOST_FOLLOWERS, REJECTED
 
 UNPROVED = 0.1  # how likely it is that a draft is right, before any was seen
+TRAINED = 0.7  # the same of one that the model makes
 EVIDENCE = 2, 8  # drafts that count as much as all that was known before: nothing yet, and much
 
 
@@ -18,10 +19,10 @@ class Record:
     A sample has the record of its prompt as its parent, and that one has the record of its session.
     """
 
-    def __init__(self, parent: "Record | None" = None) -> None:
+    def __init__(self, parent: "Record | None" = None, acceptance: float = UNPROVED) -> None:
         """Expect what the parent has seen, and tell it what comes of this one's drafts."""
         self._parent = parent
-        self.acceptance, self._seen = (UNPROVED, 0) if parent is None else (parent.acceptance, parent._seen)
+        self.acceptance, self._seen = (acceptance, 0) if parent is None else (parent.acceptance, parent._seen)
 
     def note(self, right: int, wrong: int) -> None:
         """Take in that so many drafts were right and wrong, without those behind a wrong one."""
@@ -38,9 +39,10 @@ class Record:
 class Guess:
     """Holds what the followers of a sample's row read."""
 
-    drafts: list[int]
+    drafts: list[int]  # those that are known
     followers: int
     record: Record
+    most: int = MOST_FOLLOWERS  # followers
     slots: Sequence[int] = ()  # of the followers' states, of models that keep some
 
     def within(self, free: Sequence[int]) -> "Guess | None":

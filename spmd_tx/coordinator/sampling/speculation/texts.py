@@ -7,7 +7,7 @@ not even how long it takes.
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from spmd_tx.coordinator.sampling.speculation.guess import Record
+from spmd_tx.coordinator.sampling.speculation.guess import TRAINED, Record
 
 CONTEXT = 3  # tokens that must be alike before the place of a draft
 MOST_SKIPPED = 12  # last tokens that others may have in the place of these, before a text goes on alike
@@ -27,7 +27,10 @@ _Place = tuple[int, int]  # number of a text, and of a token in it
 class DraftTexts:
     """Holds the answers to one prompt in one session, and the prompt."""
 
-    def __init__(self, prompt: Sequence[int], of_session: Record | None = None) -> None:
+    def __init__(
+        self, prompt: Sequence[int], of_session: Record | None = None, of_model: Record | None = None
+    ) -> None:
+        """``of_session`` is the record of its drafts in all texts, ``of_model`` that of the model's."""
         self._beginning = list(prompt[-CONTEXT:])  # of every answer, so that its first tokens are found
         self._texts: list[list[int]] = []
         self._older: list[list[_Place | None]] = []  # of each token: where else what is before it was
@@ -35,6 +38,7 @@ class DraftTexts:
         self._newest: dict[tuple[int, ...], _Place] = {}  # what follows so many tokens
         self._whole: dict[Owner, Sequence[int]] = {}  # answers that are not read yet
         self.record = Record(of_session)  # of what came of drafts
+        self.of_model = of_model or Record(acceptance=TRAINED)
         self._lengths: dict[Owner, int] = {}
         self.size = 0  # tokens of all texts
         self.put(PROMPT, prompt[-MOST_OF_PROMPT:])
@@ -104,7 +108,9 @@ class SessionTexts:
 
     def __init__(self) -> None:
         self._by_prompt: dict[tuple[str, tuple[int, ...]], DraftTexts] = {}  # least recently used first
-        self._of_session = WeakValueDictionary[str, Record]()  # lives as long as one of its prompts
+        # They live as long as one of the session's prompts.
+        self._of_session = WeakValueDictionary[str, Record]()
+        self._of_model = WeakValueDictionary[str, Record]()
 
     @property
     def size(self) -> int:
@@ -117,7 +123,8 @@ class SessionTexts:
         texts = self._by_prompt.pop(key, None)
         if texts is None or texts.size > MOST_PER_PROMPT:
             of_session = self._of_session.setdefault(session, Record())
-            texts = DraftTexts(prompt, of_session)
+            of_model = self._of_model.setdefault(session, Record(acceptance=TRAINED))
+            texts = DraftTexts(prompt, of_session, of_model)
         self._by_prompt[key] = texts
         while len(self._by_prompt) > MOST_PROMPTS or (self.size > MOST_TOKENS and len(self._by_prompt) > 1):
             self._by_prompt.pop(next(iter(self._by_prompt)))
