@@ -7,7 +7,7 @@ scores of prompts besides log-probabilities, and custom losses. They are compile
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.sampling.riders import saves_time
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes
+from spmd_tx.coordinator.sampling.shapes import FEW_ROWS, SamplingShapes
 from spmd_tx.coordinator.training.packing import TrainingShapes
 from spmd_tx.protocol.places import MOVE_STEPS, MOVE_STEPS_OF_SAMPLING, MoveStep
 from spmd_tx.protocol.programs import ProgramShape
@@ -53,14 +53,23 @@ def _prefills(menu: SamplingShapes) -> list[ProgramShape]:
 
 
 def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
-    """List the decodes, and those of most rows that read a chunk, too: they serve for fewer rows as well."""
+    """List the decodes, and those of most rows that read a chunk, too: they serve for fewer rows as well.
+
+    Where the model makes drafts, few sequences nearly always speculate.
+    """
     sizes, most = menu.decodes(bank_slots), menu.rows * menu.shards
     beside = [(rows, active) for rows, active in sizes if rows == most and saves_time(menu, menu.rows)]
     alone = (ProgramShape(step="decode", rows=rows, active=active) for rows, active in sizes)
-    chunk = menu.chunk_beside
+    chunk, few = menu.chunk_beside, range(menu.shards + 1, FEW_ROWS * menu.shards + 1)
+    ahead = [(rows, active) for rows, active in sizes if rows in few and menu.draft_cost]
     return [
         *(replace(program, speculative=menu.decodes_speculate) for program in alone),
         *(ProgramShape(step="decode", rows=rows, active=active, chunk=chunk) for rows, active in beside),
+        *(
+            ProgramShape(step="decode", rows=rows, active=active, speculative=True)
+            for rows, active in ahead
+            if not menu.decodes_speculate
+        ),
     ]
 
 

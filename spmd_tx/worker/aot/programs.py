@@ -12,6 +12,7 @@ from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.memory.sizes import BatchShape
 
 COMMON_PATCHES = 1024, 4096  # of images of up to 512 and 1,024 pixels a side
+AHEAD_ROWS = 16  # of a data shard, the most that speculate
 WantedKind = Literal["train", "forward", "prefill", "decode", "encode", "optim_step", "other"]
 
 
@@ -98,6 +99,16 @@ def _decodes(plan: Plan) -> Iterator[WantedProgram]:
             planned=plan.steps.decode(plan.decode_rows, plan.sizes.widest_table),
             tokens=rows,
             is_usual=active == counts[0],
+        )
+    if plan.sizes.model.mtp is not None and plan.decode_rows >= AHEAD_ROWS:
+        yield WantedProgram(
+            f"speculative decode {AHEAD_ROWS} of {counts[0]}",
+            "decode",
+            ProgramShape(
+                step="decode", rows=AHEAD_ROWS * plan.sizes.data_shards, active=counts[0], speculative=True
+            ),
+            planned=plan.steps.decode(AHEAD_ROWS, plan.sizes.widest_table),
+            tokens=AHEAD_ROWS * plan.sizes.data_shards,
         )
 
 

@@ -41,6 +41,18 @@ def test_decodes_of_most_rows_that_read_chunks_are_at_the_end_of_the_menu(contex
     assert not any(shape.chunk for shape in menu[: len(menu) // 2])
 
 
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_few_rows_speculate_where_the_model_makes_drafts(on_cpu):
+    how = {"page_size": 16, "decode_rows": 128, "on_cpu": on_cpu, "speculates": True}
+    of_texts, of_model = (SamplingShapes(2, 4096, **how, draft_cost=cost) for cost in (0.0, 0.02))
+    assert not any(shape.speculative for shape in program_menu(None, of_texts, BANK_SLOTS))
+    menu = program_menu(None, of_model, BANK_SLOTS)
+    assert len(set(menu)) == len(menu)
+    assert {shape.rows for shape in menu if shape.speculative} == {4, 8, 16, 32}
+    first = next(shape for shape in menu if shape.step == "decode")
+    assert (first.rows, first.speculative) == (2, False)
+
+
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("shards", [1, 8])
 def test_on_cpus_sampling_needs_few_programs_whatever_the_context(context, shards):

@@ -11,13 +11,13 @@ from spmd_tx.hlo.cost import Cost, DeviceOperation
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.aot.compile import compile_programs, copies, per_step, programs_of, state_arrays
-from spmd_tx.worker.aot.programs import wanted
+from spmd_tx.worker.aot.programs import AHEAD_ROWS, wanted
 from spmd_tx.worker.aot.roofline import Speeds
 from spmd_tx.worker.aot.target import CompileTarget
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.refusal import make_plan
 from spmd_tx.worker.memory.sizes import Sizes
-from tests.golden import vision_cases
+from tests.golden import families, vision_cases
 from tests.support.model_shapes import resized
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
@@ -68,6 +68,17 @@ def test_images_are_encoded_by_programs_of_a_plan_that_has_room_for_them():
     assert [each.name for each in found] == ["encode 1024"]
     assert found[0].planned == planned(model, image_tokens=512, max_context=512).steps.encode(1024)
     assert not [each for each in wanted(planned(model)) if each.kind == "encode"]
+
+
+def test_a_decode_that_speculates_is_compiled_where_the_model_makes_drafts():
+    model = declare(families.CONFIGS["glm4_moe"] | {"num_nextn_predict_layers": 1}, drafts=True)
+    plan = planned(model, decode_rows=AHEAD_ROWS)
+    found = reports(plan, "decode", "speculative decode")
+    ahead = found[f"speculative decode {AHEAD_ROWS} of 1"]
+    assert ahead.error is None
+    assert ahead.memory_bytes > 0
+    without = planned(replace(model, mtp=None), decode_rows=AHEAD_ROWS)
+    assert not [each for each in wanted(without) if each.name.startswith("speculative")]
 
 
 def test_each_step_is_predicted_from_one_program():

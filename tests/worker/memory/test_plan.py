@@ -22,6 +22,7 @@ from spmd_tx.worker.memory.sizes import Sizes
 from spmd_tx.worker.memory.speed import cost_of_token
 from spmd_tx.worker.memory.steps import LEVELS
 from tests.support import encoded_models
+from tests.support.known_models import CONFIGS
 from tests.support.model_shapes import QWEN3_8B, QWEN3_30B_A3B
 from tests.support.tiny_engine import MIXTURE, MODEL
 from tests.support.tiny_setup import tiny_setup
@@ -43,6 +44,18 @@ def sizes(model=QWEN3_8B, mesh=(1, 1, 1), **different) -> Sizes:
     }
     setup = tiny_setup(fsdp=fsdp, ep=ep, tp=tp, **usual | different)
     return Sizes(setup, model, abstract_mesh(*mesh), jnp.bfloat16)
+
+
+def test_the_layer_that_makes_drafts_is_counted():
+    raw = CONFIGS["zai-org/GLM-4.5-Air"] | {"num_nextn_predict_layers": 1}
+    without, with_it = (sizes(declare(raw, drafts=drafts)) for drafts in (False, True))
+    deeper = sizes(declare(raw | {"num_hidden_layers": raw["num_hidden_layers"] + 1}))
+    width = raw["hidden_size"]
+    joins = 2 * width**2 + 3 * width  # the map of hidden state and embedding, and three norms
+    assert with_it.whole_base == deeper.whole_base + 2 * joins > without.whole_base
+    assert with_it.page == deeper.page > without.page
+    assert without.draft_cost == 0.0 < with_it.draft_cost < 0.1
+    assert with_it.bank == without.bank
 
 
 def changed(before: Sizes, **different) -> Sizes:
