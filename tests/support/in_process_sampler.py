@@ -63,7 +63,7 @@ class Sampler:
 
     def ask(self, name, prompt, tokens, version: int | None = 0, **options):
         fields = {key: options.pop(key) for key in list(options) if key in SampleRequest.__struct_fields__}
-        params = SamplingParams(max_tokens=tokens, stop=[], **options)
+        params = SamplingParams(max_tokens=tokens, **{"stop": [], **options})
         body = SampleRequest(ModelInput([ModelInputChunk(tokens=prompt)]), params, **fields)
         self.batch.admit(name, body, "base" if version is None else f"version {version}")
 

@@ -47,6 +47,8 @@ ADAPTER = AdapterSpec(rank=32)  # smaller ones have sums so short that their pla
         pytest.param(((1, 2, 1), "mixture"), id="experts", marks=pytest.mark.slow),
         pytest.param(((1, 1, 2), "windows"), id="windows", marks=pytest.mark.slow),
         pytest.param(((1, 1, 2), "linear"), id="linear", marks=pytest.mark.slow),
+        pytest.param(((1, 1, 1), "linear"), id="linear, one device", marks=pytest.mark.slow),
+        pytest.param(((1, 1, 1), "windows"), id="windows, one device", marks=pytest.mark.slow),
     ],
 )
 def engine(request, tmp_path_factory):

@@ -23,8 +23,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
         plan.decode_rows,
         on_cpu=plan.on_cpu,
         batch_invariant=config.batch_invariant,
-        # States come out with other bits behind drafts, where XLA has fused all of a layer.
-        speculates=config.speculation != "off" and not (config.batch_invariant and plan.state_slots),
+        speculates=config.speculation != "off",
         draft_cost=plan.draft_cost,
         ridge=0.0 if plan.state_slots else plan.ridge_tokens,  # nothing but a Prefill reads into states
     )

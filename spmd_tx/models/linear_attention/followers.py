@@ -2,9 +2,11 @@
 
 Every row leaves its state in a slot of its own, so what was read behind a wrong draft changes no other state.
 Memories are read in turn: first those of leaders, then those of the rows behind them, and so on, all by the
-same loop, so that a row's bits do not depend on how many rows are before it.
+same loop, so that a row's bits do not depend on how many rows are before it. Nor may they depend on where a
+row finds what it goes on from. So it is taken from one array: for a choice between two, LLVM makes several
+loops, which may round a sum of products in several ways.
 
-Dimension key as in delta_layer.py, with one token per row; D is how many rows before it a row's leader is.
+Dimension key as in delta_layer.py, with one token per row; N inputs of all rows.
 """
 
 from collections.abc import Callable
@@ -28,12 +30,13 @@ def inputs_before(
 
     ``kept_BJC`` are those before the leaders' tokens, and ``read_BC`` the inputs of all tokens.
     """
-    rows_B, count = jnp.arange(depths_B.size), kept_BJC.shape[1]
+    rows, count, channels = kept_BJC.shape
+    leaders_B1 = (jnp.arange(rows) - depths_B)[:, None]
     place_BJ = depths_B[:, None] + jnp.arange(count)[None]  # among those kept, and those read behind them
-    leaders_B1 = (rows_B - depths_B)[:, None]
-    kept_BJC = kept_BJC[leaders_B1, jnp.minimum(place_BJ, count - 1)]
-    behind_BJC = read_BC[leaders_B1 + jnp.maximum(place_BJ - count, 0)]
-    return jnp.where((place_BJ < count)[..., None], kept_BJC, behind_BJC.astype(kept_BJC.dtype))
+    kept_NC = kept_BJC.reshape(rows * count, channels)
+    all_NC = jnp.concatenate([kept_NC, read_BC.astype(kept_NC.dtype)])
+    behind_BJ = len(kept_NC) + leaders_B1 + place_BJ - count
+    return all_NC[jnp.where(place_BJ < count, leaders_B1 * count + place_BJ, behind_BJ)]
 
 
 def read_in_turn(
@@ -44,15 +47,15 @@ def read_in_turn(
     ``v_BHV`` are the tokens' values, of the results' shape. Returns what ``read`` returns for all rows.
     """
     in_pool = memory if isinstance(memory, InPool) else None
+    before_B = jnp.arange(depths_B.size) - jnp.minimum(depths_B, 1)
 
     def turn(depth: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         o_BHV, kept = carry
         is_its_B = depths_B == depth
         if in_pool is not None:
-            found, after = read(_of_turn(in_pool.replace(pool=kept), depths_B, is_its_B))
+            found, after = read(_of_turn(in_pool.replace(pool=kept), before_B, is_its_B))
         else:
-            before = jnp.where(_wide(depths_B > 0, kept), jnp.roll(kept, 1, axis=0), kept)
-            found, after = read(before)
+            found, after = read(kept[before_B])
             after = jnp.where(_wide(is_its_B, kept), after, kept)
         return jnp.where(_wide(is_its_B, found), found, o_BHV), after
 
@@ -60,11 +63,10 @@ def read_in_turn(
     return lax.fori_loop(0, 1 + jnp.max(depths_B), turn, begin)
 
 
-def _of_turn(memory: InPool, depths_B: Array, is_its_B: Array) -> InPool:
+def _of_turn(memory: InPool, before_B: Array, is_its_B: Array) -> InPool:
     """Let rows find what the rows before them have left; those whose turn it is not leave nothing."""
-    before_B = jnp.where(depths_B > 0, jnp.roll(memory.sources_B, 1), memory.sources_B)
     targets_B = jnp.where(is_its_B, memory.targets_B, delta_memory.NOTHING)
-    return memory.replace(sources_B=before_B, targets_B=targets_B)
+    return memory.replace(sources_B=memory.sources_B[before_B], targets_B=targets_B)
 
 
 def _wide(is_B: Array, like: Array) -> Array:
