@@ -42,7 +42,10 @@ OPTION_SETS = {
     "two processes, split matrices": OptionSet({"num_processes": 2, "tensor_parallel_size": 2}),
     "split experts": OptionSet({"expert_parallel_size": 2, "expert_lora": "per-expert"}, "qwen3_moe"),
     "rounded base": OptionSet({"base_dtype": "int8", "speculation": "auto"}),
-    "states, and few of them": OptionSet({"state_cache": "4MiB"}, "qwen3_5"),
+    "states, and few of them": OptionSet({"state_cache": "4MiB", "speculation": "auto"}, "qwen3_5"),
+    "batch-invariant states": OptionSet(
+        {"batch_invariant": True, "speculation": "auto"}, "qwen3_5", tolerance=0.0
+    ),
     "all weights": OptionSet({"full_parameters": True}, rank=0),
     "little room": OptionSet(
         {
