@@ -76,8 +76,9 @@ class SampleBatch:
 
     def _begin(self) -> None:
         """Begin with nothing on the device that could be used."""
-        limits, has_routing = self._limits, bool(self._model.config.n_experts)
-        self._shards = [Shard(limits, has_routing=has_routing) for _ in range(limits.shapes.shards)]
+        limits, config = self._limits, self._model.config
+        has = {"has_routing": bool(config.n_experts), "has_rings": bool(config.window)}
+        self._shards = [Shard(limits, **has) for _ in range(limits.shapes.shards)]
         self._pool.clear()
         of_devices = self._bank, self._shards, self._programs, self._pool
         self._admission = Admission(*of_devices, has_states=bool(limits.state_slots))

@@ -94,7 +94,7 @@ def _follow(command: Decode, leader: int, guess: Guess) -> None:
         command.depths[row] = depth
         command.slots[row] = command.slots[leader]
     if command.states is not None:
-        command.states[leader + 1 : leader + 1 + guess.followers] = guess.slots
+        command.states[leader + 1 : leader + 1 + guess.followers] = guess.slots or command.states[leader]
 
 
 def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple[int, np.ndarray]]) -> None:

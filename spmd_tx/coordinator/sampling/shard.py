@@ -25,14 +25,15 @@ from spmd_tx.coordinator.sampling.start import KeptPrompt, Start
 class Shard:
     """Holds resident samples and their pages. At most ``rows`` samples take part in one Decode."""
 
-    def __init__(self, limits: SamplingLimits, *, has_routing: bool = False) -> None:
+    def __init__(self, limits: SamplingLimits, *, has_routing: bool = False, has_rings: bool = False) -> None:
         """With ``has_routing`` pages are found in the cache once the experts of their tokens are known.
 
-        Where Prefills read whole pieces, only what they have read is found.
+        Where Prefills read whole pieces, only what they have read is found. ``has_rings``: states are rings.
         """
         shapes = limits.shapes
         self.rows = shapes.rows
         self._states = StateCache(limits.state_slots) if limits.state_slots else None
+        self._has_rings = has_rings
         self._routing = RoutingPages(shapes.page_size) if has_routing else None
         self._cache = PrefixCache(limits.pages_per_shard, self._forget)
         self.pool = self._cache.pool
@@ -260,15 +261,17 @@ class Shard:
     def lend_slots(self, samples: list[Sample]) -> list[Sample]:
         """Give followers in the next command slots for their states, or let there be fewer of them.
 
-        They need them no longer than that command, so whatever comes next may have them.
+        They need them no longer than that command, so whatever comes next may have them. In a ring there is
+        room for them beside their leader.
         """
+        if self._states is None or self._has_rings:
+            return samples
         lent = list[int]()
         for sample in samples:
-            if self._states is not None and sample.guess is not None:
+            if sample.guess is not None:
                 free = self._states.take(min(self._states.free, sample.guess.followers))
                 sample.guess, lent = sample.guess.within(free), lent + free
-        if self._states is not None:
-            self._states.release(lent)
+        self._states.release(lent)
         return samples
 
     def drop_state(self, sample: Sample) -> None:

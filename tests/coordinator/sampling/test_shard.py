@@ -5,15 +5,18 @@ from spmd_tx.coordinator.sampling.request import prompt_scores
 from spmd_tx.coordinator.sampling.request.stops import StopRule, StopWatch
 from spmd_tx.coordinator.sampling.shapes import SamplingLimits, SamplingShapes
 from spmd_tx.coordinator.sampling.shard import Shard
+from spmd_tx.coordinator.sampling.speculation.guess import Guess, Record
 from spmd_tx.coordinator.wire.sampling import ModelInput, SampleRequest
 
 PAGE_SIZE = 4
 
 
+SHAPES = SamplingShapes(shards=1, context=80, page_size=PAGE_SIZE, decode_rows=4)
+
+
 @pytest.fixture
 def shard():
-    shapes = SamplingShapes(shards=1, context=80, page_size=PAGE_SIZE, decode_rows=4)
-    return Shard(SamplingLimits(shapes, pages_per_shard=21, decode_steps=4))
+    return Shard(SamplingLimits(SHAPES, pages_per_shard=21, decode_steps=4))
 
 
 def samples_of(number, sampler, *, prompt=5, count=1):
@@ -142,3 +145,13 @@ def test_more_residents_than_rows_share_them_evenly(shard):
         ("a", 2),
         ("b", 0),
     ]
+
+
+@pytest.mark.parametrize(("has_rings", "followers"), [(False, 2), (True, 3)])
+def test_followers_need_slots_unless_they_share_a_ring(has_rings, followers):
+    limits = SamplingLimits(SHAPES, pages_per_shard=21, decode_steps=4, state_slots=4)
+    shard, (sample,) = Shard(limits, has_rings=has_rings), samples_of(0, "a")
+    shard.start([sample], keep_prompt=False)
+    sample.guess = Guess([1, 2, 3], 3, Record())
+    shard.lend_slots([sample])
+    assert sample.guess.followers == followers

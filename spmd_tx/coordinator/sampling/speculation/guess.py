@@ -43,7 +43,7 @@ class Guess:
     followers: int
     record: Record
     most: int = MOST_FOLLOWERS  # followers
-    slots: Sequence[int] = ()  # of the followers' states, of models that keep some
+    slots: Sequence[int] = ()  # of the followers' states, if they have their own
 
     def within(self, free: Sequence[int]) -> "Guess | None":
         """Return the guess with as many followers as there are slots for their states; None: with none."""
