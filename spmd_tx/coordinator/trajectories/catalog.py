@@ -29,13 +29,13 @@ BEFORE_ALL = -1  # in place of the number of a turn
 
 
 class TrajectoryCounts(NamedTuple):
-    """Counts the turns and tokens of a trajectory."""
+    """Counts the turns and tokens of a trajectory, by the names that an entry has for them."""
 
-    requests: int = 0
-    prompt: int = 0
-    reused: int = 0
-    cached: int = 0
-    sampled: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
     roots: int = 0
     branches: int = 0
 

@@ -10,7 +10,7 @@ import zstandard
 
 from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
 from spmd_tx.coordinator.conversation.tools import Tool
-from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequences
+from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, SampledSequences
 from spmd_tx.errors import UNREADABLE, DamagedBody
 
 TurnState = Literal["open", "sampled", "failed", "cut"]  # cut: its client has hung up
@@ -87,6 +87,15 @@ class TurnSamples(msgspec.Struct, frozen=True):
         return np.frombuffer(marks, bool) if marks else np.zeros(len(self.tokens[number]) // 4, bool)
 
 
+class PartialTurn(NamedTuple):
+    """Holds what is drawn of a sample."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    forced: list[bool]
+    stop_reason: str = ""  # as in TurnSamples
+
+
 class EncodedSamples(NamedTuple):
     """Holds samples as a row has them, with their counts of tokens."""
 
@@ -112,27 +121,18 @@ def samples_of(body: bytes) -> EncodedSamples:
     """Encode the result of a sample request."""
     result = SampledSequences(body)
     sequences = list(result)
-    samples = encode_samples(
-        [each.tokens for each in sequences],
-        [each.logprobs for each in sequences],
-        [each.stop_reason for each in sequences],
-        [each.forced for each in sequences],
-    )
-    return EncodedSamples(samples, sum(len(each.tokens) for each in sequences), result.cache_hits)
+    sampled = sum(len(each.tokens) for each in sequences)
+    return EncodedSamples(encode_samples(sequences), sampled, result.cache_hits)
 
 
-def encode_samples(
-    tokens: Sequence[Sequence[int]],
-    logprobs: Sequence[Sequence[float]],
-    stops: Sequence[str],
-    forced: Sequence[Sequence[bool]],
-) -> bytes:
+def encode_samples(samples: Sequence[SampledSequence | PartialTurn]) -> bytes:
     """Encode samples."""
+    has_forced = any(each.forced for each in samples)
     return encode(
         TurnSamples(
-            [np.asarray(each, "<i4").tobytes() for each in tokens],
-            [np.asarray(each, "<f4").tobytes() for each in logprobs],
-            list(stops),
-            [np.asarray(each, bool).tobytes() for each in forced] if any(forced) else [],
+            [np.asarray(each.tokens, "<i4").tobytes() for each in samples],
+            [np.asarray(each.logprobs, "<f4").tobytes() for each in samples],
+            [each.stop_reason for each in samples],
+            [np.asarray(each.forced, bool).tobytes() for each in samples] if has_forced else [],
         )
     )

@@ -1,43 +1,36 @@
-"""Makes sequences to train on from the turns of a trajectory: one for each run of turns that go on. Pure.
+"""Makes sequences to train on from the turns of a trajectory: one for each run of turns that go on.
 
 Within a segment every prompt begins with all tokens before it, so one forward pass scores all of its turns.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from spmd_tx.coordinator.conversation.messages import MessageImage
 from spmd_tx.coordinator.conversation.turn_tree import BranchCause
+from spmd_tx.coordinator.storage.tables import TrajectoryRow, TurnRow
 from spmd_tx.coordinator.text.continuation import path_tokens
-from spmd_tx.coordinator.trajectories.trees import TurnOfRow
-from spmd_tx.coordinator.wire.trajectories import Leaves, SegmentImage, SegmentSpan, SegmentTurn
+from spmd_tx.coordinator.text.model_text import ModelText
+from spmd_tx.coordinator.trajectories.trees import TurnOfRow, read_rows
+from spmd_tx.coordinator.wire.trajectories import Leaves, Segment, SegmentImage, SegmentSpan, SegmentTurn
 
 
-@dataclass(frozen=True)
-class TokenSegment:
-    """Holds a sequence of N tokens, and which of them were sampled."""
+def segments(
+    trajectory: TrajectoryRow, rows: Sequence[TurnRow], texts: Mapping[str, ModelText], leaves: Leaves
+) -> list[Segment]:
+    """Return the segments of a trajectory, the oldest leaf's first. Blocks. Raises DamagedBody.
 
-    cause: str
-    tokens: np.ndarray  # int32 [N]
-    sampled: np.ndarray  # bool [N]; False: there was no choice, or another segment has it
-    forced: np.ndarray  # bool [N]: by a grammar
-    logprobs: np.ndarray  # float32 [N]
-    spans: list[SegmentSpan]
-    turns: list[SegmentTurn]
-    images: list[SegmentImage]
-
-
-def segments(turns: Sequence[TurnOfRow], leaves: Leaves) -> list[TokenSegment]:
-    """Return the segments of a trajectory, the oldest leaf's first. A turn trains in one of them only."""
+    A turn trains in one of them only.
+    """
+    turns = read_rows(rows, texts)
     by_id = {each.turn.id: each for each in turns}
-    trained, made = set[str](), list[TokenSegment]()
+    trained, made = set[str](), list[Segment]()
     for leaf in _leaves(turns, leaves):
         known = list[MessageImage]()  # of the turns before a run
         for run in _runs(leaf, by_id):
             if any(each.turn.id not in trained for each in run):
-                made.append(_segment(run, trained, known))
+                made.append(_segment(trajectory, run, trained, known))
             known += [image for each in run for image in each.images]
             trained |= {each.turn.id for each in run}
     return made
@@ -75,7 +68,9 @@ def _runs(leaf: TurnOfRow, by_id: dict[str, TurnOfRow]) -> list[list[TurnOfRow]]
     return runs
 
 
-def _segment(run: Sequence[TurnOfRow], trained: set[str], known: Sequence[MessageImage]) -> TokenSegment:
+def _segment(
+    trajectory: TrajectoryRow, run: Sequence[TurnOfRow], trained: set[str], known: Sequence[MessageImage]
+) -> Segment:
     """``known`` are the images of the turns before, which the first prompt of a run has again."""
     first = run[0]
     tokens, mask, logprobs = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
@@ -105,16 +100,18 @@ def _segment(run: Sequence[TurnOfRow], trained: set[str], known: Sequence[Messag
             SegmentTurn(turn.id, row.model, row.weights, length, len(turn.sampled), row.state, reward, trains)
         )
         length += len(turn.sampled)
-    cause = BranchCause.STOP_DIFFERS if first.turn.dropped else first.row.cause
-    return TokenSegment(
-        cause,
-        np.concatenate(tokens),
-        np.concatenate(mask),
-        np.concatenate(forced),
-        np.concatenate(logprobs),
-        [span for span in spans if span.length],
-        entries,
-        images,
+    return Segment(
+        trajectory_id=trajectory.id,
+        name=trajectory.name,
+        reward=trajectory.reward,
+        cause=BranchCause.STOP_DIFFERS if first.turn.dropped else first.row.cause,
+        tokens=np.concatenate(tokens).tolist(),
+        sampled=np.concatenate(mask).tolist(),
+        forced=np.concatenate(forced).tolist(),
+        logprobs=np.concatenate(logprobs).tolist(),
+        spans=[span for span in spans if span.length],
+        turns=entries,
+        images=images,
     )
 
 

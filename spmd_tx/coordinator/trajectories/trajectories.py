@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError
@@ -15,21 +15,13 @@ from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import TrajectoryRow, TurnRow
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.trajectories import catalog
-from spmd_tx.coordinator.trajectories.records import encode_samples
+from spmd_tx.coordinator.trajectories.records import PartialTurn, encode_samples
 from spmd_tx.coordinator.trajectories.trees import TrajectoryTrees
 from spmd_tx.coordinator.trajectories.turn_rows import growth
 from spmd_tx.coordinator.wire.trajectories import CreateTrajectoryRequest, TrajectoryName
 from spmd_tx.errors import Forbidden, InvalidRequest
 
 NAME = re.compile(get_args(TrajectoryName)[1].pattern)
-
-
-class PartialTurn(NamedTuple):
-    """Holds what is drawn of a sample."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    forced: list[bool]
 
 
 @dataclass
@@ -100,12 +92,7 @@ class Trajectories:
         task.add_done_callback(self._tasks.discard)
 
     async def _cut(self, trajectory_id: str, request_id: str, samples: Sequence[PartialTurn]) -> None:
-        contents = encode_samples(
-            [each.tokens for each in samples],
-            [each.logprobs for each in samples],
-            [""] * len(samples),
-            [each.forced for each in samples],
-        )
+        contents = encode_samples(samples)
         now = clock.now()
         values = {
             "state": "cut",

@@ -1,22 +1,20 @@
 """Writes the rows of turns: with their requests, and with the outcomes of these. SQL only."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy import Executable, insert, select, update
 from sqlalchemy.orm import Session
 
-from spmd_tx.coordinator.conversation.turn_tree import Branch
+from spmd_tx.coordinator.conversation.turn_tree import BranchCause
 from spmd_tx.coordinator.storage.tables import RequestRow, TrajectoryRow, TurnRow
 from spmd_tx.coordinator.trajectories.records import samples_of
 
 IDS_AT_ONCE = 500  # of one query
 
 
-@dataclass(frozen=True, kw_only=True)
-class NewTurn:
-    """Describes a turn whose request is about to be accepted."""
+class NewTurn(NamedTuple):
+    """Describes a turn whose request is about to be accepted, by the names of its columns."""
 
     trajectory_id: str
     session_id: str
@@ -26,7 +24,8 @@ class NewTurn:
     weights: str | None
     dialect: str
     agent: str | None
-    branch: Branch
+    cause: BranchCause
+    cause_message: int | None
     reused: int
     new: int
     prompt: bytes  # TurnPrompt
@@ -53,19 +52,7 @@ def insertion(turn: NewTurn, line: str, seq_id: int, now: float) -> list[Executa
     row = insert(TurnRow).values(
         request_id=select(RequestRow.id).where(*of_request).scalar_subquery(),
         number=select(RequestRow.number).where(*of_request).scalar_subquery(),
-        trajectory_id=turn.trajectory_id,
-        session_id=turn.session_id,
-        parent=turn.parent,
-        base=turn.base,
-        model=turn.model,
-        weights=turn.weights,
-        dialect=turn.dialect,
-        agent=turn.agent,
-        cause=turn.branch.cause,
-        cause_message=turn.branch.message,
-        reused=turn.reused,
-        new=turn.new,
-        prompt=turn.prompt,
+        **turn._asdict(),
         created_at=now,
         state="open",
     )

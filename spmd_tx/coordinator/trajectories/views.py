@@ -13,16 +13,8 @@ from spmd_tx.coordinator.text.token_texts import pieces
 from spmd_tx.coordinator.trajectories import catalog
 from spmd_tx.coordinator.trajectories.catalog import TrajectoryCounts
 from spmd_tx.coordinator.trajectories.records import TurnPrompt, decode, decode_conversation
-from spmd_tx.coordinator.trajectories.segments import segments
-from spmd_tx.coordinator.trajectories.trees import TurnOfRow, read_row, read_rows
-from spmd_tx.coordinator.wire.trajectories import (
-    Leaves,
-    Segment,
-    TrajectoryEntry,
-    TurnCall,
-    TurnEntry,
-    TurnMessage,
-)
+from spmd_tx.coordinator.trajectories.trees import TurnOfRow, read_row
+from spmd_tx.coordinator.wire.trajectories import TrajectoryEntry, TurnCall, TurnEntry, TurnMessage
 
 
 async def entries(db: AsyncSession, rows: Sequence[TrajectoryRow]) -> list[TrajectoryEntry]:
@@ -45,13 +37,7 @@ def _entry(
         used_at=_moment(row.used_at),
         model=row.model or model,
         weights=weights,
-        turns=counts.requests,
-        roots=counts.roots,
-        branches=counts.branches,
-        prompt_tokens=counts.prompt,
-        reused_tokens=counts.reused,
-        cached_tokens=counts.cached,
-        sampled_tokens=counts.sampled,
+        **counts._asdict(),
         size_bytes=row.size_bytes,
         reward=row.reward,
         metrics=row.metrics,
@@ -138,28 +124,6 @@ def _message(message: Message) -> TurnMessage:
 
 def _text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
-def segments_of(
-    row: TrajectoryRow, turns: Sequence[TurnRow], texts: Mapping[str, ModelText], leaves: Leaves
-) -> list[Segment]:
-    """Return the sequences of a trajectory to train on. Blocks."""
-    return [
-        Segment(
-            trajectory_id=row.id,
-            name=row.name,
-            reward=row.reward,
-            cause=each.cause,
-            tokens=each.tokens.tolist(),
-            sampled=each.sampled.tolist(),
-            forced=each.forced.tolist(),
-            logprobs=each.logprobs.tolist(),
-            spans=each.spans,
-            turns=each.turns,
-            images=each.images,
-        )
-        for each in segments(read_rows(turns, texts), leaves)
-    ]
 
 
 def _moment(at: float) -> datetime:

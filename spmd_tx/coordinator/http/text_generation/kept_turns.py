@@ -26,8 +26,7 @@ from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.storage.tables import SamplerRow, TrajectoryRow
 from spmd_tx.coordinator.text.conversation_prompts import ConversationPrompt
 from spmd_tx.coordinator.trajectories import turn_rows
-from spmd_tx.coordinator.trajectories.records import TurnPrompt, encode, encode_conversation
-from spmd_tx.coordinator.trajectories.trajectories import PartialTurn
+from spmd_tx.coordinator.trajectories.records import PartialTurn, TurnPrompt, encode, encode_conversation
 from spmd_tx.coordinator.trajectories.turn_rows import NewTurn
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequences
@@ -111,7 +110,8 @@ class Keeping:
             weights=sampler.model_path or (sampler.id if sampler.model_id is not None else None),
             dialect=self.kept.dialect,
             agent=self.kept.agent,
-            branch=place.branch,
+            cause=place.branch.cause,
+            cause_message=place.branch.message,
             reused=self.prompt.reused,
             new=len(self.prompt.tokens) - self.prompt.reused,
             prompt=await compute(size, lambda: encode(self._stored())),

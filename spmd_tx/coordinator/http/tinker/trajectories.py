@@ -31,6 +31,7 @@ from spmd_tx.coordinator.trajectories.listing import (
     TrajectoryPlace,
     TrajectoryQuery,
 )
+from spmd_tx.coordinator.trajectories.segments import segments
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.page_room import PageRoom
 from spmd_tx.coordinator.wire.trajectories import (
@@ -192,18 +193,18 @@ class TrajectoriesController(Controller):
         """Return the tokens of trajectories as sequences to train on, which counts as a use of them."""
         if (data.ids is None) == (data.name is None):
             raise InvalidRequest("send either the IDs of trajectories, or name, with which their names begin")
-        room, segments = PageRoom(services.config.bounds.answer_bytes), list[Segment]()
+        room, found = PageRoom(services.config.bounds.answer_bytes), list[Segment]()
         texts, before = await _texts(services), None
         async for row in _selected(services, access.caller, data):
             async with services.database.reading() as db:
                 turns = await catalog.turns_of(db, row.id)
-            made = await asyncio.to_thread(views.segments_of, row, turns, texts, data.leaves)
+            made = await asyncio.to_thread(segments, row, turns, texts, data.leaves)
             size = await asyncio.to_thread(lambda made=made: len(msgspec.json.encode(made)))
             if not room.takes_bytes(size):
-                return SequencesResponse(segments, before)
-            segments += made
+                return SequencesResponse(found, before)
+            found += made
             before = NEWEST_FIRST.cursor(row)
-        return SequencesResponse(segments)
+        return SequencesResponse(found)
 
 
 async def _selected(
