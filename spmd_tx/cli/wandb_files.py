@@ -8,7 +8,11 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from spmd_tx.cli.script_logs import LoggedStep
 
@@ -60,7 +64,7 @@ def _logged(record: bytes) -> LoggedStep | None:
         for field, history in _fields(record):
             if field == HISTORY and isinstance(history, bytes):
                 return _history(history)
-    except (ValueError, IndexError, UnicodeDecodeError):
+    except (DecodeError, ValueError):
         pass
     return None
 
@@ -80,32 +84,7 @@ def _history(history: bytes) -> LoggedStep:
     return LoggedStep(step if isinstance(step, int) else None, values)
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Give numbers and contents of a message's fields. Raises ValueError and IndexError."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        match tag & 7:
-            case 0:
-                value, at = _varint(message, at)
-                yield tag >> 3, value
-            case 2:
-                length, at = _varint(message, at)
-                yield tag >> 3, message[at : at + length]
-                at += length
-            case 1:
-                at += 8
-            case 5:
-                at += 4
-            case other:
-                raise ValueError(f"a field of kind {other}")
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-        if byte < 0x80:
-            return value, at
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Give numbers and contents of a message's fields, whatever it is. Raises DecodeError."""
+    for field in UnknownFieldSet(Empty.FromString(message)):
+        yield field.field_number, field.data

@@ -9,7 +9,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -17,8 +17,10 @@ import typer
 from spmd_tx.cli import script_logs
 from spmd_tx.cli.script_logs import JSON_LINES, WANDB, JsonLines, LoggedStep
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
-from spmd_tx.cli.wandb_files import WandbFile
 from spmd_tx.errors import StartError
+
+if TYPE_CHECKING:
+    from spmd_tx.cli.wandb_files import WandbFile
 
 EVERY_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
@@ -164,8 +166,10 @@ class _Watcher:
                 found.add(place if place.suffix else place / JSON_LINES)
         return {path for path in found if path.is_file()}
 
-    def _reader(self, path: Path) -> JsonLines | WandbFile:
+    def _reader(self, path: Path) -> "JsonLines | WandbFile":
         if path.suffix == WANDB:
+            from spmd_tx.cli.wandb_files import WandbFile
+
             return WandbFile(path)
         # Lines of an earlier start belong to another run.
         facts = path.stat()
