@@ -4,10 +4,10 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.health import GroupHealth, GroupRole, ServerHealth
 from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
 from spmd_tx.coordinator.http.app import make_app
 from spmd_tx.coordinator.http.services import Backend, Services, Stores, open_services
@@ -24,7 +25,6 @@ from spmd_tx.coordinator.requests import queue as request_queue
 from spmd_tx.coordinator.requests.queue import RequestQueue, open_queue
 from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.retention.reaper import Reaped, Reaper
-from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.build import open_stores
 from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
@@ -33,7 +33,6 @@ from spmd_tx.coordinator.storage.tables import Base
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
-from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.demo import tiny_model
 from spmd_tx.group_names import MAIN
 from tests.coordinator.http.fake_scheduler import FakeScheduler
@@ -129,34 +128,11 @@ async def queue(database: Database, tmp_path: Path, arrivals: list[Request]) -> 
         yield queue
 
 
-@dataclass
-class FakeGroup:
-    name: str
-    base: str
-    base_key: str
-    state: str = "ready"
-    phase: str = "running"
-    role: Literal["train and sample", "sample"] = "train and sample"
-    programs: ProgramsHealth | None = None
-    record: MeshTimeline = field(default_factory=MeshTimeline)
-
-
-@dataclass
-class FakeHealth:
-    phase: str = "running"
-    ready: bool = True
-    refusal: str | None = None
-    programs: ProgramsHealth | None = None
-    closing: asyncio.Future[None] = field(default_factory=asyncio.Future)
-    groups: list[FakeGroup] = field(default_factory=lambda: [FakeGroup(MAIN, BASE_MODEL, BASE_MODEL)])
-    problems: dict[str, str] = field(default_factory=dict)  # by the keys of base models
-
-    @property
-    def record(self) -> MeshTimeline:
-        return self.groups[0].record
-
-    def problem_of(self, base: str) -> str | None:
-        return self.problems.get(base)
+def running_group(name: str, base: str = BASE_MODEL, role: GroupRole = "train and sample") -> GroupHealth:
+    """A group whose workers run commands."""
+    group = GroupHealth(name, base, base, role, ready=True)
+    group.record.busy = None
+    return group
 
 
 @functools.cache
@@ -217,7 +193,9 @@ async def run_services(
             asyncio.create_task(scheduler.run()),
             asyncio.create_task(stores.queue.run(scheduler.arrive)),
         ]
-        backend = Backend(scheduler=scheduler, health=FakeHealth(), progress=SampleProgress())
+        backend = Backend(
+            scheduler=scheduler, health=ServerHealth([running_group(MAIN)]), progress=SampleProgress()
+        )
         yield await open_services(config, bases, stores, backend, stack)
         for task in running:
             task.cancel()

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tinker
 
-from spmd_tx.coordinator.groups.health import GroupPhase
+from spmd_tx.coordinator.bases.health import GroupPhase
 from spmd_tx.coordinator.server.preflight import free_port
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens, reinforced
 from tests.sdk.server import (

@@ -1,1 +1,1 @@
-"""Base models as clients see them: their names, limits and texts."""
+"""Base models as clients see them: their names, limits and texts, and how the groups are that serve them."""

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import Agent
+from spmd_tx.coordinator.bases.health import GroupHealth
 from spmd_tx.coordinator.bases.served_base import ServedBase
-from spmd_tx.coordinator.groups.health import GroupHealth
 from spmd_tx.coordinator.groups.of_base import GroupsOfBase
 from spmd_tx.coordinator.mesh.generations import Generations
 from spmd_tx.coordinator.mesh.hub import Hub

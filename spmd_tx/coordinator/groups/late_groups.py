@@ -6,12 +6,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.health import GroupHealth, role_of
 from spmd_tx.coordinator.bases.served_base import BaseHistory
 from spmd_tx.coordinator.groups.group import WorkerGroup
-from spmd_tx.coordinator.groups.health import GroupRole
 from spmd_tx.coordinator.groups.run_groups import pause
 from spmd_tx.coordinator.runtime import log_groups
-from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
 from spmd_tx.errors import StartError
 
@@ -19,30 +18,14 @@ from spmd_tx.errors import StartError
 class LateGroup:
     """Holds what is known of a group without its base model. Routes see it as one that has failed."""
 
-    state, programs = "failed", None
-
     def __init__(self, config: ServerConfig, history: BaseHistory, problem: str) -> None:
+        """``problem`` says why its base model cannot be read."""
         self.config = config
         self.history = history
-        self.name, self.base, self.base_key = config.group, config.model_name, history.key
-        self.problem = problem  # why its base model cannot be read
-        self.record = MeshTimeline()
+        self.health = GroupHealth(
+            config.group, config.model_name, history.key, role_of(config), problem=problem
+        )
         self.joined = asyncio.Event()  # an agent has asked to join: the files may be there now
-
-    @property
-    def ready(self) -> bool:
-        return False
-
-    @property
-    def role(self) -> GroupRole:
-        return "train and sample" if self.config.trains else "sample"
-
-    def story(self) -> str:
-        return f"group {self.name} has {self.phase}"
-
-    @property
-    def phase(self) -> str:
-        return f"failed, and tried again later: {self.problem}"
 
 
 class LateGroups:
@@ -62,13 +45,13 @@ class LateGroups:
     async def _open_and_run(
         self, late: LateGroup, run_group: Callable[[WorkerGroup], Coroutine[Any, Any, None]]
     ) -> None:
-        with log_groups.entered(late.name):
+        with log_groups.entered(late.config.group):
             for failures in itertools.count(1):
-                await pause(failures, late.problem, late.joined.wait())
+                await pause(failures, str(late.health.problem), late.joined.wait())
                 late.joined.clear()
                 try:
                     group = await self._open_group(late)
                 except StartError as error:
-                    late.problem = str(error)
+                    late.health.problem = str(error)
                 else:
                     return await run_group(group)

@@ -4,8 +4,9 @@ from litestar import Controller, Response, get
 from litestar.params import FromQuery
 from litestar.status_codes import HTTP_200_OK, HTTP_503_SERVICE_UNAVAILABLE
 
+from spmd_tx.coordinator.bases.health import GroupHealth, ServerHealth
 from spmd_tx.coordinator.http.authentication import OPEN
-from spmd_tx.coordinator.http.services import GroupStatus, Health, Service, Services
+from spmd_tx.coordinator.http.services import Service, Services
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.wire.sessions import GroupHealthResponse, HealthResponse
 from spmd_tx.errors import NotFound
@@ -45,7 +46,7 @@ class HealthController(Controller):
         return _readiness_of_some(services, group, base)
 
 
-def _of_group(group: GroupStatus) -> GroupHealthResponse:
+def _of_group(group: GroupHealth) -> GroupHealthResponse:
     detail = None if group.state == "ready" else group.phase
     return GroupHealthResponse(group.base, group.state, detail, group.programs)
 
@@ -68,7 +69,7 @@ def _readiness_of_some(services: Services, group: str | None, base: str | None) 
     return readiness(health)
 
 
-def readiness(health: Health) -> Response[HealthResponse]:
+def readiness(health: ServerHealth) -> Response[HealthResponse]:
     if health.refusal is not None:
         return Response(HealthResponse("stopping", health.refusal), status_code=HTTP_503_SERVICE_UNAVAILABLE)
     if not health.ready:

@@ -1,10 +1,10 @@
 """The services that routes use, and their injection into routes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 from litestar import Request
 from litestar.connection import ASGIConnection
@@ -14,6 +14,7 @@ from litestar.handlers import BaseRouteHandler
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.health import ServerHealth
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
@@ -40,7 +41,6 @@ from spmd_tx.coordinator.requests.runs.news_streams import NewsStreams
 from spmd_tx.coordinator.requests.runs.sample_reader import SampleReaders
 from spmd_tx.coordinator.requests.traces import TraceExports
 from spmd_tx.coordinator.retention.reaper import Reaper
-from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
@@ -48,7 +48,6 @@ from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
 from spmd_tx.coordinator.text.turn_memory import TurnMemory
 from spmd_tx.coordinator.trajectories.trajectories import Trajectories, make_trajectories
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
-from spmd_tx.coordinator.wire.sessions import ProgramsHealth
 from spmd_tx.errors import Unavailable
 
 
@@ -84,65 +83,6 @@ class RequestScheduler(Protocol):
         ...
 
 
-class GroupStatus(Protocol):
-    """Says how one group of workers is."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def base(self) -> str: ...  # the name of its base model
-
-    @property
-    def base_key(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...  # "ready", or what else
-
-    @property
-    def phase(self) -> str: ...  # what it does, in words
-
-    @property
-    def programs(self) -> ProgramsHealth | None: ...
-
-    @property
-    def role(self) -> Literal["train and sample", "sample"]: ...
-
-    @property
-    def record(self) -> MeshTimeline: ...  # what became of its workers so far
-
-
-class Health(Protocol):
-    """Says whether a request would be served now."""
-
-    @property
-    def phase(self) -> str: ...  # what happens until it is ready, as "loading weights 45 %"
-
-    @property
-    def ready(self) -> bool: ...
-
-    @property
-    def refusal(self) -> str | None: ...  # why it accepts no more work
-
-    def problem_of(self, base: str) -> str | None:
-        """Say why nothing can be carried out on a base model, by its key; None: it can, sooner or later."""
-        ...
-
-    @property
-    def groups(self) -> Sequence[GroupStatus]: ...
-
-    @property
-    def programs(self) -> ProgramsHealth | None: ...  # progress of the warm-up, if there is one
-
-    @property
-    def closing(self) -> asyncio.Future[None]: ...  # done when long polls must end
-
-
-def trainer_first(groups: Iterable[GroupStatus], base: str) -> list[GroupStatus]:
-    """Return the groups of a base model, by its key; first the one that trains it."""
-    return sorted((each for each in groups if each.base_key == base), key=lambda each: each.role == "sample")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stores:
     """Holds what reads and writes the database and the data directory."""
@@ -160,7 +100,7 @@ class Backend:
     """Holds what carries out requests."""
 
     scheduler: RequestScheduler
-    health: Health
+    health: ServerHealth
     progress: SampleProgress
 
 

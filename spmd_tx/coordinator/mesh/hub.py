@@ -88,7 +88,6 @@ class Hub:
         ``contexts_of`` returns the traceparents of requests, which workers' spans belong to.
         """
         self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
-        self.busy: str | None = "starting"  # what the workers do instead of running commands
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
         self.record = MeshTimeline()
         self.programs = CompileProgress(self.record)
@@ -134,7 +133,7 @@ class Hub:
         """Wait until all workers are ready. The result is the report of process 0."""
         assert self._generation is not None
         ready = await asyncio.shield(self._generation.all_ready)
-        self.loss = self.busy = None
+        self.loss = None
         logger.info("workers: running")
         self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
         self.kernels = ready.kernels
@@ -166,10 +165,15 @@ class Hub:
         if isinstance(report, Ready) and not generation.all_ready.done():
             self.be_busy("waiting for worker " + ", ".join(map(str, generation.absent())))
 
+    @property
+    def busy(self) -> str | None:
+        """What the workers do instead of running commands."""
+        return self.record.busy
+
     def be_busy(self, what: str) -> None:
         """Set what the workers do, in words; after a loss, the reason is added."""
         why = f"restarting the workers: {self.loss}" if self.loss else None
-        self.busy = "; ".join(filter(None, (why, what))) or None
+        self.record.busy = "; ".join(filter(None, (why, what))) or None
 
     def lose(
         self, loss: WorkerLost, culprit: int | None = None, orders: Collection[int] | None = None

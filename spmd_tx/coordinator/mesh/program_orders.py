@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.program_uses import ProgramUses
 from spmd_tx.coordinator.runtime.fair_shares import FairShares
+from spmd_tx.coordinator.runtime.mesh_record import MenuProgress
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, HELPING
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -31,15 +32,6 @@ class ProgramOrder:
     lane: int
     sessions: frozenset[str] = frozenset()  # that wait for it; empty: it is compiled ahead of need
     is_better: bool = False  # than one that commands use in its place
-
-
-@dataclass(frozen=True)
-class MenuProgress:
-    """Says how much of the menu is ready, and what is being compiled."""
-
-    ready: int
-    planned: int
-    compiling: tuple[str, ...] = ()
 
 
 class ProgramOrders:

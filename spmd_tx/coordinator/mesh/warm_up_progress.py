@@ -2,9 +2,9 @@
 
 import logging
 
-from spmd_tx.coordinator.mesh.program_orders import MenuProgress, ProgramOrder
+from spmd_tx.coordinator.mesh.program_orders import ProgramOrder
 from spmd_tx.coordinator.runtime import clock, metrics
-from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline, ProgramRecord
+from spmd_tx.coordinator.runtime.mesh_record import MenuProgress, MeshTimeline, ProgramRecord
 from spmd_tx.protocol.programs import CompileReport
 
 logger = logging.getLogger(__name__)
@@ -21,13 +21,13 @@ class CompileProgress:
         """Start again for new workers, which have compiled nothing."""
         self._last = CompileReport()
         self._progress: MenuProgress | None = None
-        self._set_gauges()
+        self._publish()
 
     def show(self, progress: MenuProgress) -> None:
         """Publish how much of the plan is ready."""
         was_ready = self._progress is not None and self._progress.ready == self._progress.planned
         self._progress = progress
-        self._set_gauges()
+        self._publish()
         if progress.planned and progress.ready == progress.planned and not was_ready:
             logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
 
@@ -48,13 +48,8 @@ class CompileProgress:
         metrics.UNFORESEEN_COMPILES.labels(metrics.group()).inc(unforeseen)
         self._last = report
 
-    @property
-    def shown(self) -> MenuProgress | None:
-        """The progress for health checks; None when nothing is planned or being compiled."""
+    def _publish(self) -> None:
         now = self._progress
-        return now if now is not None and (now.planned or now.compiling) else None
-
-    def _set_gauges(self) -> None:
-        now = self._progress
+        self._record.menu = now if now is not None and (now.planned or now.compiling) else None
         metrics.PROGRAMS_PLANNED.labels(metrics.group()).set(now.planned if now else 0)
         metrics.PROGRAMS_READY.labels(metrics.group()).set(now.ready if now else 0)

@@ -32,6 +32,15 @@ class ProgramRecord(NamedTuple):
     error: str | None
 
 
+@dataclass(frozen=True)
+class MenuProgress:
+    """Says how much of the menu is ready, and what is being compiled."""
+
+    ready: int
+    planned: int
+    compiling: tuple[str, ...] = ()
+
+
 class MeshTimeline:
     """Holds the last generations and programs, and what the present workers have reported."""
 
@@ -39,6 +48,9 @@ class MeshTimeline:
         self.generations: deque[GenerationRecord] = deque(maxlen=MOST_GENERATIONS)  # oldest first
         self.programs: deque[ProgramRecord] = deque(maxlen=MOST_PROGRAMS)  # oldest first
         self.started_at = clock.now()  # of the server
+        self.busy: str | None = "starting"  # what the workers do instead of running commands
+        self.is_restarting = False  # whether workers were lost, and the next ones are not ready
+        self.menu: MenuProgress | None = None  # None: nothing is planned or being compiled
         self.mesh: dict[str, int] = {}  # sizes by axis; empty: not chosen yet
         self.hosts: list[str] = []  # of each process
         self.device: str | None = None  # "8 x cpu"
@@ -49,11 +61,12 @@ class MeshTimeline:
         self.generations.append(GenerationRecord(number, clock.now()))
 
     def ready(self, device: str, plan: MemoryPlan) -> None:
-        self.device, self.plan = device, plan
+        self.device, self.plan, self.busy, self.is_restarting = device, plan, None, False
         if self.generations:
             self.generations[-1].ready_at = clock.now()
 
     def lost(self, reason: str) -> None:
+        self.is_restarting = True
         if self.generations:
             self.generations[-1].ended_at, self.generations[-1].reason = clock.now(), reason
 

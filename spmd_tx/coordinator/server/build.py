@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from spmd_tx.config import ServerConfig
+from spmd_tx.coordinator.bases.health import ServerHealth
 from spmd_tx.coordinator.catalog.catalog import open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.remote_store import open_store
@@ -24,7 +25,6 @@ from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.group_builder import SharedParts, open_group
-from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.late_opening import LateOpening, bases_of, sort_groups
 from spmd_tx.coordinator.server.open_bases import OpenBases
 from spmd_tx.coordinator.server.served_model import OpenedModel
@@ -92,10 +92,10 @@ async def open_parts(
     late = sorted_groups.late
     groups = [await open_group(each, shared) for each in sorted_groups.opened]
     router = Router(stores.queue, bases, {group.base.key: group.beside for group in groups})
-    by_name = {each.name: each for each in (*(group.health for group in groups), *late)}
+    by_name = {each.health.name: each.health for each in (*groups, *late)}
     health = ServerHealth([by_name[each.group] for each in config.all_groups])
     generations = {group.name: group.generations for group in groups}
-    reception = Reception(workers.port, generations, {each.name: each.joined for each in late})
+    reception = Reception(workers.port, generations, {each.config.group: each.joined for each in late})
     backend = Backend(scheduler=router, health=health, progress=shared.progress)
     return Parts(
         services=await open_services(config, bases, stores, backend, stack),

@@ -9,10 +9,10 @@ from typing import NamedTuple, get_args
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.agent import Agent, AgentOptions
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.health import GroupHealth, GroupPhase, role_of
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.groups.group import WorkerGroup
-from spmd_tx.coordinator.groups.health import GroupHealth, GroupPhase
 from spmd_tx.coordinator.groups.of_base import GroupsOfBase
 from spmd_tx.coordinator.groups.router import key_of
 from spmd_tx.coordinator.http.services import Stores
@@ -97,7 +97,7 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
         uses=uses,
     )
     hub = Hub(shared.port.send, snapshots.writes.take, loss_runs.take, shared.contexts_of)
-    health = GroupHealth(config, base, hub)
+    health = GroupHealth(config.group, base.name, base.key, role_of(config), hub.record)
     signs = LossSigns()
     plan = await make_plan(mesh, model, stores.database)
     _share_devices(config, plan.devices or config.worker_devices, shared.devices)

@@ -7,15 +7,14 @@ from typing import NamedTuple, get_args
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
+from spmd_tx.coordinator.bases.health import GroupPhase, ServerHealth
 from spmd_tx.coordinator.groups.group import WorkerGroup
-from spmd_tx.coordinator.groups.health import GroupPhase
 from spmd_tx.coordinator.groups.late_groups import LateGroup
 from spmd_tx.coordinator.groups.router import Router
 from spmd_tx.coordinator.mesh.reception import Reception
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.server.base_records import history_of, known_bases
 from spmd_tx.coordinator.server.group_builder import OpenedGroup, SharedParts, open_group
-from spmd_tx.coordinator.server.health import ServerHealth
 from spmd_tx.coordinator.server.open_bases import OpenBases
 from spmd_tx.coordinator.server.served_model import OpenedModel, open_model
 from spmd_tx.errors import UnreadableModel
@@ -37,7 +36,7 @@ async def sort_groups(
         if isinstance(model, UnreadableModel):
             history = await asyncio.to_thread(history_of, group)
             late = LateGroup(group, history, str(model))
-            metrics.follow_state(group.group, get_args(GroupPhase), lambda late=late: late.state)
+            metrics.follow_state(group.group, get_args(GroupPhase), lambda late=late: late.health.state)
             found.late.append(late)
         else:
             found.opened.append(await bases.of(group, model))
@@ -49,7 +48,7 @@ async def bases_of(config: ServerConfig, groups: SortedGroups) -> Bases:
     known = [*await asyncio.to_thread(known_bases, config), *(late.history for late in groups.late)]
     opened = {each.base.key: each.base for each in groups.opened}  # several groups may have one
     bases = Bases(list(opened.values()), known, config.model_name)
-    bases.reasons |= {late.base_key: late.story for late in groups.late}
+    bases.reasons |= {late.history.key: late.health.story for late in groups.late}
     return bases
 
 
@@ -73,6 +72,6 @@ class LateOpening:
             self.shared.bases.add(opened.base)
         self.router.add(group)
         self.reception.add(group.name, group.generations)
-        self.health.replace(late, group.health)
+        self.health.replace(late.health, group.health)
         self.groups.append(group)
         return group

@@ -49,14 +49,14 @@ async def running(opening, late):
 async def test_a_group_is_opened_when_an_agent_asks_for_it(late):
     late.joined.set()
     await running(Opening(0), late)
-    assert late.story() == "group teacher has failed, and tried again later: no such folder"
+    assert late.health.story() == "group teacher has failed, and tried again later: no such folder"
     assert not late.joined.is_set()
 
 
 async def test_a_group_is_opened_when_its_model_can_be_read_at_last(late, monkeypatch):
     monkeypatch.setattr(run_groups, "PAUSES", (0.01, 0.02))
     await running(Opening(3), late)
-    assert late.problem == "still no such folder"
+    assert late.health.problem == "still no such folder"
 
 
 async def test_without_such_groups_nothing_ends():

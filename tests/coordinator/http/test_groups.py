@@ -1,13 +1,14 @@
 import pytest
 
-from tests.coordinator.conftest import BASE_MODEL, FakeGroup
+from spmd_tx.coordinator.bases.health import GroupHealth
+from tests.coordinator.conftest import BASE_MODEL, running_group
 
 
 @pytest.fixture
 def groups(services):
     groups = [
-        FakeGroup("main", BASE_MODEL, BASE_MODEL),
-        FakeGroup("teacher", "large", "large", "failed", "failed, and tried again later: no weights"),
+        running_group("main"),
+        GroupHealth("teacher", "large", "large", "train and sample", problem="no weights"),
     ]
     services.health.groups[:] = groups
     return groups
@@ -46,12 +47,9 @@ async def test_readiness_can_be_asked_of_a_group_or_a_base(api, groups, query, c
 
 
 async def test_replicas_are_ready_when_any_of_them_is(api, services):
-    services.health.groups[:] = [
-        FakeGroup(
-            "rollouts/0", BASE_MODEL, BASE_MODEL, "waiting for agents", "waiting for the agent of worker 0"
-        ),
-        FakeGroup("rollouts/1", BASE_MODEL, BASE_MODEL),
-    ]
+    groups = services.health.groups[:] = [running_group("rollouts/0"), running_group("rollouts/1")]
+    groups[0].ready, groups[0].record.busy = False, "waiting for the agent of worker 0"
+    assert groups[0].state == "waiting for agents"
     names = "rollouts", "rollouts/0", "rollouts/1"
     answers = [await api.get("http://server/readyz", params={"group": name}) for name in names]
     assert [answer.status_code for answer in answers] == [200, 503, 200]
@@ -62,7 +60,8 @@ async def test_new_work_on_a_base_whose_groups_have_failed_is_refused_with_the_r
 ):
     body = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": BASE_MODEL}
     sampler = (await api.post("create_sampling_session", json=body)).json()["sampling_session_id"]
-    services.health.problems[BASE_MODEL] = "group main has failed: no weights"
+    (group,) = services.health.groups
+    group.problem = "no weights"
     prompt = {"chunks": [{"tokens": [1, 2], "type": "encoded_text"}]}
     sample = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt, "sampling_params": {}}
     step = {"model_id": model_id, "seq_id": 1, "adam_params": {}}
@@ -79,6 +78,6 @@ async def test_new_work_on_a_base_whose_groups_have_failed_is_refused_with_the_r
     ):
         answer = await api.post(route, json=json)
         assert answer.status_code == 503, route
-        assert "group main has failed: no weights" in answer.text
-    services.health.problems.clear()
+        assert "group main has failed, and tried again later: no weights" in answer.text
+    group.problem = None
     assert (await api.post("optim_step", json=step)).status_code == 200, "the number was not used"

@@ -1,10 +1,10 @@
 import pytest
 
 from spmd_tx.coordinator.mesh.program_orders import (
-    MenuProgress,
     ProgramOrders,
     ProgramRequest,
 )
+from spmd_tx.coordinator.runtime.mesh_record import MenuProgress
 from spmd_tx.protocol.commands import AHEAD, ASIDE, AWAITED, HELPING
 from spmd_tx.protocol.programs import ProgramShape
 

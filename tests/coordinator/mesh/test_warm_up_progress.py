@@ -1,5 +1,5 @@
-from spmd_tx.coordinator.mesh.program_orders import MenuProgress
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
+from spmd_tx.coordinator.runtime.mesh_record import MenuProgress, MeshTimeline
 from spmd_tx.coordinator.runtime.metrics import REGISTRY
 from spmd_tx.protocol.programs import CompileCount, CompileReport
 
@@ -29,14 +29,15 @@ def test_what_workers_count_since_they_started_is_added_up_over_generations():
 
 
 def test_health_says_what_is_compiled_ahead_and_how_much_is_ready():
-    progress = CompileProgress()
-    assert progress.shown is None
+    record = MeshTimeline()
+    progress = CompileProgress(record)
+    assert record.menu is None
     progress.show(MenuProgress(3, 40, ("forward_backward 4x256", "decode 4x16x1")))
-    assert progress.shown == MenuProgress(3, 40, ("forward_backward 4x256", "decode 4x16x1"))
+    assert record.menu == MenuProgress(3, 40, ("forward_backward 4x256", "decode 4x16x1"))
     progress.show(MenuProgress(40, 40))
-    assert progress.shown == MenuProgress(40, 40)
+    assert record.menu == MenuProgress(40, 40)
     progress.begin()
-    assert progress.shown is None
+    assert record.menu is None
 
 
 def test_what_commands_had_to_wait_for_is_counted():

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.http.services import Services, trainer_first
+from spmd_tx.coordinator.bases.health import trainer_first
+from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.runs import run_health, run_metrics
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
 from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun

@@ -4,10 +4,11 @@ from importlib.metadata import version
 
 from litestar import Controller, get
 
+from spmd_tx.coordinator.bases.health import GroupHealth
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import tenants
-from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.console.server_page import (
@@ -64,7 +65,7 @@ async def _page(services: Services) -> ServerPage:
     )
 
 
-def _group(group: GroupStatus, work: tenants.WorkOfGroup) -> ServerGroup:
+def _group(group: GroupHealth, work: tenants.WorkOfGroup) -> ServerGroup:
     record = group.record
     return ServerGroup(
         name=group.name,
@@ -87,7 +88,7 @@ def _group(group: GroupStatus, work: tenants.WorkOfGroup) -> ServerGroup:
     )
 
 
-def _programs(group: GroupStatus) -> ProgramProgress:
+def _programs(group: GroupHealth) -> ProgramProgress:
     now = group.programs
     recent = [CompiledProgram(*each) for each in reversed(group.record.programs)]
     if now is None:

@@ -10,10 +10,11 @@ from litestar.params import FromPath, FromQuery
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from spmd_tx.coordinator.bases.health import GroupHealth, trainer_first
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
-from spmd_tx.coordinator.http.services import Accessible, GroupStatus, Service, Services, trainer_first
+from spmd_tx.coordinator.http.services import Accessible, Service, Services
 from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
@@ -97,7 +98,7 @@ class _Shares(NamedTuple):
 
 async def _timing(
     services: Services,
-    groups: Sequence[GroupStatus],
+    groups: Sequence[GroupHealth],
     requests: Sequence[Timed],
     window: TimeSpan,
     *,
@@ -129,7 +130,7 @@ async def _timing(
     )
 
 
-def _group(group: GroupStatus, *, is_only: bool) -> GroupOfRun:
+def _group(group: GroupHealth, *, is_only: bool) -> GroupOfRun:
     return GroupOfRun(group.name, is_only, group.state, group.phase)
 
 

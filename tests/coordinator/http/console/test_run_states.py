@@ -27,7 +27,8 @@ async def test_a_run_says_how_it_is(api, services, run_id, session_id):
     await api.post("optim_step", json={"model_id": run_id, "seq_id": 1, "adam_params": {}})
     found = await health(api, run_id)
     assert (found["state"], found["reason"], found["is_open"]) == ("waiting", "all adapters are in use", True)
-    services.health.groups[0].state, services.health.groups[0].phase = "starting", "loading weights"
+    (group,) = services.health.groups
+    group.ready, group.record.busy = False, "loading weights"
     assert (await health(api, run_id))["reason"].endswith("loading weights")
     services.catalog._last_seen[session_id] -= 20
     found = await health(api, run_id)

@@ -2,10 +2,11 @@ import asyncio
 
 from sqlalchemy import update
 
+from spmd_tx.coordinator.bases.health import GroupHealth
 from spmd_tx.coordinator.runtime.mesh_record import ProgramRecord
 from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.protocol.memory_plan import MemoryPlan
-from tests.coordinator.conftest import FakeGroup
+from tests.coordinator.conftest import running_group
 from tests.coordinator.http.console.test_timeline import BASE_MODEL, finished_step, step
 from tests.coordinator.http.routes import FINISH
 
@@ -109,7 +110,7 @@ async def test_the_disk_is_shown_as_measured(api, services):
 
 async def test_each_group_has_its_own_state_and_work(api, services, model_id):
     failed = "failed, and tried again later: no weights"
-    services.health.groups.append(FakeGroup("teacher", "large", "large", "failed", failed, "sample"))
+    services.health.groups.append(GroupHealth("teacher", "large", "large", "sample", problem="no weights"))
     services.health.groups[1].record.began(1, {"fsdp": 1, "ep": 1, "tp": 4}, ["node-c"])
     services.scheduler.is_paused = True
     ids = [await step(api, model_id, seq_id) for seq_id in (1, 2)]
@@ -124,7 +125,7 @@ async def test_each_group_has_its_own_state_and_work(api, services, model_id):
 
 
 async def test_requests_are_counted_where_they_are(api, services, model_id):
-    services.health.groups.append(FakeGroup("rollouts", BASE_MODEL, BASE_MODEL, role="sample"))
+    services.health.groups.append(running_group("rollouts", role="sample"))
     services.scheduler.is_paused = True
     ids = [await step(api, model_id, seq_id) for seq_id in (1, 2, 3)]
     services.scheduler.elsewhere = dict.fromkeys(ids[1:], "rollouts")

@@ -1,7 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.http.console import timeline
-from tests.coordinator.conftest import FakeGroup
+from tests.coordinator.conftest import running_group
 
 BASE_MODEL = "Qwen/Qwen3-0.6B"
 
@@ -66,8 +66,8 @@ async def test_an_unfinished_request_says_why_it_waits(api, services, model_id):
 
 
 async def test_a_run_waits_for_workers_to_start(api, services, model_id):
-    services.health.record.began(1, {}, [])
-    services.health.record.generations[0].began_at -= 60.0
+    services.health.groups[0].record.began(1, {}, [])
+    services.health.groups[0].record.generations[0].began_at -= 60.0
     services.scheduler.is_paused = True
     await step(api, model_id, 1)
     services.queue.at_work()[0].times.accepted_at -= 60.0
@@ -76,12 +76,12 @@ async def test_a_run_waits_for_workers_to_start(api, services, model_id):
 
 
 async def test_a_run_does_not_wait_for_workers_of_other_base_models(api, services, model_id):
-    teacher = FakeGroup("teacher", "large", "large")
+    teacher = running_group("teacher", "large")
     services.health.groups.append(teacher)
-    services.health.record.began(1, {}, [])
-    services.health.record.ready("1 x cpu", None)
-    services.health.record.generations[0].began_at -= 60.0
-    services.health.record.generations[0].ready_at -= 60.0
+    services.health.groups[0].record.began(1, {}, [])
+    services.health.groups[0].record.ready("1 x cpu", None)
+    services.health.groups[0].record.generations[0].began_at -= 60.0
+    services.health.groups[0].record.generations[0].ready_at -= 60.0
     teacher.record.began(2, {}, [])
     teacher.record.generations[0].began_at -= 60.0
     services.scheduler.is_paused = True
@@ -94,7 +94,7 @@ async def test_a_run_does_not_wait_for_workers_of_other_base_models(api, service
 
 
 async def test_a_run_is_shown_with_the_group_that_trains_it(api, services, model_id):
-    services.health.groups.insert(0, FakeGroup("rollouts", BASE_MODEL, BASE_MODEL, role="sample"))
+    services.health.groups.insert(0, running_group("rollouts", role="sample"))
     assert (await timing(api, model_id))["group"]["name"] == "main"
 
 

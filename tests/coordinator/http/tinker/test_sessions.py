@@ -1,4 +1,4 @@
-from spmd_tx.coordinator.wire.sessions import ProgramsHealth
+from spmd_tx.coordinator.runtime.mesh_record import MenuProgress
 
 
 async def test_the_handshake_asks_for_compressed_protobuf(api):
@@ -26,13 +26,14 @@ async def test_telemetry_is_taken(api):
 
 async def test_health_tells_what_the_server_is_doing(api, services):
     health = services.health
-    health.ready, health.phase = False, "loading weights 45 %"
+    (group,) = health.groups
+    group.ready, group.record.busy = False, "loading weights 45 %"
     response = await api.get("healthz")
     assert (response.status_code, response.json()) == (
         503,
         {"status": "starting", "detail": "loading weights 45 %"},
     )
-    health.ready = True
+    group.ready, group.record.busy = True, None
     response = await api.get("healthz")
     assert (response.status_code, response.json()) == (200, {"status": "ok"})
     health.refusal = "it shuts down"
@@ -41,14 +42,15 @@ async def test_health_tells_what_the_server_is_doing(api, services):
 
 
 async def test_a_probe_tells_a_server_that_is_alive_from_one_that_is_ready(api, services):
-    services.health.ready, services.health.phase = False, "loading weights 45 %"
+    (group,) = services.health.groups
+    group.ready, group.record.busy = False, "loading weights 45 %"
     alive, ready = await api.get("http://server/healthz"), await api.get("http://server/readyz")
     assert (alive.status_code, alive.json()) == (200, {"status": "ok"})
     assert (ready.status_code, ready.json()["detail"]) == (503, "loading weights 45 %")
 
 
 async def test_a_probe_of_a_server_that_warms_up_says_how_far_it_is(api, services):
-    services.health.programs = ProgramsHealth(3, 40, "forward_backward 4x256")
+    services.health.groups[0].record.menu = MenuProgress(3, 40, ("forward_backward 4x256",))
     assert (await api.get("http://server/healthz")).json() == {
         "status": "ok",
         "programs": {"ready": 3, "planned": 40, "compiling": "forward_backward 4x256"},
@@ -62,7 +64,8 @@ async def test_sessions_have_ids_of_their_own(api):
 
 
 async def test_a_client_that_comes_early_is_told_to_wait(api, services):
-    services.health.ready, services.health.phase = False, "loading weights 45 %"
+    (group,) = services.health.groups
+    group.ready, group.record.busy = False, "loading weights 45 %"
     assert "loading weights 45 %" in (await api.post("create_session", json={})).json()["info_message"]
 
 

@@ -180,7 +180,7 @@ async def test_nothing_is_taken_while_the_server_ends(api, model_id, services):
 
 
 async def test_requests_are_taken_while_the_workers_start(api, model_id, services):
-    services.health.ready = False
+    services.health.groups[0].ready = False
     assert (await post(api, forward_backward(model_id))).status_code == 200
 
 
