@@ -6,8 +6,7 @@ from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.groups.group import WorkerGroup
 from spmd_tx.coordinator.groups.of_base import GroupsOfBase
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import Failed, Request, by_operator
-from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
+from spmd_tx.coordinator.requests.records import Failed, QueueStatus, Request, by_operator
 from spmd_tx.coordinator.scheduler.scheduler import Scheduler
 from spmd_tx.coordinator.training import custom_loss_catalog
 

@@ -51,16 +51,6 @@ from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import Unavailable
 
 
-class QueuedStatus(Protocol):
-    """Describes an unfinished request to its client."""
-
-    @property
-    def queue_state(self) -> str: ...  # "active", "paused_capacity" or "paused_rate_limit"
-
-    @property
-    def reason(self) -> str | None: ...
-
-
 class RequestScheduler(Protocol):
     """Is the routes' view of the scheduler; requests reach it through the queue."""
 
@@ -70,7 +60,7 @@ class RequestScheduler(Protocol):
 
     def session_ended(self, session_id: str) -> None: ...
 
-    def status(self, request_id: str) -> QueuedStatus: ...
+    def status(self, request_id: str) -> records.QueueStatus: ...
 
     def cancel(self, request_id: str) -> None: ...
 

@@ -180,6 +180,17 @@ class ModelHistory(NamedTuple):
     is_created: bool  # False: the request that creates the model has no outcome yet
 
 
+@dataclass(frozen=True)
+class QueueStatus:
+    """Says why a request waits. ``paused_capacity``: for space, for its program, or for workers.
+
+    The third state of the wire, ``paused_rate_limit``, is not used: what was accepted waits for no rate.
+    """
+
+    queue_state: Literal["active", "paused_capacity"]
+    reason: str | None
+
+
 class LossCount(NamedTuple):
     """Counts the generations that were lost while a command of a request was out."""
 

@@ -12,13 +12,20 @@ from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.recovery.replay import Replay
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
+from spmd_tx.coordinator.requests.records import (
+    CHANGES_STATE,
+    CHUNKED_KINDS,
+    Failed,
+    Outcome,
+    QueueStatus,
+    Request,
+)
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.planning_faults import PlanningFaults
-from spmd_tx.coordinator.scheduler.queue_status import QueueStatus, QueueView
+from spmd_tx.coordinator.scheduler.queue_status import QueueView
 from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestStatus, RequestTable
 from spmd_tx.coordinator.scheduler.sample_gate import SampleGate
 from spmd_tx.coordinator.scheduler.sample_offer import FIRST_SPEED, SampleOffer

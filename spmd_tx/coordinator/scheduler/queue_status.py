@@ -4,9 +4,8 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
 
-from spmd_tx.coordinator.requests.records import Request
+from spmd_tx.coordinator.requests.records import QueueStatus, Request
 from spmd_tx.coordinator.scheduler.command_seconds import CommandSeconds, work_of_chunk
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
 from spmd_tx.coordinator.scheduler.request_table import RequestTable
@@ -27,17 +26,6 @@ WORDS = {
     "forward": "forward step",
     "forward_backward": "training step",
 }
-
-
-@dataclass(frozen=True)
-class QueueStatus:
-    """Says why a request waits. ``paused_capacity``: for space, for its program, or for workers.
-
-    The third state of the wire, ``paused_rate_limit``, is not used: what was accepted waits for no rate.
-    """
-
-    queue_state: Literal["active", "paused_capacity"]
-    reason: str | None
 
 
 @dataclass(frozen=True)

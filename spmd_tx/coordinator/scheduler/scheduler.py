@@ -16,13 +16,12 @@ from spmd_tx.coordinator.recovery.plan import plan, refused
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import Failed, Request, by_operator
+from spmd_tx.coordinator.requests.records import Failed, QueueStatus, Request, by_operator
 from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.execution import Execution
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.group import ScheduledGroup
-from spmd_tx.coordinator.scheduler.queue_status import QueueStatus
 from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestTable
 from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
