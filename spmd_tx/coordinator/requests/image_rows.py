@@ -6,7 +6,8 @@ from typing import NamedTuple, cast
 from sqlalchemy import Table, orm, select, tuple_
 
 from spmd_tx.coordinator.images.prepared import ImageKey
-from spmd_tx.coordinator.requests.records import BodyPlace, BodyRef
+from spmd_tx.coordinator.requests import rows
+from spmd_tx.coordinator.requests.records import BodyRef
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import ImageRow, RequestImage, SessionRow
@@ -57,9 +58,7 @@ def append(db: orm.Session, images: NewImages, places: Iterable[BodyRef], reques
 
 def place_of(row: ImageRow) -> BodyRef:
     """Return where the file of an image is."""
-    if row.content_body is not None:
-        return row.content_body
-    return BodyPlace(cast(int, row.content_file), cast(int, row.content_offset), row.content_length)
+    return rows.body_ref(row.content_body, row.content_file, row.content_offset, row.content_length)
 
 
 def _numbers(db: orm.Session, keys: Sequence[ImageKey]) -> dict[ImageKey, int]:
@@ -72,18 +71,8 @@ def _numbers(db: orm.Session, keys: Sequence[ImageKey]) -> dict[ImageKey, int]:
 
 
 def _values(key: ImageKey, place: BodyRef) -> Mapping[str, object]:
-    is_small = isinstance(place, bytes)
-    file, offset, length = (None, None, len(place)) if is_small else place
-    return {
-        "owner": key.owner,
-        "digest": key.digest,
-        "created_at": clock.now(),
-        "content_body": place if is_small else None,
-        "content_file": file,
-        "content_offset": offset,
-        "content_length": length,
-        "patches": None,
-    }
+    whose = {"owner": key.owner, "digest": key.digest, "created_at": clock.now()}
+    return {**whose, **rows.body_values("content", place), "patches": None}
 
 
 def _table(row: type[ImageRow | RequestImage]) -> Table:

@@ -178,14 +178,14 @@ async def payload_place(db: AsyncSession, request_id: str) -> BodyRef:
 
 
 def payload_of(row: RequestRow) -> BodyRef:
-    return _body_ref(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
+    return body_ref(row.payload_body, row.payload_file, row.payload_offset, row.payload_length)
 
 
 def result_of(row: RequestRow) -> BodyRef | None:
     """The place of a result; None: there is none, or it is not kept any more."""
     if row.result_length is None:
         return None
-    return _body_ref(row.result_body, row.result_file, row.result_offset, row.result_length)
+    return body_ref(row.result_body, row.result_file, row.result_offset, row.result_length)
 
 
 async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, BodyRef] | None:
@@ -215,11 +215,12 @@ def not_kept(request_id: str) -> NotFound:
     return NotFound(f"request {request_id!r} does not exist, or its result is no longer kept")
 
 
-def _body_ref(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
+def body_ref(body: bytes | None, file: int | None, offset: int | None, length: int | None) -> BodyRef:
+    """Say where a body is, as the columns of a row have it."""
     return BodyPlace(*cast(tuple[int, int, int], (file, offset, length))) if body is None else body
 
 
-def _body_values(name: str, body: BodyRef | None) -> dict[str, object]:
+def body_values(name: str, body: BodyRef | None) -> dict[str, object]:
     """The four columns of a body; the length is null if there is no body."""
     if isinstance(body, bytes):
         values = body, None, None, len(body)
@@ -249,7 +250,7 @@ def _new_values(row: NewRow) -> Mapping[str, object]:
         "session_id": request.session_id,
         "base": request.base,
         "created_at": row.accepted_at,
-        **_body_values("payload", row.payload),
+        **body_values("payload", row.payload),
         "finished_at": None if refused is None else clock.now(),
         "error": None if refused is None else refused.error,
         "category": None if refused is None else refused.category,
@@ -273,7 +274,7 @@ def _settled_values(settled: NewOutcome) -> Mapping[str, object]:
         "coordinator_losses": 0,  # a replay starts with a count of 0
         "digest": outcome.digest,
         "layout": outcome.layout,
-        **_body_values("result", result),
+        **body_values("result", result),
         "began_at": times.began_at,
         "sent_at": times.sent_at,
         "replied_at": times.replied_at,
