@@ -111,12 +111,7 @@ async def queue_model(
         id=model_id,
         session_id=session_id,
         base_model=base_model,
-        rank=adapter.rank,
-        alpha=adapter.alpha,
-        train_attn=adapter.train_attn,
-        train_mlp=adapter.train_mlp,
-        train_unembed=adapter.train_unembed,
-        optimizer=adapter.optimizer,
+        **msgspec.to_builtins(adapter),
         user_metadata=request.user_metadata,
         created_at=time.time(),
     )
