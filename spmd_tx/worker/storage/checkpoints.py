@@ -139,12 +139,16 @@ def stored_arrays(path: Path) -> dict[str, Any]:
 
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
-    check_shapes(path, wanted)
+    """Read by the names of arrays: fields that hold none are not there in checkpoints of earlier versions."""
+    stored, leaves = stored_arrays(path), _by_name(wanted)
+    _check_shapes(path, stored, wanted)
+    item = _with_leaves(stored, lambda name: leaves.get(name, ocp.PLACEHOLDER))
     with _checkpointer() as checkpointer:
-        return checkpointer.restore(
+        restored = checkpointer.restore(
             path.absolute(),
-            args=ocp.args.PyTreeRestore(item=wanted, restore_args=jax.tree.map(_how, wanted)),
+            args=ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(_how, item)),
         )
+    return _with_leaves(wanted, _by_name(restored).__getitem__)
 
 
 def fresh_state(
@@ -156,7 +160,11 @@ def fresh_state(
 
 def check_shapes(path: Path, wanted: SlotState[Any]) -> None:
     """Raise ForeignWeights unless a checkpoint has these arrays, in their shapes but for the rank."""
-    stored, expected = _shapes_of(stored_arrays(path)), _shapes_of(wanted)
+    _check_shapes(path, stored_arrays(path), wanted)
+
+
+def _check_shapes(path: Path, tree: Any, wanted: SlotState[Any]) -> None:
+    stored, expected = _shapes_of(tree), _shapes_of(wanted)
     others = (name for name in stored if name.startswith("w.") and name not in expected)
     for name in (*expected, *sorted(others)):
         shapes = stored.get(name), expected.get(name)
@@ -179,8 +187,16 @@ def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _by_name(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _with_leaves(tree: Any, leaf_of: Callable[[str], Any]) -> Any:
+    """Return a tree of this structure with other leaves, by their names."""
+    return jax.tree_util.tree_map_with_path(lambda place, _: leaf_of(_name(place)), tree)
+
+
+def _name(place: Any) -> str:
+    return jax.tree_util.keystr(place, simple=True, separator=".")
 
 
 def _checkpointer() -> ocp.Checkpointer:

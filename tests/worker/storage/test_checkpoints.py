@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from spmd_tx.coordinator.wire.checkpoint_paths import check_new_name
 from spmd_tx.models.adapters.lora import Adapters, Lora
+from spmd_tx.models.base_weights import Weights
+from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.storage import checkpoints
 from spmd_tx.worker.storage.checkpoints import (
@@ -141,6 +143,23 @@ def test_a_directory_may_hold_other_files_and_may_be_moved(tmp_path):
     (tmp_path / ".partial" / "checkpoint.json").write_text("{}")
     (tmp_path / ".partial").rename(tmp_path / "slot")
     assert_equal(restore_state(tmp_path / "slot", like(4, (1, 1, 1))), state)
+
+
+def test_a_field_that_holds_nothing_need_not_be_there(tmp_path):
+    """Whole models got ``images``, which models without a tower leave empty, when there were checkpoints."""
+    place = NamedSharding(make_mesh(1, 1, 1), P())
+
+    def state(fields, leaf):
+        layers = Named({"up": leaf((3, 2))})
+        arrays = {"embed": leaf((4, 2)), "layers": layers, "final_norm": leaf((2,)), "head": None}
+        return SlotState(*(fields(**arrays) for _ in range(3)), leaf(()))
+
+    def array(shape):
+        return jax.device_put(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), place)
+
+    wanted = state(Weights, lambda shape: jax.ShapeDtypeStruct(shape, np.float32, sharding=place))
+    save_state(tmp_path / "slot", state(dict, array), None)
+    assert_equal(restore_state(tmp_path / "slot", wanted), state(Weights, array))
 
 
 def test_an_earlier_checkpoint_is_replaced(tmp_path):
