@@ -1,9 +1,11 @@
 """Data directories that an earlier version has written: what was done there, and what is done after.
 
-The first client ends its session; the second one is in the middle of its work when the server is killed.
+The first client ends its session; the second one is in the middle of its work when the server is killed. A
+database of PostgreSQL lies beside the files as a dump.
 """
 
 import json
+import subprocess
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -26,30 +28,59 @@ KINDS: dict[str, dict[str, Any]] = {  # with the options of their servers
     "adapters": {"max_lora_adapters": 4, "snapshot_seconds": 0},
     "whole_weights": {"full_parameters": True, "snapshot_seconds": 0},
 }
+DATABASES = ("sqlite", "postgresql")
+WRITTEN = [(kind, database) for database in DATABASES for kind in KINDS]
 RANKS = {"adapters": 4, "whole_weights": 0}
 ADAM = types.AdamParams(learning_rate=3e-3, weight_decay=0.01, grad_clip_norm=1.0)
 PROMPT, QUESTION = random_tokens(12, seed=5), batch(seed=9)
 EXPECTED = "expected.json"
+DUMP = "database.sql"
 
 Results = dict[str, Any]
 
 
-def archive(kind: str) -> Path:
-    return HERE / f"data_{kind}.tar.zst"
+def archive(kind: str, database: str) -> Path:
+    return HERE / f"data_{kind}{'' if database == 'sqlite' else f'_{database}'}.tar.zst"
 
 
-def pack(kind: str, data_dir: Path, expected: Results) -> None:
+def dump(postgres: Any, database: str, data_dir: Path) -> None:
+    """Write a database beside the files, as any newer PostgreSQL reads it."""
+    subprocess.run(
+        [
+            Path(postgres.bin_path) / "pg_dump",
+            "--no-owner",
+            f"--file={data_dir / DUMP}",
+            postgres.get_uri(database=database),
+        ],
+        check=True,
+    )
+
+
+def restore(postgres: Any, database: str, data_dir: Path) -> str:
+    """Make a database of a dump, and return its URL."""
+    postgres.psql(f"CREATE DATABASE {database};")
+    url = postgres.get_uri(database=database)
+    psql = Path(postgres.bin_path) / "psql"
+    subprocess.run(
+        [psql, "--quiet", "--set=ON_ERROR_STOP=1", f"--file={data_dir / DUMP}", url],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return url
+
+
+def pack(place: Path, data_dir: Path, expected: Results) -> None:
     """Keep the directory without compiled programs, and what is expected of servers that go on with it."""
     (data_dir / EXPECTED).write_text(json.dumps(expected))
     memory = BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as tar:
         tar.add(data_dir, "", filter=lambda each: None if each.name == "compilation_cache" else each)
-    archive(kind).write_bytes(zstandard.ZstdCompressor(level=19).compress(memory.getvalue()))
+    place.write_bytes(zstandard.ZstdCompressor(level=19).compress(memory.getvalue()))
 
 
-def unpack(kind: str, data_dir: Path) -> Results:
+def unpack(place: Path, data_dir: Path) -> Results:
     """Return what is expected of it."""
-    content = zstandard.ZstdDecompressor().decompress(archive(kind).read_bytes(), max_output_size=1 << 26)
+    content = zstandard.ZstdDecompressor().decompress(place.read_bytes(), max_output_size=1 << 26)
     with tarfile.open(fileobj=BytesIO(content)) as tar:
         tar.extractall(data_dir, filter="data")
     return json.loads((data_dir / EXPECTED).read_text())
