@@ -97,8 +97,17 @@ def logs_below(folder: Path) -> dict[Path, int]:
 
 def open_logs(process: int) -> set[Path]:
     """Return the logs that a process and its children have open, as Linux tells; empty elsewhere."""
+    return _open_in(_with_children(process))
+
+
+def logs_in_use() -> set[Path]:
+    """Return the logs that any process of this user has open, as Linux tells; empty elsewhere."""
+    return _open_in(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+
+
+def _open_in(processes: Iterable[int]) -> set[Path]:
     logs = set[Path]()
-    for each in _with_children(process):
+    for each in processes:
         try:
             for descriptor in Path(f"/proc/{each}/fd").iterdir():
                 path = descriptor.readlink()

@@ -148,9 +148,12 @@ class _Watcher:
             self._say("no log was found; name it with --log")
 
     def _grown(self) -> set[Path]:
-        """Return the log that has grown in the current folder since the start, if no other has."""
-        now = script_logs.logs_below(Path.cwd())
-        grown = [path for path, size in now.items() if size > self._below.get(path, 0)]
+        """Return the log that has grown in the current folder since the start, if no other has.
+
+        The script has ended, so those that are open are of others.
+        """
+        now, of_others = script_logs.logs_below(Path.cwd()), script_logs.logs_in_use()
+        grown = [path for path in now.keys() - of_others if now[path] > self._below.get(path, 0)]
         if len(grown) > 1:
             names = ", ".join(str(path.relative_to(Path.cwd())) for path in sorted(grown)[:MOST_NAMED])
             self._say(f"{len(grown)} logs have grown, such as {names}")

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,15 +34,16 @@ class RunFolder:
         except OSError as problem:
             raise StartError(f"--out is {path}, which cannot be used: {problem.strerror}") from None
         self.metrics = [each for each in self._metrics() if each["step"] < self.place.step]
-        self._log = path / "metrics.jsonl"
-        durable_files.write_file(self._log, b"".join(map(_line, self.metrics)))
+        log = path / "metrics.jsonl"
+        durable_files.write_file(log, b"".join(map(_line, self.metrics)))
+        # Open until the process ends: so others know whose it is, as spmd-tx watch does.
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND)
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a step's metrics to the file."""
         entry = {"step": step, **metrics}
         self.metrics.append(entry)
-        with self._log.open("ab") as file:
-            file.write(_line(entry))
+        os.write(self._log, _line(entry))
 
     def save(self, step: int, state: str | None, final: str | None = None) -> None:
         """Note durably that the run has come so far."""

@@ -173,6 +173,19 @@ def test_of_several_logs_that_have_grown_none_is_taken(receiver, tmp_path, monke
     assert "no log was found; name it with --log" in result.output
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which files are open")
+def test_a_log_that_another_process_has_open_is_not_the_scripts(receiver, tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    beside = "open('other/metrics.jsonl', 'a').write('{\"step\": 7, \"reward/total\": 7}\\n')\n"
+    with (tmp_path / "other" / "metrics.jsonl").open("a"):
+        assert in_folder(receiver, tmp_path, monkeypatch, ".", QUICK + beside).exit_code == 0
+        assert [body["step"] for _, body in receiver.sent] == [0, 1, 2]
+        receiver.sent.clear()
+        result = in_folder(receiver, tmp_path, monkeypatch, ".", beside)
+    assert receiver.sent == []
+    assert "no log was found; name it with --log" in result.output
+
+
 def test_a_command_that_does_not_exist(receiver, tmp_path):
     result = CliRunner().invoke(main.app, ["watch", "--url", receiver.url, "--", str(tmp_path / "nothing")])
     assert result.exit_code != 0
