@@ -64,12 +64,12 @@ def plan(
 
     Needs neither the devices nor the weights, only the model's config.json.
     The other options are those of "spmd-tx serve". Parallel sizes that are
-    left out are chosen as the server would. If the model does not fit, the error shows
-    the arithmetic and the options that would help.
+    left out are chosen as the server would. If the model does not fit, the
+    error shows the arithmetic and the options that would help.
 
-    With --compile, the server's programs are compiled for these devices: what each
-    needs and does, and how fast training and sampling could be. Parallel sizes that
-    are left out are tried, and the fastest is named.
+    With --compile, the server's programs are compiled for these devices: what
+    each needs and does, and how fast training and sampling could be. Parallel
+    sizes that are left out are tried, and the fastest is named.
     """
     del options["config"]  # its values came in as defaults of the other options
     config = ServerConfig(**options)
