@@ -83,7 +83,7 @@ console-test: .venv/installed console ## drive every page of the console in Chro
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
-container-test: .venv/installed ## build the image of containers, and train in it (needs podman, buildah, uidmap, slirp4netns and mmdebstrap, of Debian; 25 GB, or 10 with ARGS=tests/container/test_image.py)
+container-test: .venv/installed ## build the image of containers, and train in it (needs podman, buildah, uidmap, slirp4netns, mmdebstrap and at times runc, of Debian; 25 GB, or 10 with ARGS=tests/container/test_image.py)
 	.venv/bin/pytest -s -rs -m container tests/container $(ARGS)
 
 fuzz: .venv/installed .venv-fuzz/installed ## odd requests by the thousand at the door and behind it, kills, restarts (installs schemathesis)

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("podman", "buildah", "mmdebstrap", "newuidmap", "slirp4netns")
 NAME = "spmd-tx-of-tests"  # of the user that root makes
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"  # of this machine, which may trust more than the image
 BASE = "localhost/python-of-debian"
 MINUTES = 60.0  # seconds
 HYBRID = Path("/sys/fs/cgroup/unified")  # control groups of both versions at once, which crun refuses
+RUNTIME = "runc" if HYBRID.is_dir() else "crun"
+NEEDED = ("podman", "buildah", "mmdebstrap", "newuidmap", "slirp4netns", RUNTIME)
 
 
 class User:
