@@ -96,11 +96,24 @@ class Hub:
         self._on_written = on_written
         self._on_custom_loss = on_custom_loss
         self._contexts_of = contexts_of
-        self._generation: _Generation | None = None
+        self._begin(None)
+
+    def _begin(self, setup: Setup | None) -> None:
+        """Begin with nothing sent. Without a setup there are no workers."""
+        self._setup = setup
+        self._all_ready: asyncio.Future[Ready] | None = None
+        if setup is not None:
+            self._all_ready = asyncio.get_running_loop().create_future()
+        self.answered = 0  # commands that all workers of this generation have executed
+        self.was_useful = False  # whether any of them was more than an order to compile
+        self._workers: dict[int, _Worker] = {}
+        self._sent: deque[_Sent] = deque()  # oldest first
+        self._orders: dict[int, _Order] = {}  # by number
+        self._ordered = 0  # so far; also the last one's number
 
     def begin(self, setup: Setup) -> None:
         """Expect the workers of a generation. ``jax_coordinator`` has only the host yet."""
-        self._generation = _Generation(setup, self._send)
+        self._begin(setup)
         self.programs.begin()
 
     def send(self, command: AnyCommand, requests: Iterable[str] = ()) -> asyncio.Future[Reply]:
@@ -108,21 +121,39 @@ class Hub:
 
         ``requests`` are those that it is for.
         """
-        if self._generation is None:
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        if self._setup is None:
             _fail(answer, self._absence)
             return answer
-        return self._generation.send(command, self._contexts_of(requests))
+        sequence, generation = self.answered + len(self._sent), self._setup.generation
+        envelope = encode(
+            Envelope(
+                generation=generation,
+                sequence=sequence,
+                command=command,
+                contexts=self._contexts_of(requests),
+            )
+        )
+        self._sent.append(_Sent(command.name, answer, missing=self._setup.num_processes))
+        for worker in self._workers.values():
+            self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere
+        return answer
 
     def compile(
         self, program: ProgramShape, *, lane: int, is_last: bool = False, is_hurried: bool = False
     ) -> asyncio.Future[Compiled]:
         """Have all workers compile a program. The future is done when all have reported the outcome."""
-        if self._generation is None:
-            answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
+        if self._setup is None:
             _fail(answer, self._absence)
             return answer
-        return self._generation.compile(program, lane, is_last, is_hurried)
+        self._ordered += 1
+        command = Compile(
+            number=self._ordered, program=program, lane=lane, is_last=is_last, is_hurried=is_hurried
+        )
+        order = _Order(program, lane, self.send(command), self._setup.num_processes, answer)
+        self._orders[self._ordered] = order
+        return answer
 
     @property
     def _absence(self) -> WorkerLost:
@@ -131,8 +162,8 @@ class Hub:
 
     async def all_ready(self) -> Ready:
         """Wait until all workers are ready. The result is the report of process 0."""
-        assert self._generation is not None
-        ready = await asyncio.shield(self._generation.all_ready)
+        assert self._all_ready is not None
+        ready = await asyncio.shield(self._all_ready)
         self.loss = None
         logger.info("workers: running")
         self.compiles_aside, self.compile_threads = ready.compiles_aside, ready.compile_threads
@@ -142,8 +173,7 @@ class Hub:
 
     def take(self, identity: bytes, report: AnyReport) -> None:
         """Process a worker's report. Raises MeshError when it breaks the protocol."""
-        generation = self._generation
-        if generation is None or not self.includes(report):
+        if not self.includes(report):
             if not isinstance(report, Beat):
                 logger.warning("ignored a %s of %s", type(report).__name__, _origin(report))
             return
@@ -154,16 +184,35 @@ class Hub:
             self._on_custom_loss(report)
             return
         if isinstance(report, Compiled):  # likewise
-            generation.take_compiled(report)
+            self._take_compiled(report)
             return
         if isinstance(report, Beat) and report.programs is not None:
             self.programs.take(report.programs)
         if isinstance(report, Progress) and report.process == 0:
             self.be_busy(report.message)
             logger.info("workers: %s", report.message or "running")
-        generation.take(identity, report)
-        if isinstance(report, Ready) and not generation.all_ready.done():
-            self.be_busy("waiting for worker " + ", ".join(map(str, generation.absent())))
+        if isinstance(report, Hello):
+            self._welcome(identity, report)
+            return
+        worker = self._workers.get(report.process)
+        if isinstance(report, Beat):  # comes over a connection of its own
+            return
+        if worker is None or worker.identity != identity:
+            logger.warning("ignored a %s of a stranger as %s", type(report).__name__, _origin(report))
+        elif isinstance(report, Ready):
+            self._note_ready(worker, report)
+        elif isinstance(report, Reply):
+            self._take_reply(worker, report)
+
+    def _note_ready(self, worker: _Worker, ready: Ready) -> None:
+        worker.ready = ready
+        assert self._all_ready is not None
+        if self._absent():
+            self.be_busy("waiting for worker " + ", ".join(map(str, self._absent())))
+        elif not self._all_ready.done():
+            leader = self._workers[0].ready
+            assert leader is not None
+            self._all_ready.set_result(leader)
 
     @property
     def busy(self) -> str | None:
@@ -186,91 +235,52 @@ class Hub:
         self.loss = loss
         self.record.lost(str(loss))
         self.be_busy("")
-        generation, self._generation = self._generation, None
-        if generation is not None:
-            self.avoided |= generation.lose(loss, culprit, orders)
+        for number, order in self._orders.items():
+            may_be = loss.by_command and (orders is None or number in orders)
+            _fail(order.answer, WorkerLost(str(loss), may_be))
+            self.avoided |= {order.program} if may_be else set()
+        for number, sent in enumerate(self._sent, start=self.answered):
+            _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
+        if self._all_ready is not None:
+            _fail(self._all_ready, loss)
+        self._begin(None)
 
     def includes(self, report: AnyReport) -> bool:
         """Whether the sender of a report belongs to this generation."""
-        if self._generation is None:
-            return False
-        setup = self._generation.setup
-        return report.generation == setup.generation and 0 <= report.process < setup.num_processes
-
-    @property
-    def answered(self) -> int:
-        """How many commands of this generation all workers have executed."""
-        return 0 if self._generation is None else self._generation.answered
-
-    @property
-    def was_useful(self) -> bool:
-        """Whether all workers of this generation have executed a command other than Compile."""
-        return self._generation is not None and self._generation.was_useful
+        setup = self._setup
+        return (
+            setup is not None
+            and report.generation == setup.generation
+            and 0 <= report.process < setup.num_processes
+        )
 
     def late(self) -> list[int]:
         """The workers that have not executed the oldest command."""
-        return [] if self._generation is None else self._generation.late()
+        return [number for number, worker in self._workers.items() if worker.replies <= self.answered]
 
     def current(self, worker: int | None = None) -> int | None:
         """The number of the command that a worker, or the slowest, executes; None: no command."""
-        return None if self._generation is None else self._generation.current(worker)
-
-    def compiling(self) -> dict[int, str]:
-        """The programs of urgent orders that all workers know of and not all have settled, by number."""
-        return {} if self._generation is None else self._generation.compiling()
+        known = self._workers.get(worker) if worker is not None else None
+        number = self.answered if known is None else known.replies
+        return number if number < self.answered + len(self._sent) else None
 
     def name_of(self, sequence: int) -> str:
         """The name of a command that not all workers have executed."""
-        return "unknown" if self._generation is None else self._generation.name_of(sequence)
-
-
-class _Generation:
-    """Holds the workers and the commands of one generation."""
-
-    def __init__(self, setup: Setup, send: Send) -> None:
-        self.setup = setup
-        self.all_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self.answered = 0  # commands that all workers have executed
-        self.was_useful = False  # whether any of them was more than an order to compile
-        self._send = send
-        self._workers: dict[int, _Worker] = {}
-        self._sent: deque[_Sent] = deque()  # oldest first
-        self._orders: dict[int, _Order] = {}  # by number
-        self._ordered = 0  # so far; also the last one's number
-
-    def send(self, command: AnyCommand, contexts: tuple[str, ...] = ()) -> asyncio.Future[Reply]:
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        sequence, generation = self.answered + len(self._sent), self.setup.generation
-        envelope = encode(
-            Envelope(generation=generation, sequence=sequence, command=command, contexts=contexts)
-        )
-        name = command.name
-        self._sent.append(_Sent(name, answer, missing=self.setup.num_processes))
-        for worker in self._workers.values():
-            self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere
-        return answer
-
-    def compile(
-        self, program: ProgramShape, lane: int, is_last: bool, is_hurried: bool
-    ) -> asyncio.Future[Compiled]:
-        self._ordered += 1
-        command = Compile(
-            number=self._ordered, program=program, lane=lane, is_last=is_last, is_hurried=is_hurried
-        )
-        answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
-        order = _Order(program, lane, self.send(command), self.setup.num_processes, answer)
-        self._orders[self._ordered] = order
-        return answer
+        place = sequence - self.answered
+        return self._sent[place].name if 0 <= place < len(self._sent) else "done"
 
     def compiling(self) -> dict[int, str]:
-        """Leave out what is compiled aside, which may take as long as others need the processor."""
+        """The programs of orders that all workers know of and not all have settled, by number.
+
+        What is compiled aside is left out: it may take as long as others need the processor.
+        """
         return {
             number: str(order.program)
             for number, order in self._orders.items()
             if order.reply.done() and order.lane != ASIDE
         }
 
-    def take_compiled(self, report: Compiled) -> None:
+    def _take_compiled(self, report: Compiled) -> None:
         order = self._orders.get(report.number)
         if order is None:
             return
@@ -287,58 +297,14 @@ class _Generation:
                 assert order.worst is not None
                 order.answer.set_result(order.worst)
 
-    def take(self, identity: bytes, report: AnyReport) -> None:
-        if isinstance(report, Hello):
-            self._welcome(identity, report)
-            return
-        worker = self._workers.get(report.process)
-        if isinstance(report, Beat):  # comes over a connection of its own
-            return
-        if worker is None or worker.identity != identity:
-            logger.warning("ignored a %s of a stranger as %s", type(report).__name__, _origin(report))
-            return
-        if isinstance(report, Ready):
-            worker.ready = report
-            if not self.absent() and not self.all_ready.done():
-                leader = self._workers[0].ready
-                assert leader is not None
-                self.all_ready.set_result(leader)
-        elif isinstance(report, Reply):
-            self._take_reply(worker, report)
-
-    def absent(self) -> list[int]:
+    def _absent(self) -> list[int]:
         """The workers that are not ready."""
+        assert self._setup is not None
         return [
             number
-            for number in range(self.setup.num_processes)
+            for number in range(self._setup.num_processes)
             if number not in self._workers or self._workers[number].ready is None
         ]
-
-    def late(self) -> list[int]:
-        return [number for number, worker in self._workers.items() if worker.replies <= self.answered]
-
-    def current(self, worker: int | None) -> int | None:
-        known = self._workers.get(worker) if worker is not None else None
-        number = self.answered if known is None else known.replies
-        return number if number < self.answered + len(self._sent) else None
-
-    def name_of(self, sequence: int) -> str:
-        place = sequence - self.answered
-        return self._sent[place].name if 0 <= place < len(self._sent) else "done"
-
-    def lose(
-        self, loss: WorkerLost, culprit: int | None, orders: Collection[int] | None
-    ) -> set[ProgramShape]:
-        """Fail all futures. The result is the programs whose compilation may be the cause."""
-        suspected = set()
-        for number, order in self._orders.items():
-            may_be = loss.by_command and (orders is None or number in orders)
-            _fail(order.answer, WorkerLost(str(loss), may_be))
-            suspected |= {order.program} if may_be else set()
-        for number, sent in enumerate(self._sent, start=self.answered):
-            _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
-        _fail(self.all_ready, loss)
-        return suspected
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:
@@ -353,8 +319,9 @@ class _Generation:
         leader = self._workers.get(0)
         if leader is None:
             return  # its address is part of the others' setup
-        address = joined(self.setup.jax_coordinator, self.setup.jax_port or leader.jax_port)
-        setup = encode(msgspec.structs.replace(self.setup, jax_coordinator=address))
+        assert self._setup is not None
+        address = joined(self._setup.jax_coordinator, self._setup.jax_port or leader.jax_port)
+        setup = encode(msgspec.structs.replace(self._setup, jax_coordinator=address))
         waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
         for worker in waiting:
             self._send(worker.identity, setup)
