@@ -83,7 +83,7 @@ class WorkerGroup:
     async def _let_agents_go(self) -> NoReturn:
         """Finish what an agent's worker is at before it has to leave, or move it, in half of the time."""
         while True:
-            leaving = await self.generations.leaving()
+            leaving = await self.generations.roster.leaving()
             self.health.is_leaving = True
             self.beside.leaves(self)
             try:
@@ -94,7 +94,7 @@ class WorkerGroup:
                         await asyncio.sleep(LOOK_SECONDS)
             except TimeoutError:
                 pass  # the rest goes on elsewhere, or when there are workers again
-            self.generations.let_go(leaving.process)
+            self.generations.roster.let_go(leaving.process)
 
     def _numerics(self, ready: Ready) -> dict[str, str]:
         """Return what decides the bits of results: what workers tell, and the sizes of blocks."""

@@ -59,7 +59,7 @@ class GroupRuns:
 
     async def _pause(self, group: WorkerGroup, error: StartError | CrashLoop) -> None:
         failures = self._failures[group.name] = self._failures.get(group.name, 0) + 1
-        joining = asyncio.create_task(group.generations.another_agent())
+        joining = asyncio.create_task(group.generations.roster.another())
         try:
             await group.generations.give_up(error)
             await pause(failures, error, joining)

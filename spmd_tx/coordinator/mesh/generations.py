@@ -11,12 +11,11 @@ import msgspec
 from spmd_tx.coordinator.mesh.hub import NO_COMMAND, Hub
 from spmd_tx.coordinator.mesh.loss_causes import GenerationLoss, LossSign, Suspicion, cause, of_failure
 from spmd_tx.coordinator.mesh.loss_signs import LossSigns
-from spmd_tx.coordinator.mesh.replica_places import ReplicaPlaces
 from spmd_tx.coordinator.mesh.roster import AgentRoster, HostDevices
 from spmd_tx.coordinator.mesh.watchdog import Watchdog
 from spmd_tx.coordinator.runtime import log_groups, metrics
 from spmd_tx.errors import CrashLoop, MeshError, ServerFault, StartError, WorkerLost
-from spmd_tx.protocol.agents import AgentLeaves, AnyAgentReport, StartWorker
+from spmd_tx.protocol.agents import StartWorker
 from spmd_tx.protocol.commands import Shutdown
 from spmd_tx.protocol.reports import AnyReport, Failure, Ready
 from spmd_tx.protocol.setup import Setup
@@ -66,9 +65,9 @@ class Generations:
         may_be_killed: bool = False,
     ) -> None:
         """``may_be_killed``: whether losses from outside never count as a crash loop: others do its work."""
-        self._hub = hub
+        self.hub = hub
         self._may_be_killed = may_be_killed
-        self._roster = roster
+        self.roster = roster
         self._plan = plan
         self._watchdog: Watchdog | None = None
         self._ready_at: float | None = None
@@ -80,32 +79,16 @@ class Generations:
         """Whether the workers execute commands now."""
         return self._ready_at is not None
 
-    def take_of_agent(self, identity: bytes, report: AnyAgentReport) -> None:
-        """Process the report of an agent."""
-        self._roster.take(identity, report)
-
-    def places(self) -> ReplicaPlaces:
-        """Say which agents are absent."""
-        return self._roster.places()
-
-    def process_of(self, instance: str) -> int | None:
-        """The number of an agent that is here."""
-        return self._roster.process_of(instance)
-
-    def includes(self, report: AnyReport) -> bool:
-        """Whether a worker of the present generation has sent a report."""
-        return self._hub.includes(report)
-
     def take(self, identity: bytes, report: AnyReport) -> None:
         """Process the report of a worker."""
-        if self._watchdog is not None and self.includes(report):
+        if self._watchdog is not None and self.hub.includes(report):
             self._watchdog.heard(report)
             if isinstance(report, Failure):
                 story = report.message if report.is_consequence else report.traceback
                 logger.error("worker %d failed:\n%s", report.process, story)
-                self._signs.add(of_failure(report, self._roster.host(report.process)))
+                self._signs.add(of_failure(report, self.roster.host(report.process)))
         try:
-            self._hub.take(identity, report)
+            self.hub.take(identity, report)
         except MeshError as error:
             self._signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
 
@@ -116,9 +99,9 @@ class Generations:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             seconds, then = clock() - then, clock()
-            self._roster.passed(seconds)
+            self.roster.passed(seconds)
             if self._watchdog is not None:
-                for sign in self._watchdog.passed(seconds, self._hub.current(), self._hub.compiling()):
+                for sign in self._watchdog.passed(seconds, self.hub.current(), self.hub.compiling()):
                     self._signs.add(self._with_hosts(sign))
 
     async def run(self, work: GenerationWork) -> NoReturn:
@@ -147,8 +130,8 @@ class Generations:
 
     async def give_up(self, error: StartError | CrashLoop) -> None:
         """Kill what is left of the last generation, so that ``run`` may be called again later."""
-        self._hub.lose(WorkerLost(str(error)), NO_COMMAND)
-        await self._roster.stop(STOP_SECONDS)
+        self.hub.lose(WorkerLost(str(error)), NO_COMMAND)
+        await self.roster.stop(STOP_SECONDS)
 
     async def look_again(self) -> None:
         """Look at the files of the model again, before another try: they may have been repaired.
@@ -159,26 +142,14 @@ class Generations:
             files = await asyncio.to_thread(self._plan.find_files)
             self._plan = replace(self._plan, model_files=files)
 
-    async def leaving(self) -> AgentLeaves:
-        """Return when an agent says that it has to leave."""
-        return await self._roster.leaving()
-
-    def let_go(self, process: int) -> None:
-        """Let an agent go that has to leave: the present workers are lost."""
-        self._roster.let_go(process)
-
-    async def another_agent(self) -> None:
-        """Return when an agent joins."""
-        await self._roster.another()
-
     async def shut_down(self, patience: float) -> None:
         """Let workers end within ``patience`` seconds, kill the rest, then end the agents and ``run``."""
         self._signs.close()
         if self.is_ready and patience > 0:
-            self._hub.send(Shutdown())
-            await self._roster.ended(patience)
-        await self._roster.stop(STOP_SECONDS)
-        self._roster.quit()
+            self.hub.send(Shutdown())
+            await self.roster.ended(patience)
+        await self.roster.stop(STOP_SECONDS)
+        self.roster.quit()
 
     async def _run_one(self, work: GenerationWork) -> tuple[GenerationLoss, bool]:
         """Run a generation until its workers are gone: its loss, and whether it was fruitful."""
@@ -199,7 +170,7 @@ class Generations:
             await self._wait_for_explanation()
             was_fruitful = self._was_fruitful()
             loss = self._lose()
-            await self._roster.stop(STOP_SECONDS)
+            await self.roster.stop(STOP_SECONDS)
             living.cancel()  # it notices the loss only by a command that fails
             await asyncio.wait([living])
             if not living.cancelled():
@@ -214,13 +185,13 @@ class Generations:
     async def _settle_plan(self, plan: GenerationPlan) -> GenerationPlan:
         """Choose the mesh for the devices of all hosts."""
         assert plan.settle is not None, "nobody says how many devices each process has"
-        self._hub.be_busy("counting devices")
-        while (found := await self._roster.count_devices()) is None:
+        self.hub.be_busy("counting devices")
+        while (found := await self.roster.count_devices()) is None:
             await self._wait_for_agents()
-        self._hub.be_busy("choosing the mesh")
+        self.hub.be_busy("choosing the mesh")
         settled = await plan.settle(found)
         assert settled.devices is not None
-        self._roster.expect(settled.devices)
+        self.roster.expect(settled.devices)
         await self._wait_for_agents()
         return settled
 
@@ -229,13 +200,13 @@ class Generations:
         assert plan.setup is not None
         assert devices is not None
         setup = msgspec.structs.replace(
-            plan.setup, generation=number, jax_coordinator=self._roster.leader_address()
+            plan.setup, generation=number, jax_coordinator=self.roster.leader_address()
         )
         self._watchdog = Watchdog(setup.num_processes, plan.command_timeout)
-        self._hub.begin(setup)
-        hosts = [self._roster.host(process) for process in range(setup.num_processes)]
-        self._hub.record.began(number, {"fsdp": setup.fsdp, "ep": setup.ep, "tp": setup.tp}, hosts)
-        self._hub.be_busy("starting")
+        self.hub.begin(setup)
+        hosts = [self.roster.host(process) for process in range(setup.num_processes)]
+        self.hub.record.began(number, {"fsdp": setup.fsdp, "ep": setup.ep, "tp": setup.tp}, hosts)
+        self.hub.be_busy("starting")
         logger.info("generation %d: starting %d workers", number, setup.num_processes)
 
         def order(process: int, device_ids: list[int] | None) -> StartWorker:
@@ -249,10 +220,10 @@ class Generations:
                 revision=plan.revision,
             )
 
-        self._roster.start(number, order)
+        self.roster.start(number, order)
 
     async def _live(self, work: GenerationWork) -> None:
-        ready = await self._hub.all_ready()
+        ready = await self.hub.all_ready()
         assert self._watchdog is not None
         self._watchdog.ready()
         self._ready_at = asyncio.get_running_loop().time()
@@ -260,27 +231,27 @@ class Generations:
         await work(ready)
 
     async def _wait_for_agents(self) -> None:
-        while absent := self._roster.absent():
-            self._hub.be_busy(f"waiting for the agent of worker {', '.join(map(str, absent))}")
+        while absent := self.roster.absent():
+            self.hub.be_busy(f"waiting for the agent of worker {', '.join(map(str, absent))}")
             try:
                 async with asyncio.timeout(RELEASE_SECONDS):
-                    await self._roster.changed()
+                    await self.roster.changed()
             except TimeoutError:
-                self._roster.release()
+                self.roster.release()
 
     async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
             async with asyncio.timeout(EXPLANATION_SECONDS):
                 while (found := cause(self._signs.seen)).suspicion > Suspicion.KILLED:
-                    if not (self._roster.has_workers or found.is_explained):
+                    if not (self.roster.has_workers or found.is_explained):
                         return
                     await self._signs.another()
         except TimeoutError:
             return
 
     def _was_fruitful(self) -> bool:
-        if self._hub.was_useful:
+        if self.hub.was_useful:
             return True
         now = asyncio.get_running_loop().time()
         return self._ready_at is not None and now - self._ready_at > FRUITFUL_SECONDS
@@ -290,22 +261,22 @@ class Generations:
         sign = cause(self._signs.seen)
         if sign.is_final and not self._has_been_ready:
             raise StartError(sign.text)
-        culprit, message = None if sign.orders else self._hub.current(sign.worker), sign.text
+        culprit, message = None if sign.orders else self.hub.current(sign.worker), sign.text
         if culprit is not None:
             culprit = max(culprit, sign.sequence or 0)  # a worker may be ahead of its replies
-            message += f", during command {culprit} ({self._hub.name_of(culprit)})"
+            message += f", during command {culprit} ({self.hub.name_of(culprit)})"
         self._ready_at = None
         group = log_groups.current()  # the log names it anyway
         loss = WorkerLost(message if group is None else f"group {group}: {message}", sign.by_command)
-        self._hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
+        self.hub.lose(loss, NO_COMMAND if culprit is None else culprit, sign.orders)
         return GenerationLoss(sign, message)
 
     def _with_hosts(self, sign: LossSign) -> LossSign:
         """Add to the text on which hosts the workers are."""
         if sign.orders:
             return sign
-        late = self._hub.late() if sign.suspicion == Suspicion.LATE else [sign.worker]
-        places = ", ".join(self._roster.place(worker) for worker in late)
+        late = self.hub.late() if sign.suspicion == Suspicion.LATE else [sign.worker]
+        places = ", ".join(self.roster.place(worker) for worker in late)
         return replace(sign, text=f"{sign.text} ({places})" if places else sign.text)
 
 

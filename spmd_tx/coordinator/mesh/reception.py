@@ -68,11 +68,11 @@ class Reception:
         if place is not None:
             report = msgspec.structs.replace(report, process=place.process)
             with self._entered(place.group):
-                self._groups[place.group].take_of_agent(identity, report)
+                self._groups[place.group].roster.take(identity, report)
 
     def _take_of_worker(self, identity: bytes, report: AnyReport) -> None:
         """Hand a report over. One of a generation that is over is for the first group to ignore."""
-        named = (name for name, group in self._groups.items() if group.includes(report))
+        named = (name for name, group in self._groups.items() if group.hub.includes(report))
         name = next(named, next(iter(self._groups)))
         with self._entered(name):
             self._groups[name].take(identity, report)
@@ -105,10 +105,10 @@ class Reception:
                 f"replica, as in --group {next(iter(replicas))}"
             )
         for each, group in replicas.items():
-            process = group.process_of(hello.instance)
+            process = group.roster.process_of(hello.instance)
             if process is not None:
                 return AgentPlace(each, process)
-        place = place_on(hello.host, {each: group.places() for each, group in replicas.items()})
+        place = place_on(hello.host, {each: group.roster.places() for each, group in replicas.items()})
         reason = f"{name} has its {len(replicas)} replicas; waiting for a place"
         return place or Refused(reason=reason, is_final=False)
 

@@ -13,6 +13,7 @@ SECONDS = 10
 class FakeGenerations:
     def __init__(self):
         self.joined = asyncio.Event()
+        self.roster = SimpleNamespace(another=self.another_agent)
         self.given_up = []
         self.looks = 0
 
@@ -97,7 +98,7 @@ async def test_it_is_tried_again_after_ever_longer_pauses(start, monkeypatch):
     monkeypatch.setattr(run_groups, "PAUSES", (0.01, 0.02))
     failures = [StartError("still damaged")] * 4
     main, teacher = FakeGroup("main", None), FakeGroup("teacher", *failures, None)
-    teacher.generations.another_agent = another_agent
+    teacher.generations.roster.another = another_agent
     start(main, teacher)
     await until(teacher.is_running)
     assert teacher.runs == 5

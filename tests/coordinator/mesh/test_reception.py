@@ -21,8 +21,6 @@ class Group:
 
     def __init__(self, send, processes):
         self.roster = AgentRoster(send, processes, devices=1, on_sign=print)
-        self.places, self.process_of = self.roster.places, self.roster.process_of
-        self.take_of_agent = self.roster.take
 
 
 class Entrance:
@@ -57,7 +55,7 @@ class Entrance:
         return self.place_of(name)
 
     def place_of(self, name):
-        found = [(each, group.process_of(name)) for each, group in self.groups.items()]
+        found = [(each, group.roster.process_of(name)) for each, group in self.groups.items()]
         return next((place for place in found if place[1] is not None), None)
 
     def refusal(self, name):
@@ -178,9 +176,9 @@ async def test_an_agent_without_a_number_works_and_makes_room_for_the_next(tmp_p
         await group.until_ready()
         await group.create()
         assert group.agents[0].leave(5.0)
-        leaving = await group.generations.leaving()
+        leaving = await group.roster.leaving()
         assert leaving == AgentLeaves(process=0, seconds=5.0)
-        group.generations.let_go(leaving.process)
+        group.roster.let_go(leaving.process)
         await first
         group.agent(**options)
         await group.until_ready()
