@@ -84,6 +84,7 @@ class Dispatcher:
         self._clock = clock
         self._workers, self._sampling, self._pool = parts.workers, parts.sampling, parts.training.pool
         self._slots, self._shapes = parts.training.slots, parts.training.shapes
+        self._compilation = parts.compilation
         self._programs = StepPrograms(parts.compilation, self._slots, log.note)
         self._on_reply = on_reply
         self._sent: deque[_Sent] = deque()
@@ -102,12 +103,14 @@ class Dispatcher:
     @property
     def in_flight(self) -> set[str]:
         """The requests whose commands are sent and not answered, or whose programs are being compiled."""
-        return self._programs.waiting.union(*(sent.requests for sent in self._sent))
+        return self._compilation.waiting.union(*(sent.requests for sent in self._sent))
 
     @property
     def blamed(self) -> set[str]:
         """The requests whose command, or whose program, may have caused the loss of the workers."""
-        return self._programs.blamed.union(*(sent.requests for sent in self._sent if _is_blamed(sent.reply)))
+        return self._compilation.blamed.union(
+            *(sent.requests for sent in self._sent if _is_blamed(sent.reply))
+        )
 
     @property
     def planned_for(self) -> PlannedFor:
@@ -168,7 +171,7 @@ class Dispatcher:
         self._look(models)
         has_suspects = self._table.has_suspects
         most = 1 if has_suspects else MOST_IN_FLIGHT
-        is_held_up = has_suspects and self._programs.is_compiling  # what may be as bad as a command
+        is_held_up = has_suspects and self._compilation.is_out  # what may be as bad as a command
         while not is_held_up and len(self._sent) < most:
             if not self._send_next([each for each in models if each.unsent]):
                 break

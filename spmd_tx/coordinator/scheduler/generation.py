@@ -6,7 +6,6 @@ from typing import NamedTuple
 from spmd_tx.coordinator.grammar.compiler import Grammars
 from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.mesh.hub import Hub
-from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.batch import SampleBatch
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.training.execute import Training
@@ -20,13 +19,9 @@ class GenerationParts:
     training: Training
     versions: Versions
     sampling: SampleBatch
-    compilation: Compilation | None = None  # None: all programs are there
+    compilation: Compilation
     trains: bool = True  # whether the workers train, or only sample
     grammars: Grammars | None = None  # None: no request has one
-
-    @property
-    def orders(self) -> ProgramOrders | None:
-        return None if self.compilation is None else self.compilation.orders
 
 
 class GenerationEnd(NamedTuple):

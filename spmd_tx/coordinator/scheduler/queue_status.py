@@ -59,8 +59,8 @@ class QueueView:
         return QueueStatus(state, _joined([obstacle and in_words(obstacle), activity]))
 
     def _compiling(self, model: TrainedModel) -> str | None:
-        orders = self.parts.orders  # None: all programs are ready
-        return None if orders is None or not model.missing else in_words(orders.reason(model.missing[0]))
+        reason = self.parts.compilation.orders.reason
+        return in_words(reason(model.missing[0])) if model.missing else None
 
     def _before_training(self, request: Request) -> str | None:
         entry = self.lines.get(request.line)

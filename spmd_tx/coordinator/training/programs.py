@@ -14,11 +14,11 @@ from spmd_tx.protocol.programs import ProgramShape
 
 
 class StepPrograms:
-    """Tracks the programs of models' steps. Without a ``compilation`` all programs are ready."""
+    """Tracks the programs of models' steps."""
 
     def __init__(
         self,
-        compilation: Compilation | None,
+        compilation: Compilation,
         slots: TrainingSlots,
         note: Callable[[RequestStage, Iterable[str]], None],
     ) -> None:
@@ -29,23 +29,9 @@ class StepPrograms:
         self._slots = slots
         self._not_compiled: list[SettledProgram] = []  # failures that nobody was told of yet
 
-    @property
-    def is_compiling(self) -> bool:
-        return self._compilation is not None and self._compilation.is_out
-
-    @property
-    def waiting(self) -> set[str]:
-        """The requests whose programs are being compiled."""
-        return set() if self._compilation is None else self._compilation.waiting
-
-    @property
-    def blamed(self) -> set[str]:
-        """The requests whose program may have caused the loss of the workers."""
-        return set() if self._compilation is None else self._compilation.blamed
-
     def settle(self) -> list[SettledProgram]:
         """Return programs that were compiled, or failed. Raises MeshError when the workers are lost."""
-        settled = [] if self._compilation is None else self._compilation.settle()
+        settled = self._compilation.settle()
         self._not_compiled += [each for each in settled if each.error is not None]
         return settled
 
@@ -59,13 +45,10 @@ class StepPrograms:
 
     def look(self, model: TrainedModel) -> None:
         """Update what a model waits for."""
-        if self._compilation is not None:
-            model.missing = self.missing(model) if model.unsent else ()
+        model.missing = self.missing(model) if model.unsent else ()
 
     def missing(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> Sequence[ProgramShape]:
         """Return the programs for a model's next step, and for seating it, that are not ready."""
-        if self._compilation is None:
-            return ()
         is_ready, step, missing = self._compilation.orders.is_ready, model.unsent[0], []
         if not step.has_programs:
             missing = [program for program in step.programs if not is_ready(program)]
@@ -87,8 +70,6 @@ class StepPrograms:
         only_awaited: bool,
     ) -> None:
         """Order the programs that models and samples wait for, or those that ``models`` may need later."""
-        if self._compilation is None:
-            return
         wanted = [
             ProgramRequest(program, model.session_id, model.unsent[0].request_id)
             for model in waiting
@@ -110,7 +91,6 @@ class StepPrograms:
 
     def _wanted_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
         """Return the programs that steps behind the next one will wait for."""
-        assert self._compilation is not None
         is_ready = self._compilation.orders.is_ready
         return [
             ProgramRequest(program, model.session_id, step.request_id)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from spmd_tx.coordinator.images.pool import ImagePool
+from spmd_tx.coordinator.mesh.compilation import Compilation
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
@@ -24,6 +25,7 @@ from spmd_tx.protocol.commands import LOSS_NAMES, Decode, ForwardBackward
 from spmd_tx.protocol.reports import Reply
 from tests.coordinator.scheduler.fake_sampling import FakeSampling
 from tests.coordinator.training.fake_log import FakeLog
+from tests.support.ready_programs import EverythingReady
 
 SHAPES = TrainingShapes(1, 8192, (256, 8192), max_context=8192, attention=AttentionCost(1e-3))
 TOKENS_PER_SECOND = 25_000  # that one H100 trains, of a model with 8 billion parameters
@@ -66,7 +68,7 @@ class Server:
         self.devices, self.sampling = devices, sampling or FakeSampling()
         training = SimpleNamespace(slots=TrainingSlots(4), shapes=SHAPES, pool=ImagePool())
         self.dispatcher = Dispatcher(
-            GenerationParts(devices, training, None, self.sampling),
+            GenerationParts(devices, training, None, self.sampling, Compilation(devices, EverythingReady())),
             RequestTable(Quarantine()),
             FakeLog(announce=None),
             on_reply=lambda: None,

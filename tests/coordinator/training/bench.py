@@ -39,6 +39,7 @@ from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from tests.coordinator.training.fake_log import FakeLog
 from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTrainer
+from tests.support.ready_programs import EverythingReady
 
 BASE_MODEL = "tiny"
 SHARDS = 2
@@ -144,8 +145,8 @@ class TrainingBench:
             compilation, sampling = Compilation(workers, self.orders), self.sampling(self.bank, self.orders)
             return GenerationParts(workers, training, versions, sampling, compilation)
         sampling = self.sampling(self.bank) if callable(self.sampling) else self.sampling
-        sampling = sampling or NoSampling()
-        return GenerationParts(workers, training, versions, sampling, trains=self.trains)
+        sampling, compilation = sampling or NoSampling(), Compilation(workers, EverythingReady())
+        return GenerationParts(workers, training, versions, sampling, compilation, trains=self.trains)
 
     async def start(self):
         """Begin a generation with the present workers."""
