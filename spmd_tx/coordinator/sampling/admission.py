@@ -155,7 +155,7 @@ class Admission:
         return admitted
 
     def _admit_newcomers(self, admitted: Admitted) -> None:
-        self._bank.new_round()
+        self._bank.pool.new_round()
         overdue = self._overdue()
         if overdue is None or self._attempt(overdue, None, admitted) or overdue in self.missing:
             for share in (self._share(), None):
@@ -363,7 +363,7 @@ class Admission:
         start = self._shards[number].start(part, keep_prompt=is_cut)
         for sample in part:
             sample.shard, sample.bank = number, bank
-            self._bank.pin(bank)
+            self._bank.pool.pin(bank)
         if job.cache_hits is None:
             job.cache_hits = start.cached
             admitted.tokens += len(job.prompt)

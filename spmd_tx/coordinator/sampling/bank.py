@@ -61,12 +61,12 @@ class VersionBank:
         ``whole_models``: whether versions are copies of the whole model.
         """
         assert slots >= 3, f"a bank of {slots} slots; the base model, a version in use and a save take 3"
-        self._pool = (
+        self.pool = (
             SlotPool[VersionKey](slots, most_used=1)
             if whole_models
             else SlotPool[VersionKey](slots, shared=range(BASE_BANK + 1, slots), most_used=slots - 2)
         )
-        self._pool.put(BASE_MODEL, BASE_BANK)
+        self.pool.put(BASE_MODEL, BASE_BANK)
         self.size = 1 if whole_models else slots  # adapters that rows of a command can use, base model too
         self._pages_unused = not whole_models  # whether versions wait in host memory that no request needs
         self._versions: dict[VersionKey, _Version] = {}
@@ -108,7 +108,7 @@ class VersionBank:
         self.forget(version)
         bank, before = self._vacate()
         self.register(version, adapter, None)
-        self._pool.put(version, bank)
+        self.pool.put(version, bank)
         return Placement(bank, before)
 
     def write_out(self, version: VersionKey) -> tuple[list[AnyCommand], Path] | None:
@@ -126,26 +126,22 @@ class VersionBank:
 
     def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``reserve`` would return."""
-        bank = self._pool.slot_of(version)  # of an earlier version of this name, which is forgotten
-        return self._programs_to_vacate() if bank is None or self._pool.has_users(bank) else []
+        bank = self.pool.slot_of(version)  # of an earlier version of this name, which is forgotten
+        return self._programs_to_vacate() if bank is None or self.pool.has_users(bank) else []
 
     def programs_to_write_out(self, versions: Iterable[VersionKey]) -> list[ProgramShape]:
         """Return the programs of the commands that ``write_out`` would return."""
         known = {version: self._versions[version] for version in versions if version in self._versions}
         to_write = [version for version, each in known.items() if each.path is None]
-        moves = [PAGE_IN, PAGE_OUT] if any(self._pool.slot_of(each) is None for each in to_write) else []
+        moves = [PAGE_IN, PAGE_OUT] if any(self.pool.slot_of(each) is None for each in to_write) else []
         return [WRITE_SAMPLER, *moves] if to_write else []
 
     def programs_to_place(self, version: VersionKey) -> list[ProgramShape]:
         """Return the programs of the commands that ``place`` would return, if it finds a slot."""
-        if self._pool.slot_of(version) is not None:
+        if self.pool.slot_of(version) is not None:
             return []
         source = PAGE_IN if self._versions[version].is_paged else LOAD_SAMPLER
         return [source, *self._programs_to_vacate()]
-
-    def new_round(self) -> None:
-        """Let all slots take new rows again, also those that were to yield to waiting versions."""
-        self._pool.new_round()
 
     def place(self, version: VersionKey) -> Placement:
         """Return the slot for new rows of a version, with the command that loads it if necessary.
@@ -153,31 +149,19 @@ class VersionBank:
         When all slots are in use, the one that has been so for longest takes no new rows until the next
         round: a version that waits gets it when its rows have ended.
         """
-        if not self._pool.may_pin(self._pool.slot_of(version)):
+        if not self.pool.may_pin(self.pool.slot_of(version)):
             return Placement(UNPLACED)
         bank, before = self._bring(version)
-        self._pool.touch(bank)
+        self.pool.touch(bank)
         return Placement(bank, before)
-
-    def pin(self, bank: int) -> None:
-        """Count a resident sample that uses the slot."""
-        self._pool.pin(bank)
-
-    def unpin(self, bank: int) -> None:
-        """Discount a sample: the last command that uses the slot for it has been sent."""
-        self._pool.unpin(bank)
-
-    def unpin_all(self) -> None:
-        """Discount all samples."""
-        self._pool.unpin_all()
 
     def refuse(self, folder: str, refusal: Reply) -> VersionKey | None:
         """Note that workers did not load a folder. Return its version, which has no slot any more."""
         for version, known in self._versions.items():
             if known.path == folder:
                 known.refusal, known.is_paged = refusal, False
-                if self._pool.slot_of(version) is not None:
-                    self._pool.remove(version)
+                if self.pool.slot_of(version) is not None:
+                    self.pool.remove(version)
                 return version
         return None
 
@@ -213,8 +197,8 @@ class VersionBank:
         known = self._versions.pop(version, None)
         if known is None:
             return
-        if self._pool.slot_of(version) is not None:
-            self._pool.remove(version)
+        if self.pool.slot_of(version) is not None:
+            self.pool.remove(version)
         if known.is_paged:
             self._dropped.append(f"{version}#{known.number}")
         if known.path is not None and Path(known.path).parent == self._directory:
@@ -243,11 +227,11 @@ class VersionBank:
         """Empty the least recently used slot; return it with the commands that this takes."""
         bank = self._next_slot()
         assert bank is not None, "rows use all slots, although one is kept for saves"
-        version = self._pool.content_of(bank)
+        version = self.pool.content_of(bank)
         if version is None:
             return bank, []
         known = self._versions[version]
-        self._pool.remove(version)
+        self.pool.remove(version)
         if known.requests or self._pages_unused:
             known.is_paged = True
             return bank, [Move(source=BankSlot(bank), target=Idle(self.weights(version)))]
@@ -257,13 +241,13 @@ class VersionBank:
 
     def _bring(self, version: VersionKey) -> tuple[int, list[AnyCommand]]:
         """Return a version's slot, with the commands that move it there if it has none."""
-        bank = self._pool.slot_of(version)
+        bank = self.pool.slot_of(version)
         if bank is not None:
             return bank, []
         known = self._versions[version]
         assert known.path or known.is_paged, f"version {version} is neither with the workers nor on disk"
         bank, before = self._vacate()
-        self._pool.put(version, bank)
+        self.pool.put(version, bank)
         if known.is_paged:
             known.is_paged = False
             source = Idle(self.weights(version))
@@ -273,11 +257,11 @@ class VersionBank:
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
         bank = self._next_slot()
-        return [] if bank is None or self._pool.content_of(bank) is None else [PAGE_OUT]
+        return [] if bank is None or self.pool.content_of(bank) is None else [PAGE_OUT]
 
     def _next_slot(self) -> int | None:
         """Return the slot to use next; the base model stays."""
-        return self._pool.next_slot(lambda version: None if version == BASE_MODEL else ())
+        return self.pool.next_slot(lambda version: None if version == BASE_MODEL else ())
 
 
 def not_loaded(reply: Reply) -> NotLoaded:

@@ -102,7 +102,7 @@ class SampleBatch:
         moves = [each for each in self._planned if not each.requests]
         moves += self._moves()
         self._planned = deque(moves)  # the bank counts on them
-        self._bank.unpin_all()
+        self._bank.pool.unpin_all()
         self._begin()
         for job in list(self._jobs.values()):
             job.is_lonely |= job.request_id in lonely
@@ -371,7 +371,7 @@ class SampleBatch:
 
     def _leave(self, sample: Sample) -> None:
         self._shards[sample.shard].leave(sample)
-        self._bank.unpin(sample.bank)
+        self._bank.pool.unpin(sample.bank)
 
     def _take_in(self, job: SampleJob) -> None:
         self._bank.check(job.version)  # which may have changed while the request was read

@@ -68,7 +68,7 @@ class Versions:
         self._writes = writes
         self._samplers = samplers
         self._checkpoints = checkpoints
-        self._bank = bank
+        self.bank = bank
         self._directory = store.directory
         self._max_rank = max_rank
         self._of_sampler: dict[str, VersionKey] = {}
@@ -78,7 +78,7 @@ class Versions:
         self._writing: dict[VersionKey, Writing] = {}  # those of them that are being written
         self._used_by: dict[str, set[VersionKey]] = {}  # by session
         self._retired: set[str] = set()  # samplers
-        self._inflight = InflightVersions(self._give_up)
+        self.inflight = InflightVersions(self._give_up)
 
     async def of(self, sampler_id: str, restored: Restored) -> VersionKey:
         """Return the version of a sampler, which the bank can place on the device from then on.
@@ -86,7 +86,7 @@ class Versions:
         It never changes, except that a sampler of kind inflight gets its model's newest version.
         ``restored`` returns when the versions of a sampler's model are there again.
         """
-        if not self._bank.knows(self._of_sampler.get(sampler_id, "")):  # or not any more
+        if not self.bank.knows(self._of_sampler.get(sampler_id, "")):  # or not any more
             self._of_sampler.pop(sampler_id, None)
             sampler = await self._samplers.sampler(sampler_id)
             if sampler.model_id is not None:
@@ -101,7 +101,7 @@ class Versions:
     def known(self, sampler_id: str) -> VersionKey | None:
         """Return the version of a sampler that was looked up before; None: it has to be."""
         version = self._of_sampler.get(sampler_id)
-        return version if version is not None and self._bank.knows(version) else None
+        return version if version is not None and self.bank.knows(version) else None
 
     def reserve(
         self, version: VersionKey, adapter: AdapterSpec, session_id: str, model_id: str | None = None
@@ -110,7 +110,7 @@ class Versions:
         self._use(version, session_id)
         if model_id is not None:
             self._ephemeral.setdefault(model_id, set()).add(version)
-        return self._bank.reserve(version, adapter)
+        return self.bank.reserve(version, adapter)
 
     def aside(self, version: VersionKey, model_id: str) -> WeightsFolder | None:
         """Return where the save of a reserved version writes it for other groups; None: nowhere.
@@ -126,28 +126,12 @@ class Versions:
         self._expect(model_id, version, folder)
         return WeightsFolder(str(folder))
 
-    def saved(self, model_id: str, session_id: str, seq_id: int) -> None:
-        """Note that an inflight save was executed, before its client hears of it."""
-        self.store.note_saved(model_id, session_id, seq_id)
-
-    def publish_inflight(self, model_id: str, seq_id: int, version: VersionKey) -> None:
-        """Let the model's inflight samplers draw from the version that this request will save."""
-        self._inflight.publish(model_id, seq_id, version)
-
-    def answered(self, model_id: str, seq_id: int) -> None:
-        """Note that the model's saves up to this request will survive a crash."""
-        self._inflight.answered(model_id, seq_id)
-
-    def take_abandoned(self) -> list[Path]:
-        """Return folders to delete once all commands sent so far have been executed."""
-        return self._bank.take_abandoned()
-
     def write_out(self, model_id: str) -> WriteOut:
         """Have a model's versions that are not on disk written there, unless that has begun."""
         commands: list[AnyCommand] = []
         versions = sorted(self._ephemeral.get(model_id, ()))
         for version in versions:
-            begun = None if version in self._writing else self._bank.write_out(version)
+            begun = None if version in self._writing else self.bank.write_out(version)
             if begun is not None:
                 commands += begun[0]
                 self._expect(model_id, version, begun[1])
@@ -155,21 +139,21 @@ class Versions:
 
     def has_folder(self, version: VersionKey) -> bool:
         """Whether a version is on disk, or is the base model."""
-        return version == BASE_MODEL or self._bank.folder(version) is not None
+        return version == BASE_MODEL or self.bank.folder(version) is not None
 
     def reads(self, folder: Path) -> bool:
         """Whether a folder may be loaded, or is being written."""
-        return self._bank.reads(folder) or folder.name in map(folder_name, self._writing)
+        return self.bank.reads(folder) or folder.name in map(folder_name, self._writing)
 
     def supersede(self, version: VersionKey) -> None:
         """Forget a version that another group has given up, when no request samples from it."""
         self._unlist({version})
-        self._bank.supersede(version)
+        self.bank.supersede(version)
 
     def _expect(self, model_id: str, version: VersionKey, folder: Path) -> None:
         """Expect the folder of a version. Call this before the command that has it written is sent."""
         writing = self._writing[version] = self.store.timed(self._writes.expect(folder))
-        weights = self._bank.weights(version)
+        weights = self.bank.weights(version)
         writing.add_done_callback(partial(self._note_written, model_id, version, weights, folder))
 
     def _note_written(
@@ -178,24 +162,20 @@ class Versions:
         del self._writing[version]
         if writing.cancelled() or writing.exception() is not None:  # the workers are lost
             return
-        if not self._bank.knows(version) or self._bank.weights(version) != weights:
+        if not self.bank.knows(version) or self.bank.weights(version) != weights:
             self.store.discard([folder])
         elif writing.result() is None:
             self._has_folder(model_id, version, folder)
 
     def _has_folder(self, model_id: str, version: VersionKey, folder: Path) -> None:
-        self._bank.note_folder(version, folder)
+        self.bank.note_folder(version, folder)
         self._ephemeral.get(model_id, set()).discard(version)
         session_id = next((id for id, used in self._used_by.items() if version in used), "")
-        self.store.note_written(model_id, session_id, version, self._inflight.seq_id_of(model_id, version))
+        self.store.note_written(model_id, session_id, version, self.inflight.seq_id_of(model_id, version))
 
     def programs_to_write_out(self, model_id: str) -> list[ProgramShape]:
         """Return the programs of the commands that ``write_out`` would begin with."""
-        return self._bank.programs_to_write_out(self._ephemeral.get(model_id, set()) - self._writing.keys())
-
-    def programs_to_reserve(self, version: VersionKey) -> list[ProgramShape]:
-        """Return the programs of the commands that ``reserve`` would return."""
-        return self._bank.programs_to_reserve(version)
+        return self.bank.programs_to_write_out(self._ephemeral.get(model_id, set()) - self._writing.keys())
 
     async def is_on_disk(self, sampler: SamplerRow) -> bool:
         """Whether a file has what a sampler of saved weights draws from, or it was given up."""
@@ -212,46 +192,46 @@ class Versions:
         async with self.store.lock:
             adapter = await asyncio.to_thread(_read_adapter, folder)
             if adapter is not None:
-                self._bank.register(version, adapter, str(folder))
+                self.bank.register(version, adapter, str(folder))
                 self._use(version, session_id)
         return adapter is not None
 
     def publish(self, path: CheckpointPath, version: VersionKey, adapter: AdapterSpec, folder: Path) -> None:
         """Register the version on the device as the checkpoint under this path."""
-        self._bank.register(version, adapter, str(folder))
+        self.bank.register(version, adapter, str(folder))
         self._published[path] = version
 
     def end_session(self, session_id: str) -> list[Path]:
-        """Forget versions that only this session used; return folders as ``take_abandoned`` does."""
+        """Forget versions that only this session used; return folders as VersionBank.take_abandoned does."""
         unused = self._used_by.pop(session_id, set()) - set().union(*self._used_by.values())
         for version in unused:
-            self._bank.forget(version)
+            self.bank.forget(version)
         self._linked -= unused
-        self._inflight.forget(unused)
+        self.inflight.forget(unused)
         self.store.end_session(session_id)
         self._of_sampler = {id: version for id, version in self._of_sampler.items() if version not in unused}
         self._published = {
             path: version for path, version in self._published.items() if version not in unused
         }
-        return self.take_abandoned()
+        return self.bank.take_abandoned()
 
     def retire(self, samplers: Iterable[str]) -> list[Path]:
-        """Forget the ephemeral versions of samplers; return folders as ``take_abandoned`` does."""
+        """Forget the ephemeral versions of samplers; return folders as VersionBank.take_abandoned does."""
         retired = set(samplers) - self._retired
         for sampler_id in retired:
             self._of_sampler.pop(sampler_id, None)
-            self._bank.forget(sampler_id)
+            self.bank.forget(sampler_id)
         self._unlist(retired)
         self._retired |= retired
         on_disk = [self._directory / folder_name(sampler_id) for sampler_id in retired]
-        return list({*self._bank.take_abandoned(), *on_disk})
+        return list({*self.bank.take_abandoned(), *on_disk})
 
     async def _find(self, sampler: SamplerRow) -> VersionKey:
         if sampler.model_path is not None:
             return await self._open(checkpoint_paths.parse_to_sample(sampler.model_path), sampler)
         if sampler.model_id is None:
             return BASE_MODEL
-        if self._bank.knows(sampler.id):
+        if self.bank.knows(sampler.id):
             self._use(sampler.id, sampler.session_id)
         elif sampler.id in self._retired or not await self.find_on_disk(sampler.id, sampler.session_id):
             raise self._missing(sampler)
@@ -259,17 +239,17 @@ class Versions:
 
     async def _newest(self, sampler: SamplerRow, model_id: str, restored: Restored) -> VersionKey:
         """Return the version that the model's last inflight save published."""
-        newest = self._inflight.newest(model_id)
-        if newest is None or self._inflight.seq_id_of(model_id, newest) == FROM_DISK:
+        newest = self.inflight.newest(model_id)
+        if newest is None or self.inflight.seq_id_of(model_id, newest) == FROM_DISK:
             written = await self._newest_written(sampler, model_id, restored)
             if written is not None:
                 return written
         if newest is None:  # it may precede the restored snapshot
             for version in await self._samplers.inflight_samplers(model_id):
                 if await self.find_on_disk(version, sampler.session_id):
-                    self._inflight.publish(model_id, FROM_DISK, version)
+                    self.inflight.publish(model_id, FROM_DISK, version)
                     break
-        version = self._inflight.newest(model_id)
+        version = self.inflight.newest(model_id)
         if version is None:
             raise self._missing(sampler)
         return version
@@ -279,11 +259,11 @@ class Versions:
     ) -> VersionKey | None:
         """Return the newest version that the group that trains has written; None: it is not known."""
         while (version := self.store.newest(model_id)) is not None:
-            is_found = self._bank.knows(version) or await self.find_on_disk(version, sampler.session_id)
+            is_found = self.bank.knows(version) or await self.find_on_disk(version, sampler.session_id)
             if self.store.is_written(model_id, version):
                 if not is_found:
                     raise self._missing(sampler)
-                self._inflight.leave_disk(model_id, version)
+                self.inflight.leave_disk(model_id, version)
                 return version
             self.supersede(version)  # newer ones were written meanwhile
             await restored(sampler)
@@ -329,7 +309,7 @@ class Versions:
             async with self.store.lock:
                 linked = await asyncio.to_thread(files.link, path, folder, place)
                 if linked.version == opened.version:
-                    self._bank.register(version, linked.adapter, str(place))
+                    self.bank.register(version, linked.adapter, str(place))
                     self._linked.add(version)
                     return version
 
@@ -341,7 +321,7 @@ class Versions:
         async with self.store.lock:
             is_there = await asyncio.to_thread(place.exists)
             if is_there:
-                self._bank.register(version, adapter, str(place))
+                self.bank.register(version, adapter, str(place))
                 self._linked.add(version)
         return is_there
 

@@ -196,7 +196,7 @@ class Execution:
         self._tasks.raise_error()
         with self._faults.contained():
             self._resolve(self._dispatcher.absorb())
-        self._discard(self._versions.take_abandoned())
+        self._discard(self._versions.bank.take_abandoned())
         arrivals, self._arrivals = self._arrivals, []
         for request in arrivals:
             self._take_in(request)

@@ -82,7 +82,7 @@ class SnapshotKeeper:
     async def _note_answered(self, model_id: str, seq_id: int) -> None:
         with contained(f"noting what {model_id} has saved"):
             if await self._are_stored(model_id, seq_id):
-                self.parts.versions.answered(model_id, seq_id)
+                self.parts.versions.inflight.answered(model_id, seq_id)
                 self.wake()
 
     async def _are_stored(self, model_id: str, last: int) -> bool:

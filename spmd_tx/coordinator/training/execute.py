@@ -180,7 +180,7 @@ class Training:
                 return None
             assert save.sampling_session_seq_id is not None
             version = sampler_id(model.session_id, save.sampling_session_seq_id)
-            self.versions.answered(model.id, request.seq_id)
+            self.versions.inflight.answered(model.id, request.seq_id)
             if save.kind == "snapshot" and await self.versions.find_on_disk(version, model.session_id):
                 return None
         return await self.begin(model, request, body, layout, is_again=True)

@@ -151,7 +151,7 @@ class Saves:
         async def outcome() -> Outcome:
             await reply
             if inflight:
-                self.versions.saved(model.id, model.session_id, request.seq_id)
+                self.versions.store.note_saved(model.id, model.session_id, request.seq_id)
             return json_result(training.SaveWeightsForSamplerResult(sampling_session_id=sampler.id))
 
         return Begun(outcome)
@@ -184,14 +184,16 @@ class Saves:
         def commands() -> list[AnyCommand]:
             place = self.versions.reserve(version, adapter, model.session_id, of)
             if republishes is not None:
-                self.versions.publish_inflight(model.id, republishes, version)
+                self.versions.inflight.publish(model.id, republishes, version)
             also = WeightsFolder(path) if path is not None else of and self.versions.aside(version, of)
             save = Move(
                 source=TrainSlot(model.slot), target=BankSlot(place.bank), adapter=adapter, also=also or None
             )
             return [*place.before, save]
 
-        return model.put_later(commands, lambda: [SAVE_SAMPLER, *self.versions.programs_to_reserve(version)])
+        return model.put_later(
+            commands, lambda: [SAVE_SAMPLER, *self.versions.bank.programs_to_reserve(version)]
+        )
 
 
 def _options(

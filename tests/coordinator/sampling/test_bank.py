@@ -25,7 +25,7 @@ def on_disk(bank, *names):
 
 def start(bank, name):
     placement = bank.place(name)
-    bank.pin(placement.bank)
+    bank.pool.pin(placement.bank)
     return placement
 
 
@@ -122,15 +122,15 @@ def test_the_version_in_use_for_longest_makes_room_for_one_that_waits(bank):
     assert bank.place("c").bank == -1
     assert bank.place("a").bank == -1, "a takes no new rows in this round"
     assert bank.place("b").bank == b
-    bank.unpin(a)
+    bank.pool.unpin(a)
     assert bank.place("c").bank >= 0
-    bank.new_round()
+    bank.pool.new_round()
     assert bank.place("a").bank >= 0
 
 
 def test_a_new_save_under_an_old_name_leaves_running_rows_alone(bank):
     first = bank.reserve("s", ADAPTER).bank
-    bank.pin(first)
+    bank.pool.pin(first)
     second = bank.reserve("s", ADAPTER).bank
     assert second != first
     assert bank.place("s").bank == second
@@ -164,14 +164,14 @@ def test_rows_use_one_copy_of_a_model_at_a_time_and_take_turns(models):
     assert start(models, BASE_MODEL).bank == base.bank == 0
     assert models.place("a").bank == UNPLACED
     assert models.place(BASE_MODEL).bank == UNPLACED  # it ends first, now that another one waits
-    models.unpin(0)
-    models.unpin(0)
-    models.new_round()
+    models.pool.unpin(0)
+    models.pool.unpin(0)
+    models.pool.new_round()
     of_a = start(models, "a")
     assert of_a.bank not in (0, UNPLACED)
     assert models.place(BASE_MODEL).bank == UNPLACED
-    models.unpin(of_a.bank)
-    models.new_round()
+    models.pool.unpin(of_a.bank)
+    models.pool.new_round()
     assert models.place(BASE_MODEL).bank == 0
 
 

@@ -192,7 +192,7 @@ def test_samples_of_a_version_that_workers_do_not_load_fail_and_no_others(fault)
     for each in range(3):
         assert bench.tokens(f"v1 {each}") == [expected("", prompt_of(6), 8, seed=1, version="v1")[0]]
     assert bench.tokens("v1 again") == [expected("", prompt_of(7), 8, seed=2, version="v1")[0]]
-    assert bench.bank._pool.slot_of("foreign") is None
+    assert bench.bank.pool.slot_of("foreign") is None
 
 
 def test_more_versions_than_slots_take_turns():

@@ -197,7 +197,7 @@ async def test_what_was_published_before_the_snapshot_is_found_on_disk(bench):
         (folder / "adapter_config.json").write_text(
             '{"r": 4, "lora_alpha": 32, "target_modules": ["q_proj"]}'
         )
-    bench.versions._inflight.forget({second})  # as after a restart
+    bench.versions.inflight.forget({second})  # as after a restart
     bench.bank.forget(second)
     assert await bench.version_of(first) == second
 

@@ -149,7 +149,7 @@ async def test_background_work_that_fails_costs_nothing(bench, monkeypatch, capl
     await bench.result(bench.create(A))
     monkeypatch.setattr(bench.snapshots, "record", mistaken)
     monkeypatch.setattr(bench.snapshots, "is_due", lambda _: True)
-    monkeypatch.setattr(bench.versions, "answered", raising(None, lambda *_: True))
+    monkeypatch.setattr(bench.versions.inflight, "answered", raising(None, lambda *_: True))
     await bench.result(bench.step(A, 1))
     await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=1))
     await bench.until(lambda: caplog.text.count("internal error") >= 2)
