@@ -24,7 +24,7 @@ from tests.support.known_models import CONFIGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 COMMAND = "python -m tests.write_models_page"
-CONTEXT = 32768  # tokens
+CONTEXT = 32768  # tokens, or as many as the model takes
 FULL_CONTEXT = 8192  # where all weights are trained
 TRAINED_BYTES = (
     16 + 3 * 2
@@ -51,6 +51,10 @@ OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
     "MistralForCausalLM": (
         "Mistral 7B, Nemo, Small (also 3.1 and later, `Mistral3ForConditionalGeneration`)",
         "a model with a window is served up to its length",
+    ),
+    "Phi3ForCausalLM": (
+        "Phi-4, Phi-4-reasoning; Phi-3-mini-4k, Phi-3-medium-4k",
+        "no `longrope` (Phi-4-mini, Phi-3.5); a window only as in Mistral",
     ),
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5, R1-Distill-Qwen", "no sliding window"),
     "Qwen3ForCausalLM": ("Qwen3 up to 32B, also with YaRN", ""),
@@ -117,8 +121,9 @@ def devices() -> Iterable[str]:
     with tempfile.TemporaryDirectory() as folder:
         for name, raw in CONFIGS.items():
             Path(folder, "config.json").write_text(json.dumps(raw))
-            numbers = sum(map(math.prod, stored_shapes(declare(raw)).values()))
-            counts = " | ".join(_least(folder, 2 * numbers, kind) for kind in KINDS)
+            model = declare(raw)
+            numbers, context = sum(map(math.prod, stored_shapes(model).values())), model.max_positions
+            counts = " | ".join(_least(folder, 2 * numbers, kind, min(CONTEXT, context)) for kind in KINDS)
             yield f"| {name} | {2 * numbers / 1e9:.0f} GB | {counts} |"
 
 
@@ -133,15 +138,16 @@ def full() -> Iterable[str]:
                 continue
             Path(folder, "config.json").write_text(json.dumps(raw))
             size = TRAINED_BYTES * sum(map(math.prod, stored_shapes(model).values()))
-            counts = " | ".join(_least(folder, size, kind, full_parameters=True) for kind in KINDS)
+            of_kinds = (_least(folder, size, kind, FULL_CONTEXT, full_parameters=True) for kind in KINDS)
+            counts = " | ".join(of_kinds)
             yield f"| {name} | {size / 1e9:.0f} GB | {counts} |"
 
 
-def _least(folder: str, size: int, kind: str, *, full_parameters: bool = False) -> str:
+def _least(folder: str, size: int, kind: str, context: int, *, full_parameters: bool = False) -> str:
     config = ServerConfig(
         base_model=folder,
         dtype="bfloat16",
-        max_context_length=FULL_CONTEXT if full_parameters else CONTEXT,
+        max_context_length=context,
         full_parameters=full_parameters,
     )
     for count in COUNTS:

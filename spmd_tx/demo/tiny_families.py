@@ -69,6 +69,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1},
     },
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
     "glm4_moe": {
         **SIGMOID_ROUTER,
@@ -137,6 +138,7 @@ ALIASES = {
     "glm4_moe_lite": "GLM-4.7-Flash",
     "llama": "Llama-3 Llama-3.1 Llama-3.2 Llama-3.3 Meta-Llama-3 Meta-Llama-3.1 DeepSeek-R1-Distill-Llama",
     "mistral": "Mistral-Nemo Mistral-Small",
+    "phi3": "Phi-4 Phi-4-reasoning Phi-4-reasoning-plus",
     "qwen2": "Qwen2.5 DeepSeek-R1-Distill-Qwen",
     "qwen3_5": "Qwen3.6 Qwen3.8",
 }

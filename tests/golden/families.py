@@ -98,6 +98,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _DENSE
     | {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "use_sliding_window": False}
     | {"rope_theta": 1e6},
+    "phi3": _DENSE
+    | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "sliding_window": None}
+    | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "pad_token_id": 0},
     "smollm3": _DENSE
     | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 4}
     | {"no_rope_layers": [1, 0, 1, 0], "rope_theta": 10000.0, "pad_token_id": 0},

@@ -50,6 +50,7 @@ KNOWN = {
     "llama": "meta-llama/Llama-3.2-1B",
     "mistral": "mistralai/Mistral-7B-v0.3",
     "qwen2": "Qwen/Qwen2.5-7B",
+    "phi3": "microsoft/phi-4",
     "smollm3": "HuggingFaceTB/SmolLM3-3B",
     "qwen3": "Qwen/Qwen3-8B",
     "qwen3_moe": "Qwen/Qwen3-30B-A3B",

@@ -112,6 +112,7 @@ CONFIGS: dict[str, Config] = {
     "meta-llama/Llama-3.1-70B": llama(80, 28672) | attention(8192, 64, 8),
     "mistralai/Mistral-7B-v0.3": dense("MistralForCausalLM", 32, 14336, 32768, 32768)
     | attention(4096, 32, 8),
+    "microsoft/phi-4": dense("Phi3ForCausalLM", 40, 17920, 100352, 16384) | attention(5120, 40, 10),
     "HuggingFaceTB/SmolLM3-3B": dense("SmolLM3ForCausalLM", 36, 11008, 128256, 65536)
     | attention(2048, 16, 4)
     | TIED,

@@ -163,6 +163,12 @@ RELEASES = {
         ends=("<|endoftext|>",),
         outer=MISTRAL,
     ),
+    "microsoft/phi-4": Release(
+        "phi3",
+        README,
+        ("merges.txt", "special_tokens_map.json", "vocab.json"),
+        ends=("<|im_end|>",),
+    ),
     "HuggingFaceTB/SmolLM3-3B": Release(
         "smollm3",
         (".gitattributes", "README.md", "onnx/model.onnx", "onnx/config.json"),

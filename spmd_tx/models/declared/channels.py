@@ -20,13 +20,18 @@ class Glu:
     module: str = "mlp"
     prefix: str = ""  # of the names of its arrays: "shared_" for the shared expert of a mixture
     has_bias: bool = False
+    fused: str = ""  # the map that holds gate and up one behind the other; "": there is none
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         def map_of(name: str, width_in: int, width_out: int, split: Literal["columns", "rows"]) -> Map:
             module = f"{at}{self.module}.{name}_proj"
             bias = TensorSource(f"{module}.bias") if self.has_bias else None
+            source = linear(module)
+            if self.fused and split == "columns":
+                begin = self.width if name == "up" else 0
+                source = linear(f"{at}{self.module}.{self.fused}").part(begin, begin + self.width)
             return Map(
-                self.prefix + name, width_in, width_out, linear(module), split=split, group="mlp", bias=bias
+                self.prefix + name, width_in, width_out, source, split, "mlp", bias=bias, module=module
             )
 
         return (

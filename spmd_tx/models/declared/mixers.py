@@ -23,15 +23,21 @@ class Softmax:
     biases: tuple[str, ...] = ()  # of "q", "k", "v", "o"
     is_zero_centred: bool = False  # the norms of queries and keys multiply by 1 + weight
     module: str = "self_attn"
+    fused: str = ""  # the map that holds queries, keys and values one behind the other; "": there is none
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module, queries = f"{at}{self.module}", self.heads * self.width
         keys, query_width = self.kv_heads * self.width, queries * (2 if self.gate else 1)
 
+        begins = {"q": 0, "k": query_width, "v": query_width + keys}
+
         def map_of(name: str, width_in: int, width_out: int, **options: object) -> Map:
-            bias = TensorSource(f"{module}.{name}_proj.bias") if name in self.biases else None
-            source = linear(f"{module}.{name}_proj")
-            return Map(name, width_in, width_out, source, group="attn", bias=bias, **options)  # pyright: ignore[reportArgumentType]
+            known_as = f"{module}.{name}_proj"
+            bias = TensorSource(f"{known_as}.bias") if name in self.biases else None
+            source = linear(known_as)
+            if self.fused and name in begins:
+                source = linear(f"{module}.{self.fused}").part(begins[name], begins[name] + width_out)
+            return Map(name, width_in, width_out, source, group="attn", bias=bias, module=known_as, **options)  # pyright: ignore[reportArgumentType]
 
         arrays: list[LayerArray] = [
             map_of("q", d_model, query_width, split="columns", heads=self.heads),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, qwen3, qwen3_5, qwen3_vl
+from spmd_tx.models.families import deepseek, glm, gpt_oss, llama, phi, qwen3, qwen3_5, qwen3_vl
 from spmd_tx.models.families.encoding import encoded
 from spmd_tx.models.families.keys import MOST_SHOWN, ConfigKeys, Refusal
 
@@ -22,6 +22,7 @@ FAMILIES: dict[str, FamilyReader] = {
     "Ministral3ForCausalLM": llama.mistral,
     "Mistral3ForConditionalGeneration": llama.mistral,
     "MistralForCausalLM": llama.mistral,
+    "Phi3ForCausalLM": phi.phi3,
     "Qwen2ForCausalLM": llama.qwen2,
     "Qwen3ForCausalLM": qwen3.dense,
     "Qwen3MoeForCausalLM": qwen3.mixture,
