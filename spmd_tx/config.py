@@ -256,7 +256,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "auto: a step of few sequences reads ahead what other answers to the prompt, or the sequence itself, "
         "have had in a like place. So it draws several tokens at once, where that is likely to pay. The "
         "tokens are the same. mtp: it also reads what the model's own layer for multi-token prediction "
-        "expects (DeepSeek-V3, GLM-4.5 and 4.6).",
+        "expects (DeepSeek-V3, GLM-4.5 and Qwen3.5, and later ones).",
         PLAN,
     ] = "off"
     kv_cache_tokens: Annotated[

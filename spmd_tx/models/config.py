@@ -43,7 +43,7 @@ def read_model_config(
     if speculation == MTP and model.mtp is None:
         raise StartError(
             f"--speculation is mtp, but {model_dir}/config.json names no layer that predicts further tokens "
-            "(num_nextn_predict_layers of DeepSeek-V3 and GLM); set it to auto or off"
+            "(num_nextn_predict_layers or mtp_num_hidden_layers); set it to auto or off"
         )
     if expert_weights == PACKED:
         model = _packing(model, model_dir)

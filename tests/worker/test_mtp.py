@@ -22,7 +22,8 @@ from tests.worker.test_family_gradients import MAX_RANK, OURS, SLOTS, in_slots
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TOKENS, PAGE_SIZE, STEPS = 18, 8, 6
-SAME = 2e-5  # nats
+QUICK = ("deepseek_v3", (2, 2, 2)), ("qwen3_5_moe", (1, 1, 1))
+SAME, SAME_OF_STATES = 2e-5, 4e-4  # nats; states add up what was rounded before
 CLEAR = 1e-3  # in logits: where two tokens are nearer, rounding may decide
 SESSION = {"sampling_session_id": "s:sample:0"}
 SPECULATES = {"speculates": True, "draft_cost": 0.01}
@@ -31,8 +32,8 @@ SPECULATES = {"speculates": True, "draft_cost": 0.01}
 class Watched(Sampler):
     """Keeps the replies to Decodes that follow drafts of the model."""
 
-    def __init__(self, engine: Engine, **shapes) -> None:
-        super().__init__(engine, ADAPTER, (OURS,), **shapes)
+    def __init__(self, engine: Engine, versions: tuple[int, ...] = (OURS,), **shapes) -> None:
+        super().__init__(engine, ADAPTER, versions, **shapes)
         self.replies = []
         self.engine = SimpleNamespace(execute=partial(self._execute, engine))
 
@@ -62,9 +63,9 @@ class Watched(Sampler):
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((family, mesh), marks=() if number == 0 else pytest.mark.slow)
+        pytest.param((family, mesh), marks=() if (family, mesh) in QUICK else pytest.mark.slow)
         for family in FAMILIES
-        for number, mesh in enumerate([(2, 2, 2), (1, 1, 1)])
+        for mesh in [(2, 2, 2), (1, 1, 1)]
     ],
     ids=lambda param: f"{param[0]}-{mesh_name(param[1])}",
 )
@@ -124,11 +125,12 @@ def test_drafts_are_those_of_the_report_and_tokens_stay(setting, version):
     ahead = Watched(engine, **SPECULATES)
     found, logprobs, drafts = ahead.answer_to(prompt, version, "ahead", **SESSION)
     np.testing.assert_array_equal(found, expected)
-    np.testing.assert_allclose(logprobs, its_logprobs, rtol=0, atol=SAME)
+    rounding = SAME_OF_STATES if engine.plan.state_slots else SAME
+    np.testing.assert_allclose(logprobs, its_logprobs, rtol=0, atol=rounding)
     assert_expected(paths[version], [*prompt, *found], LENGTH, drafts)
     # Behind pages that a prompt, rows of drafts and plain rows have written.
     longer = [*prompt, *found[:-1]]
     ahead.batch._guesses._texts.of("s", longer).of_model.note(right=32, wrong=0)  # it is believed again
     found, _, drafts = ahead.answer_to(longer, version, "again", **SESSION)
-    assert ahead.results["again"].prompt_cache_hit_tokens > LENGTH
+    assert ahead.results["again"].prompt_cache_hit_tokens >= LENGTH - 1
     assert_expected(paths[version], [*longer, *found], len(longer), drafts)

@@ -1,6 +1,6 @@
 """Qwen3.5, 3.6 and 3.8: layers of Gated DeltaNet (Yang et al. 2025), and every few layers one with attention.
 
-Their checkpoints have a vision tower, and a head that predicts several tokens, which is left out.
+Their checkpoints have a vision tower, and a layer that predicts one token more.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,16 @@ from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Norm, in_cycle
 from spmd_tx.models.declared.maps import TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.mtp import MtpLayer
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
-from spmd_tx.models.families.keys import ConfigKeys, Refusal
+from spmd_tx.models.families.keys import MOST_LAYERS, ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 from spmd_tx.models.families.tower import read_tower, with_sections
 
 LINEAR, FULL = "linear_attention", "full_attention"
 INTERVAL = 4  # layers, of which the last one has attention
+MTP_LAYER = "mtp.layers.0."
 IGNORED = (r"mtp\..*", r"model\.visual\..*")
 
 
@@ -59,7 +61,24 @@ def _model(keys: ConfigKeys, channel: Callable[[ConfigKeys, str], Channel]) -> M
         is_tied=sizes["tied_embeddings"],
         layer_prefix=at,
         ignored=IGNORED,
+        mtp=_mtp(text, Layer(mixers[FULL], channel(text, MTP_LAYER), norm)),
         tower=tower,
+    )
+
+
+def _mtp(text: ConfigKeys, layer: Layer) -> MtpLayer | None:
+    """Declare the layer that predicts one token more, which has attention; None: there is none."""
+    if not text.count_or("mtp_num_hidden_layers", 0, 0, MOST_LAYERS):
+        return None
+    if text.flag("mtp_use_dedicated_embeddings"):  # instead of the model's, and not read
+        return None
+    return MtpLayer(
+        *(layer.mixer, layer.channel, layer.norm),
+        at=MTP_LAYER,
+        of_embedding="mtp.pre_fc_norm_embedding",
+        of_hidden="mtp.pre_fc_norm_hidden",
+        joins="mtp.fc",
+        final="mtp.norm",
     )
 
 
