@@ -46,6 +46,7 @@ class Sampler:
             engine.plan.decode_rows,
             on_cpu=engine.plan.on_cpu,
             batch_invariant=setup.batch_invariant,
+            has_states=bool(engine.plan.state_slots),
             **shapes,
         )
         slots = engine.plan.state_slots

@@ -23,7 +23,7 @@ from tests.support.tiny_setup import tiny_setup
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SAMPLES, ON_MESHES = 10_000, 400
-OF_REQUEST, AT_ONCE = 4, 3  # requests at once, which leave rows to followers
+OF_REQUEST, AT_ONCE = 6, 2  # requests at once, which leave rows to followers
 PROMPTS, SESSIONS, VERSIONS = 60, 6, 2
 TEMPERATURES = 0.0, 0.3, 0.7, 1.0
 STOP = 5  # a token
@@ -108,7 +108,7 @@ def sampled(engine: Engine, samples: int, *, speculates: bool) -> Drawn:
                 top_p=1.0 if prompt % 5 else 0.9,
                 stop=[STOP],
                 seed=number,
-                num_samples=OF_REQUEST,
+                num_samples=min(OF_REQUEST, samples - number),
                 sampling_session_id=f"{prompt % SESSIONS}:sample:0",
             )
         sampler.run()

@@ -35,6 +35,7 @@ class SamplingShapes:
     on_cpu: bool = False
     batch_invariant: bool = False
     speculates: bool = False  # whether rows of a Decode may follow others
+    has_states: bool = False  # that every token changes
     # Of making drafts, in steps that make none, where the model makes some itself; 0: it does not.
     draft_cost: float = 0.0
     # Tokens that a device computes while it reads the weights once; 0: Decodes read no chunks of prompts
@@ -75,8 +76,11 @@ class SamplingShapes:
 
     @property
     def decodes_speculate(self) -> bool:
-        """Whether all Decodes, but for those of grammars, run the program of those that speculate."""
-        return self.batch_invariant and self.speculates
+        """Whether all Decodes, but for those of grammars, run the program of those that speculate.
+
+        Another one may round otherwise what it adds to states.
+        """
+        return self.batch_invariant and (self.speculates or self.has_states)
 
     @cached_property
     def rows(self) -> int:

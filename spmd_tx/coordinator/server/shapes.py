@@ -24,6 +24,7 @@ def sampling_shapes(config: ServerConfig, max_context: int, plan: MemoryPlan) ->
         on_cpu=plan.on_cpu,
         batch_invariant=config.batch_invariant,
         speculates=config.speculation != "off",
+        has_states=bool(plan.state_slots),
         draft_cost=plan.draft_cost,
         ridge=0.0 if plan.state_slots else plan.ridge_tokens,  # nothing but a Prefill reads into states
     )

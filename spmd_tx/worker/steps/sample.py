@@ -187,9 +187,6 @@ def make_decode(
         b = rows.source.shape[0]
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
         guess = None
-        if batch_invariant and rows.drafts is None and rows.states is not None:
-            # XLA must not know that the loop of followers runs once: it would round otherwise.
-            rows = rows.replace(depths=jnp.minimum(rows.states, 0))
         if rows.drafts is not None:
             kinds = {"rings": bool(model.window), "expects": model.mtp is not None}
             begun = Speculation.begin(rows.drafts, rows.depths, rows.states, **kinds)
