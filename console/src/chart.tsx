@@ -155,6 +155,11 @@ function heights(name: string): uPlot.Range.Function {
   };
 }
 
+/** Whether a curve has one value, of which no line can be drawn. */
+function isAlone(line: Value[]): boolean {
+  return line.filter((value) => value !== null).length === 1;
+}
+
 function options(
   name: string,
   drawn: Drawn[],
@@ -172,7 +177,7 @@ function options(
     stroke: run.color,
     width: 1.5,
     spanGaps: true,
-    points: { show: false },
+    points: { show: isAlone(run.line), size: 6, fill: run.color },
   });
   const faint = (run: Drawn): uPlot.Series => ({ ...line(run), width: 1, alpha: 0.25 });
   const bands = drawn.flatMap(({ behind, color }, i): uPlot.Band[] => {

@@ -7,7 +7,7 @@ import { watch } from "./live";
 import { url } from "./logic/addresses";
 import { fits } from "./logic/filters";
 import { csv, type Axis, type Zoom } from "./logic/series";
-import { allNames, AUTOMATIC, MOST_CHARTS, metricTitle, smoothingWeight } from "./logic/series";
+import { allNames, AUTOMATIC, firstNames, MOST_CHARTS, metricTitle, OVERVIEW, smoothingWeight } from "./logic/series";
 import { Choice, Loading, Problem } from "./parts";
 import { address, go, place, remember } from "./router";
 
@@ -29,7 +29,8 @@ export function Curves({ runs, empty }: { runs: ChartedRun[]; empty: string }) {
   const names = allNames(ids.map((id) => answers.get(id)?.names ?? []));
   const fitting = names.filter((name) => fits(filter, `${name} ${metricTitle(name) ?? ""}`));
   const asked = isAll || filter ? fitting.slice(0, MOST_CHARTS) : [];
-  const drawn = new Set(ids.flatMap((id) => answers.get(id)?.curves.map((curve) => curve.name) ?? []));
+  const curves = ids.map((id) => answers.get(id)?.curves.map((curve) => curve.name) ?? []);
+  const drawn = asked.length ? new Set(curves.flat()) : firstNames(curves, OVERVIEW);
   const shown = fitting.filter((name) => drawn.has(name)).slice(0, MOST_CHARTS);
   const view = JSON.stringify({ axis, zoom, names: asked });
   useEffect(() => {

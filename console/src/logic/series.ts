@@ -14,6 +14,7 @@ export interface View {
 }
 
 export const MOST_CHARTS = 64; // that are asked for at once
+export const OVERVIEW = 12; // charts where nothing is asked for, as many as the server chooses for each run
 export const AUTOMATIC = 0.8; // weight of the past in curves that are noise
 export const NOISE = 1e-6;
 
@@ -63,6 +64,15 @@ export function metricTitle(name: string): string | null {
 /** The names of several runs in one order, which is that of the server for each of them. */
 export function allNames(runs: string[][]): string[] {
   return [...new Set([...runs].sort((a, b) => b.length - a.length).flat())];
+}
+
+/** Those names that are first in the list of any run. */
+export function firstNames(runs: string[][], most: number): Set<string> {
+  const places = new Map<string, number>();
+  for (const names of runs) {
+    for (const [i, name] of names.entries()) places.set(name, Math.min(i, places.get(name) ?? i));
+  }
+  return new Set([...places.keys()].sort((a, b) => places.get(a)! - places.get(b)!).slice(0, most));
 }
 
 /** Whether a number is nothing but rounding. Rates may be as small as they like. */

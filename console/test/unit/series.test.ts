@@ -5,6 +5,7 @@ import {
   allNames,
   AUTOMATIC,
   csv,
+  firstNames,
   headline,
   isRounding,
   rounded,
@@ -34,6 +35,15 @@ test("runs with other metrics have one order of names", () => {
     ]),
     ["reward", "kl", "b", "a"],
   );
+});
+
+test("the first metrics of each run are among the first of all", () => {
+  const runs = [
+    ["reward", "kl", "a", "b"],
+    ["loss", "kl", "c"],
+  ];
+  assert.deepEqual([...firstNames(runs, 3)], ["reward", "loss", "kl"]);
+  assert.deepEqual([...firstNames(runs.slice(0, 1), 12)], runs[0]);
 });
 
 test("tiny numbers are rounding, but for rates", () => {
