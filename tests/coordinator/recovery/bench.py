@@ -147,6 +147,10 @@ class Life:
         database.reading = partial(self._use, database.reading)
         database.write = partial(self._write, database.write)
 
+    @property
+    def is_in_use(self) -> bool:
+        return self._in_use > 0
+
     async def end(self) -> None:
         self._is_over = True
         await self._idle.wait()
@@ -309,6 +313,10 @@ class Coordinator:
             self._held.append((request_id, outcome))
         else:
             resolve(request_id, outcome)
+
+    @property
+    def uses_its_database(self) -> bool:
+        return self._life.is_in_use
 
     def check(self) -> None:
         """The service has made no mistake that ended it."""

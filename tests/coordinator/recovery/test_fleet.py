@@ -1,6 +1,8 @@
 """Groups that sample what another one trains: they join, leave and are lost, and no answer changes."""
 
+import asyncio
 import random
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -153,6 +155,7 @@ def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator(migrate
 
 
 SPEEDS = {"decode": 4e-3, "prefill": 1e-3}  # seconds of a token, of four rows at once, and of a prompt
+QUIET_TURNS = 100  # of the event loop; what it does without threads takes fewer
 FIRST, SECOND, THIRD = ([*range(first, first + 40)] for first in (1, 50, 100))
 
 
@@ -160,6 +163,30 @@ class Conversations(Fleet):
     """Clients that send each answer back with the next turn."""
 
     samplers = 2
+
+    async def begin(self) -> None:
+        """Count what the event loop has given to threads, and has not heard of yet."""
+        self.in_threads, give = 0, self.loop.run_in_executor
+
+        def counted(*arguments: Any) -> Any:
+            self.in_threads += 1
+            future = give(*arguments)
+            future.add_done_callback(self.come_back)
+            return future
+
+        self.loop.run_in_executor = counted  # pyright: ignore[reportAttributeAccessIssue]
+        await super().begin()
+
+    def come_back(self, _: object) -> None:
+        self.in_threads -= 1
+
+    async def settle(self, turns: int = QUIET_TURNS) -> None:
+        """Wait, however long it takes, until only the workers or the test could go on."""
+        quiet = 0
+        while quiet < turns:
+            is_at_work = self.in_threads > 0 or self.coordinator.uses_its_database
+            quiet = 0 if is_at_work else quiet + 1
+            await asyncio.sleep(0.001 if is_at_work else 0)
 
     def ask(self, prompt: list[int], count: int = 20) -> Asked:
         """Sample."""
@@ -173,7 +200,7 @@ class Conversations(Fleet):
         """Let these groups alone execute commands until all that is wanted is answered."""
         while any(asked.outcome is None for asked in wanted):
             assert sum(group.workers.finish(1) for group in groups), "all wait for other groups"
-            self.wait_for(self.settle(20))
+            self.wait_for(self.settle())
             self.wait_for(self.look_for_answers(again=False))
 
     def turn(self, prompt: list[int], count: int = 20) -> SimulatedGroup:
