@@ -68,6 +68,7 @@ LONG = (
     "tests/worker/test_batch_invariance.py",
 )
 PLACES = {file: place for place, file in enumerate(LONG)}
+SHORT = "tests/coordinator/"  # many files without programs, which end together behind all others
 
 
 def file_of(nodeid: str) -> str:
@@ -75,7 +76,11 @@ def file_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: PLACES.get(file_of(item.nodeid), len(PLACES)))
+    items.sort(key=lambda item: _place(file_of(item.nodeid)))
+
+
+def _place(file: str) -> int:
+    return PLACES.get(file, len(PLACES) + file.startswith(SHORT))
 
 
 @pytest.hookimpl(optionalhook=True)
