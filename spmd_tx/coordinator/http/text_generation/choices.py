@@ -4,57 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText, SampleText
 from spmd_tx.coordinator.http.text_generation.replies import ReplyPart, ReplyProgress
+from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.text.replies import ReplyContent
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, SampledSequence, TopLogprobs
 
 TOKEN_COST = 16  # of making a token into text, where writing one of the likeliest tokens costs 1
 
-
-class PartialSample(Protocol):
-    """Shows the known part of a sample: while it is drawn, or from its result."""
-
-    @property
-    def tokens(self) -> list[int]: ...
-
-    @property
-    def logprobs(self) -> list[float]: ...
-
-    @property
-    def stop_reason(self) -> Literal["stop", "length"] | None: ...
-
-    @property
-    def forced(self) -> Sequence[bool]:
-        """Whether a grammar left no choice of each token; empty: it always did."""
-        ...
-
-    def top_of(self, first: int, end: int) -> TopLogprobs | None:
-        """Return the likeliest tokens in the places of some tokens; None unless they are wanted."""
-        ...
+PartialSample: TypeAlias = Sample | SampledSequence  # while it is drawn, or from its result
 
 
-@dataclass(frozen=True)
-class Echoed:
-    """Shows a finished sample behind its prompt, as one row of tokens."""
-
-    tokens: list[int]
-    logprobs: list[float]  # NaN for the first token
-    stop_reason: Literal["stop", "length"]
-    top: TopLogprobs | None
-    forced: Sequence[bool]
-
-    def top_of(self, first: int, end: int) -> TopLogprobs | None:
-        return None if self.top is None else self.top[first:end]
-
-
-def echoed(prompt: list[int], scores: PromptScores, sample: SampledSequence) -> Echoed:
-    """Put a prompt with its scores before a sample."""
+def echoed(prompt: list[int], scores: PromptScores, sample: SampledSequence) -> SampledSequence:
+    """Put a prompt with its scores before a sample, as one row of tokens; the first one has NaN."""
     logprobs = [] if scores.logprobs is None else scores.logprobs.tolist()
     tops = [top for top in (scores.top, sample.top) if top is not None]
-    return Echoed(
+    return SampledSequence(
         [*prompt, *sample.tokens],
         [*logprobs, *sample.logprobs],
         sample.stop_reason,
@@ -72,7 +39,7 @@ class ChoiceTokens:
     logprobs: list[float]
     top: TopLogprobs | None
     stop_reason: Literal["stop", "length"] | None  # None: more follows
-    forced: Sequence[bool] = ()  # as in PartialSample
+    forced: Sequence[bool] = ()  # as in SampledSequence
 
     @property
     def cost(self) -> int:
@@ -93,7 +60,7 @@ class TextDelta:
     top: TopLogprobs | None = None  # in the place of each token, if wanted
     reply: Sequence[ReplyPart] = ()  # what a chat makes of the text
     stop: str | None = None  # the stop string that has ended it
-    forced: Sequence[bool] = ()  # as in PartialSample
+    forced: Sequence[bool] = ()  # as in SampledSequence
 
 
 class ChoiceProgress:
