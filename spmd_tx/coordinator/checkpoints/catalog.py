@@ -17,7 +17,8 @@ from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.files import FORMATS, Manifest
 from spmd_tx.coordinator.checkpoints.lifetimes import check_ttl, expiry, is_expired
-from spmd_tx.coordinator.checkpoints.store import CheckpointStore, OpenCheckpoint
+from spmd_tx.coordinator.checkpoints.remote_store import CheckpointStore
+from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER, CheckpointRow, ModelRow, SessionRow

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -24,7 +25,7 @@ from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.checkpoints import files
 from spmd_tx.coordinator.checkpoints.files import MANIFEST, Manifest
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
-from spmd_tx.coordinator.checkpoints.store import CheckpointStore, LocalStore, OpenCheckpoint, matching
+from spmd_tx.coordinator.checkpoints.store import LocalStore, OpenCheckpoint, matching
 from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import write_file
@@ -152,7 +153,7 @@ class RemoteStore:
             self._cache.drop(path)
 
     def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
-        """As CheckpointStore.tidy. Known checkpoints that are only cached predate this store: upload them."""
+        """As LocalStore.tidy. Known checkpoints that are only cached predate this store: upload them."""
         cached, places = self._cache.tidy(), self._by_place()
         for place, names in places.items():
             if f"{place}/{MANIFEST}" not in names:
@@ -258,6 +259,9 @@ def server_id(data_dir: Path) -> str:
     if not file.exists():
         write_file(file, uuid.uuid4().hex.encode())
     return file.read_text()
+
+
+CheckpointStore: TypeAlias = LocalStore | RemoteStore
 
 
 def open_store(config: ServerConfig) -> CheckpointStore:
