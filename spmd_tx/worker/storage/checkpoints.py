@@ -75,8 +75,20 @@ def _wait(checkpointer: ocp.AsyncCheckpointer, path: Path, on_end: OnEnd) -> Non
 
 
 def _saved(state: SlotState[Array], rank: int | None) -> ocp.args.PyTreeSave:
-    rows = _first_rows(state, rank)
+    rows = _as_mappings(_first_rows(state, rank))
     return ocp.args.PyTreeSave(rows, save_args=jax.tree.map(_chunks, rows))
+
+
+def _as_mappings(state: SlotState[Array]) -> dict[str, Any]:
+    """Return the arrays in mappings, one for each field that holds any: Orbax writes empty fields, too."""
+    tree: dict[str, Any] = {}
+    for place, leaf in jax.tree_util.tree_leaves_with_path(state):
+        *outer, last = (jax.tree_util.keystr((key,), simple=True) for key in place)
+        within = tree
+        for name in outer:
+            within = within.setdefault(name, {})
+        within[last] = leaf
+    return tree
 
 
 def _chunks(array: Array) -> ocp.SaveArgs:
