@@ -33,7 +33,8 @@ class Weights(TreeNode, Generic[Leaf]):
     # [P, S, D]: tokens of images, which extend the vocabulary: those for embed, and those that first layers
     # add. None: there are none.
     images: Leaf | None = None
-    mtp: Named[Leaf] | None = None  # the layer that makes drafts (mtp.py), which is not stacked
+    # The layer that makes drafts (mtp.py), which is not stacked. JAX puts values of its own in place of None.
+    mtp: Named[Leaf] | Leaf | None = None
 
     @property
     def trained(self) -> "Weights[Leaf]":

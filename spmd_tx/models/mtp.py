@@ -47,7 +47,7 @@ def read(
     """
     declared, w = model.mtp, base.mtp
     assert declared is not None
-    assert w is not None
+    assert isinstance(w, Named)
     place = replace(model.places[-1], layer=declared)  # which it is like
     layer = LayerPass(model, place, w, _no_factors(model, adapters), how, {}, None)
     e_BTD = how.gather(how.reduce(embed(base.embed, next_BT, model.d_model)))
