@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from spmd_tx.protocol.commands import Decode
+from spmd_tx.protocol.commands import REJECTED, Decode
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.programs.compiled import Programs
 from tests.golden.adapter_cases import ADAPTER, Case, merge
@@ -134,3 +134,26 @@ def test_drafts_are_those_of_the_report_and_tokens_stay(setting, version):
     found, _, drafts = ahead.answer_to(longer, version, "again", **SESSION)
     assert ahead.results["again"].prompt_cache_hit_tokens >= LENGTH - 1
     assert_expected(paths[version], [*longer, *found], len(longer), drafts)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5"])
+def test_the_bits_are_those_of_plain_steps(family, tmp_path):
+    setup = tiny_setup(
+        model_dir=str(write_with_mtp(tmp_path, family)),
+        speculation="mtp",
+        batch_invariant=True,
+        max_context=LENGTH + TOKENS,
+        page_size=PAGE_SIZE,
+        kv_cache_tokens=1024,
+        decode_rows=8,
+        decode_steps=STEPS,
+    )
+    engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)
+    expected, its_logprobs, _ = Watched(engine, ()).answer_to(tokens(family), None, "plain")
+    ahead = Watched(engine, (), **SPECULATES)
+    found, logprobs, drafts = ahead.answer_to(tokens(family), None, "ahead")
+    assert drafts
+    assert any((reply["tokens"] == REJECTED).any() for reply in ahead.replies)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(logprobs, its_logprobs)

@@ -28,7 +28,7 @@ from tests.support.mtp_models import write_to_be_trained
 from tests.support.tiny_setup import tiny_setup
 from tests.worker.test_mtp import SPECULATES, Watched
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 TEXTS, LENGTH, PROMPT = 128, 64, 8  # of the training data, in tokens
 STEPS, ROWS, RATE = 400, 16, 3e-3
