@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from litestar import Controller, get
@@ -114,13 +115,14 @@ async def _timing(
     shown = sorted(staged, key=lambda each: each[0].request.number)[-MOST_SHOWN:]
     waiting = [timed.request.id for timed, _ in shown if timed.finished_at is None][:MOST_REASONS]
     reasons = {request_id: services.scheduler.status(request_id).reason for request_id in waiting}
+    helps = partial(time_words.advice, is_operator=is_operator)
     return RunTiming(
         since=window[0],
         until=until,
         summary=time_words.summary(seconds) if requests else time_words.IDLE,
         group=_group(groups[0], is_only=len(services.health.groups) == 1) if groups else None,
         shares=[
-            Share(cause, seconds[cause], time_words.advice(cause, is_operator=is_operator))
+            Share(cause, seconds[cause], helps(cause) if requests else "")
             for cause in time_shares.largest_first(seconds)
             if seconds[cause] > 0
         ],

@@ -58,6 +58,14 @@ async def test_a_run_has_the_stages_of_its_requests(api, model_id):
     assert all(share["advice"] for share in found["shares"])
 
 
+async def test_a_run_without_requests_gets_no_advice(api, services, model_id):
+    await finished_step(api, model_id, 1)
+    services.queue.recent._ended.clear()
+    found = await timing(api, model_id)
+    assert found["summary"] == "The run had no request at the server in this time."
+    assert [(share["cause"], share["advice"]) for share in found["shares"]] == [("client", "")]
+
+
 async def test_an_unfinished_request_says_why_it_waits(api, services, model_id):
     services.scheduler.is_paused = True
     await step(api, model_id, 1)
