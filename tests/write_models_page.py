@@ -53,8 +53,8 @@ OFFERED = {  # what to look for on the Hugging Face Hub, and what to know
         "a model with a window is served up to its length",
     ),
     "Phi3ForCausalLM": (
-        "Phi-4, Phi-4-reasoning; Phi-3-mini-4k, Phi-3-medium-4k",
-        "no `longrope` (Phi-4-mini, Phi-3.5); a window only as in Mistral",
+        "Phi-4, Phi-4-reasoning, Phi-4-mini; Phi-3.5-mini, Phi-3 mini and medium",
+        "with `longrope` (Phi-4-mini, Phi-3.5, of 128k) up to 4,096 tokens; a window only as in Mistral",
     ),
     "Qwen2ForCausalLM": ("Qwen2, Qwen2.5, R1-Distill-Qwen", "no sliding window"),
     "Qwen3ForCausalLM": ("Qwen3 up to 32B, also with YaRN", ""),

@@ -138,7 +138,7 @@ ALIASES = {
     "glm4_moe_lite": "GLM-4.7-Flash",
     "llama": "Llama-3 Llama-3.1 Llama-3.2 Llama-3.3 Meta-Llama-3 Meta-Llama-3.1 DeepSeek-R1-Distill-Llama",
     "mistral": "Mistral-Nemo Mistral-Small",
-    "phi3": "Phi-4 Phi-4-reasoning Phi-4-reasoning-plus",
+    "phi3": "Phi-4 Phi-4-mini Phi-4-reasoning Phi-4-reasoning-plus Phi-3-mini Phi-3-medium Phi-3.5-mini",
     "qwen2": "Qwen2.5 DeepSeek-R1-Distill-Qwen",
     "qwen3_5": "Qwen3.6 Qwen3.8",
 }

@@ -101,6 +101,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "phi3": _DENSE
     | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "sliding_window": None}
     | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "pad_token_id": 0},
+    "phi3_longrope": _DENSE
+    | {"architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "sliding_window": None}
+    | {"rope_theta": 10000.0, "partial_rotary_factor": 0.75, "pad_token_id": 0}
+    | {"hidden_size": 64, "original_max_position_embeddings": 64, "tie_word_embeddings": True}
+    | {
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.5, 2.0, 4.0],
+            "long_factor": [1.0, 1.5, 2.0, 4.0, 8.0, 16.0],
+        }
+    },
     "smollm3": _DENSE
     | {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "num_hidden_layers": 4}
     | {"no_rope_layers": [1, 0, 1, 0], "rope_theta": 10000.0, "pad_token_id": 0},

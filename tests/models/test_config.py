@@ -126,8 +126,8 @@ def test_a_model_has_as_many_positions_as_it_can_tell_apart(path, architecture, 
         ("LlamaForCausalLM", {"num_key_value_heads": 2**31}, "num_key_value_heads to .* to 2147483647"),
         (
             "LlamaForCausalLM",
-            {"rope_scaling": {"rope_type": "longrope"}},
-            "'longrope', which is not",
+            {"rope_scaling": {"rope_type": "dynamic"}},
+            "'dynamic', which is not",
         ),
     ],
 )

@@ -28,6 +28,13 @@ ROPES = {
         "truncate": False,
         "llama_4_scaling_beta": 0.1,
     },
+    "longrope": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [2.0] * 8,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 1.1,
+    },
 }
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "symmetric": True, "group_size": 32}
 ENCODINGS = {

@@ -34,6 +34,8 @@ def yarn(**changed: object) -> dict[str, object]:
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("smollm3", {"no_rope_layer_interval": "two"}),
+        ("phi3", {"attention_bias": True}),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
         ("glm4_moe", {"scoring_func": "softmax"}),
         ("glm4_moe", {"n_group": "four"}),
         ("deepseek_v3", {"topk_method": "greedy"}),
@@ -74,6 +76,18 @@ def test_a_value_that_a_family_cannot_follow_is_named_with_its_key(family, chang
         (yarn(truncate="no"), "sets truncate of its rotary embedding to 'no', which must be true or false"),
         (yarn(original_max_position_embeddings=True), "sets original_max_position_embeddings of its rotary"),
         (yarn(beta_fast=1, beta_slow=2), "has a beta_fast of 1 in its rotary embedding, below beta_slow 2"),
+        (
+            yarn(short_factor=[1.0]),
+            "sets rope_type of its rotary embedding to 'yarn', which has no short_factor",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0, "x"] * 4}},
+            "sets short_factor of its rotary embedding to 'x', which must be a number",
+        ),
+        (
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+            "sets short_factor of its rotary embedding to [1.0], which must be a list of 8 numbers",
+        ),
         ({"rope_scaling": {"factor": 2.0}}, "sets rope_type of its rotary embedding to None"),
         ({"rope_theta": 1}, "sets rope_theta to 1, which must be above 1"),
         ({"partial_rotary_factor": 1e30}, "rotates 16000000000000000318153997418496 of 16 numbers"),

@@ -83,7 +83,23 @@ class Yarn:
         return 0.1 * weight * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
-Scaling = Linear | Llama3 | Yarn
+@dataclass(frozen=True)
+class LongRope:
+    """Divides each frequency by a factor of its own, and grows cosines and sines (Ding et al. 2024).
+
+    There are other factors for longer texts, with which a text's first tokens would have other keys. They are
+    not used: a model is served up to the positions that these ones are for.
+    """
+
+    factors: tuple[float, ...]  # of each pair
+    original_positions: int
+    amplitude: float  # what cosines and sines are multiplied by
+
+    def scaled(self, frequencies: tuple[float, ...], theta: float) -> tuple[float, ...]:
+        return tuple(each / factor for each, factor in zip(frequencies, self.factors, strict=True))
+
+
+Scaling = Linear | Llama3 | Yarn | LongRope
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,7 @@ class Rope:
     @property
     def amplitude(self) -> float:
         """What cosines and sines are multiplied by."""
-        return self.scaling.amplitude if isinstance(self.scaling, Yarn) else 1.0
+        return self.scaling.amplitude if isinstance(self.scaling, Yarn | LongRope) else 1.0
 
     @property
     def score_factor(self) -> float:
@@ -129,6 +145,8 @@ class Rope:
 
     def most_positions(self, max_position_embeddings: int) -> int:
         """Return how many positions the model can tell apart; YaRN adds some to its table."""
+        if isinstance(self.scaling, LongRope):
+            return min(max_position_embeddings, self.scaling.original_positions)
         if isinstance(self.scaling, Yarn):
             return max(max_position_embeddings, int(self.scaling.factor * self.scaling.original_positions))
         return max_position_embeddings

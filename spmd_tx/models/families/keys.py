@@ -66,6 +66,13 @@ class ConfigKeys:
             raise self.wrong(key, f", which must be {least} from {LEAST_NUMBER:g} to {MOST_NUMBER:g}")
         return float(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Return a list of so many positive numbers."""
+        value = self.need(key)
+        if not isinstance(value, list) or len(value) != count:
+            raise self.wrong(key, f", which must be a list of {count} numbers")
+        return tuple(ConfigKeys({key: each}, self.of).number(key) for each in value)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """Return true or false."""
         value = self.get(key, default)

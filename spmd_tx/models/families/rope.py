@@ -1,8 +1,9 @@
 """Reads the rotary position embedding of a config.json."""
 
+import math
 from collections.abc import Mapping
 
-from spmd_tx.models.declared.rope import Linear, Llama3, Rope, Scaling, Yarn
+from spmd_tx.models.declared.rope import Linear, Llama3, LongRope, Rope, Scaling, Yarn
 from spmd_tx.models.families.keys import MOST, ConfigKeys, Refusal
 
 MOST_ROTATED = 2**16  # numbers of a head
@@ -11,7 +12,7 @@ MOST_ROTATED = 2**16  # numbers of a head
 READ = frozenset(
     "rope_type type rope_theta partial_rotary_factor factor original_max_position_embeddings low_freq_factor "
     "high_freq_factor beta_fast beta_slow truncate attention_factor mscale mscale_all_dim "
-    "llama_4_scaling_beta".split()
+    "llama_4_scaling_beta short_factor long_factor".split()
 )
 HARMLESS = frozenset({"mrope_section", "mrope_interleaved", "finetuned"})  # of pictures; where it comes from
 
@@ -40,7 +41,7 @@ def read_rope(
             f"rotates {width} of {head_width} numbers of a head; it must be an even number of them, "
             f"{MOST_ROTATED} at most"
         )
-    scaling = _scaling(keys, rope)
+    scaling = _scaling(keys, rope, width // 2)
     growth = rope.number("llama_4_scaling_beta", 0.0, may_be_zero=True)
     return Rope(
         theta=theta,
@@ -67,13 +68,18 @@ def _in(rope: ConfigKeys, keys: ConfigKeys, key: str) -> ConfigKeys:
     return rope if rope.has(key) else keys
 
 
-def _scaling(keys: ConfigKeys, rope: ConfigKeys) -> Scaling | None:
+def _scaling(keys: ConfigKeys, rope: ConfigKeys, pairs: int) -> Scaling | None:
     key = "type" if rope.has("type") and not rope.has("rope_type") else "rope_type"
     kind = rope.get(key)
+    if kind == "longrope":
+        return _long_rope(keys, rope, pairs)
+    if rope.has("short_factor"):
+        raise rope.wrong(key, ", which has no short_factor; longrope has")
     if kind == "default" or (kind is None and not rope.has("factor")):
         return None
     if kind not in ("linear", "llama3", "yarn"):
-        raise rope.wrong(key, ", which is not supported; supported are default, linear, llama3 and yarn")
+        supported = "default, linear, llama3, yarn and longrope"
+        raise rope.wrong(key, f", which is not supported; supported are {supported}")
     original = _original_positions(keys, rope)
     if kind == "yarn":
         return _yarn(keys, rope, original)
@@ -86,6 +92,14 @@ def _scaling(keys: ConfigKeys, rope: ConfigKeys) -> Scaling | None:
             f"has a low_freq_factor of {low:g} in its rotary embedding, above high_freq_factor {high:g}"
         )
     return Llama3(factor, low, high, original)
+
+
+def _long_rope(keys: ConfigKeys, rope: ConfigKeys, pairs: int) -> LongRope:
+    """Without a factor, it is how many times more positions the model has than at first."""
+    factors, original = rope.numbers("short_factor", pairs), _original_positions(keys, rope)
+    growth = rope.number("factor", keys.count("max_position_embeddings") / original)
+    amplitude = 1.0 if growth <= 1 or original == 1 else math.sqrt(1 + math.log(growth) / math.log(original))
+    return LongRope(factors, original, rope.number("attention_factor", amplitude))
 
 
 def _yarn(keys: ConfigKeys, rope: ConfigKeys, original: int) -> Yarn:
