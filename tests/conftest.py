@@ -9,7 +9,9 @@ import pytest
 from hypothesis import settings
 from tokenizers import Tokenizer
 
-from tests.support import type_checks as type_checks  # jaxtyping finds it by its name, in pyproject.toml
+from tests.support.type_checks import check_annotated_modules
+
+check_annotated_modules()
 
 # On a busy machine any example may take long.
 settings.register_profile("any time", deadline=None)
@@ -63,7 +65,7 @@ def _uses_the_sdk(module: object) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_are_trained_once() -> Iterator[None]:
     """Train one tokenizer for all tiny models that want the same: it takes most of their time."""
-    from spmd_tx.demo import tiny_model  # not before jaxtyping can find what checks its types
+    from spmd_tx.demo import tiny_model  # not before its types can be checked
 
     train = tiny_model.train_tokenizer
 

@@ -7,12 +7,28 @@ called in the process that imports it.
 import functools
 import inspect
 from collections.abc import Callable, Hashable
+from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from beartype import beartype
-from jaxtyping import AbstractArray
+from jaxtyping import AbstractArray, install_import_hook
+
+SOURCE = Path(__file__).parents[2] / "spmd_tx"
 
 _checks: dict[Hashable, Callable[..., Any]] = {}
+
+
+def check_annotated_modules() -> None:
+    """Check types in the modules that say shapes of arrays, before they are imported.
+
+    Elsewhere the checks took more time than the code.
+    """
+    install_import_hook(annotated_modules(), f"{__name__}.{checked.__name__}")
+
+
+def annotated_modules() -> list[str]:
+    files = (file for file in SOURCE.rglob("*.py") if "from jaxtyping import" in file.read_text())
+    return [".".join(file.relative_to(SOURCE.parent).with_suffix("").parts) for file in files]
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
