@@ -107,7 +107,7 @@ def chunks(meter: Meter, scale: Scale) -> None:
             places = np.arange(tokens, dtype=np.int32)[None]
             pages = last + np.arange(context // PAGE, dtype=np.int32)[None]
             of_prompt = np.zeros_like(places), places, last + places // PAGE, np.zeros(1, np.int32)
-            drawn = drawn.replace(chunk=ChunkTokens(*of_prompt, pages))
+            drawn = drawn.replace(chunk=ChunkTokens(*of_prompt, pages, np.zeros_like(places)))
         read = sequences + tokens // CHUNK_STEPS
         least = scale.ceilings.seconds(decode_flops(dummy.model, dummy.rank, read, context), moved)
         args = (dummy.base, dummy.bank(), dummy.cache(declared), state, after, tables, drawn)
