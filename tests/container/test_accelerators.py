@@ -5,7 +5,7 @@ import tinker
 
 from tests.container.rootless import User
 from tests.container.servers import MODEL, new_key, served, with_model
-from tests.sdk.examples import greedy, random_tokens, sample
+from tests.sdk.examples import SECONDS, greedy, random_tokens, sample
 
 pytestmark = [
     pytest.mark.container,
@@ -37,7 +37,7 @@ def test_an_image_for_accelerators_serves_on_cpus_and_says_what_is_missing(user:
         for options, is_told in (("--env=JAX_PLATFORMS=cpu",), False), ((), True):
             with served(user, image, volume, *options) as (name, url):
                 service = tinker.ServiceClient(base_url=url, api_key=key)
-                sampler = service.create_sampling_client(base_model=MODEL)
+                sampler = service.create_sampling_client(base_model=MODEL).result(SECONDS)
                 assert len(sample(sampler, random_tokens(10, seed=0), greedy()).tokens) == 8
                 told = f"{plugin} is installed, and /dev shows no device for it: computing on CPUs"
                 log = user.ended("logs", name).stderr
