@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from spmd_tx.cli import consoles
-from spmd_tx.cli.listings import Json, Most
+from spmd_tx.cli.listings import Json, MostShown
 from spmd_tx.cli.run_tables import readable, table_that_fits
 from spmd_tx.cli.runs import whole_id
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, UrlOption
@@ -37,7 +37,7 @@ def list_checkpoints(
         SortChoice,
         typer.Option(help="Order: the newest first, the highest value of the metric, or the lowest loss."),
     ] = "created",
-    most: Most = 20,
+    most: MostShown = 20,
     as_json: Json = False,
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",

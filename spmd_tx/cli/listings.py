@@ -4,5 +4,5 @@ from typing import Annotated
 
 import typer
 
-Most = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of entries to show.")]
+MostShown = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of entries to show.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from spmd_tx.cli.listings import Json, Most
+from spmd_tx.cli.listings import Json, MostShown
 from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
 from spmd_tx.errors import DamagedBody, StartError
 
@@ -41,7 +41,7 @@ def list_requests(
     with_finished: Annotated[
         bool, typer.Option("--all", help="Show finished requests, too, the newest first.")
     ] = False,
-    most: Most = 100,
+    most: MostShown = 100,
     as_json: Json = False,
     data_dir: DataDir = DEFAULTS.data_dir,
     database_url: DatabaseUrl = None,

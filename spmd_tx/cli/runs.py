@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from spmd_tx.cli import consoles, run_tables
-from spmd_tx.cli.listings import Json, Most
+from spmd_tx.cli.listings import Json, MostShown
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.coordinator.wire.console.runs import RunSort
@@ -42,7 +42,7 @@ def list_runs(
     ] = "",
     sort: Annotated[RunSort, typer.Option(help="Order, the last or greatest first.")] = "created",
     with_archived: Annotated[bool, typer.Option("--all", help="Show archived runs, too.")] = False,
-    most: Most = 20,
+    most: MostShown = 20,
     as_json: Json = False,
     url: UrlOption = LOCAL,
     api_key: ApiKeyOption = "",

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from spmd_tx.coordinator.agent import layout
-from spmd_tx.coordinator.agent.download_news import Report
+from spmd_tx.coordinator.agent.download_news import OnNews
 from spmd_tx.coordinator.agent.layout import CONFIG
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.index import INDEX_FILE, weight_files
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each file of weights, for its fingerprint
 
 
-def find_model(base_model: str, revision: str | None = None, report: Report = logger.info) -> Path:
+def find_model(base_model: str, revision: str | None = None, report: OnNews = logger.info) -> Path:
     """The directory of the complete model; ``revision`` is of a Hugging Face ID. Raises StartError.
 
     ``report`` takes lines that say how far a download is.
@@ -39,7 +39,7 @@ def _cached(model_id: str, revision: str | None, names: Sequence[str]) -> Path |
     return directory if directory is not None and _problem(directory) is None else None
 
 
-def _downloaded(model_id: str, revision: str | None, report: Report) -> Path:
+def _downloaded(model_id: str, revision: str | None, report: OnNews) -> Path:
     """Download the model; if that cannot be, a cached one that is complete but for small files will do."""
     from spmd_tx.coordinator.agent import hub
 

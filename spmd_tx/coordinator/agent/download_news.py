@@ -11,11 +11,11 @@ from spmd_tx.byte_sizes import show_size
 FIRST_SECONDS, NEXT_SECONDS = 2.0, 5.0  # until the first line, and between two
 BLOCK_BYTES = 512  # of which the operating system counts those of a file
 
-Report = Callable[[str], None]
+OnNews = Callable[[str], None]
 
 
 @contextmanager
-def told(name: str, folder: Path, total: int, report: Report) -> Iterator[None]:
+def told(name: str, folder: Path, total: int, report: OnNews) -> Iterator[None]:
     """Report now and then how many of ``total`` bytes have come into a folder since the beginning."""
     before, began, has_ended = _size(folder), time.monotonic(), threading.Event()
 

@@ -21,7 +21,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils.tqdm import tqdm
 
 from spmd_tx.coordinator.agent import download_news, layout
-from spmd_tx.coordinator.agent.download_news import Report
+from spmd_tx.coordinator.agent.download_news import OnNews
 from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint.index import INDEX_FILE, SINGLE_FILE, weight_files
 
@@ -57,7 +57,7 @@ def download_config(model_id: str, revision: str | None) -> Path:
         raise _refusal(model_id, revision, error) from error
 
 
-def download(model_id: str, revision: str | None, report: Report) -> Path:
+def download(model_id: str, revision: str | None, report: OnNews) -> Path:
     """Download what is needed of a model, and return its directory. Raises StartError.
 
     Weights come last, when it is known that nothing else is missing.
@@ -85,7 +85,7 @@ def download(model_id: str, revision: str | None, report: Report) -> Path:
         raise _refusal(model_id, revision, error) from error
 
 
-def _fetched(model_id: str, revision: str | None, sizes: Mapping[str, int], report: Report) -> Path:
+def _fetched(model_id: str, revision: str | None, sizes: Mapping[str, int], report: OnNews) -> Path:
     """Download files, of which the bytes are given, and return their directory."""
     patterns = [glob.escape(name) for name in sizes]
     blobs = Path(constants.HF_HUB_CACHE) / f"models--{model_id.replace('/', '--')}" / "blobs"
