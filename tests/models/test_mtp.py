@@ -1,5 +1,7 @@
 """The layer that makes drafts computes what the DeepSeek-V3 report says, on every mesh."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,11 +14,21 @@ from tests.support.family_logits import logits
 from tests.support.mtp_models import FAMILIES, SAYS, expected_logits, write_with_mtp
 from tests.support.tiny_engine import mesh_name
 
+pytestmark = pytest.mark.usefixtures("quickly_compiled")
+
 CLOSE = 1e-4
+QUICK = ("deepseek_v3", (2, 2, 2)), ("qwen3_5", (1, 1, 1))
 
 
-@pytest.mark.parametrize("shape", [pytest.param((1, 1, 1), marks=pytest.mark.slow), (2, 2, 2)], ids=mesh_name)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        pytest.param(
+            *each, id=f"{each[0]}-{mesh_name(each[1])}", marks=() if each in QUICK else pytest.mark.slow
+        )
+        for each in itertools.product(FAMILIES, [(1, 1, 1), (2, 2, 2)])
+    ],
+)
 def test_logits_are_those_of_the_report(family, shape, tmp_path):
     path, text = write_with_mtp(tmp_path, family), tokens(family)
     expected = expected_logits(path, text)

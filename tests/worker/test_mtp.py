@@ -22,7 +22,7 @@ from tests.worker.test_family_gradients import MAX_RANK, OURS, SLOTS, in_slots
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TOKENS, PAGE_SIZE, STEPS = 18, 8, 6
-QUICK = ("deepseek_v3", (2, 2, 2)), ("qwen3_5_moe", (1, 1, 1))
+QUICK = ("deepseek_v3", (2, 2, 2)), ("qwen3_5", (1, 1, 1))
 SAME, SAME_OF_STATES = 2e-5, 4e-4  # nats; states add up what was rounded before
 CLEAR = 1e-3  # in logits: where two tokens are nearer, rounding may decide
 SESSION = {"sampling_session_id": "s:sample:0"}

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,7 @@ from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, Request
+from spmd_tx.coordinator.requests.records import Failed, Finished, Outcome, QueueStatus, Request
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.training import custom_loss_catalog
 from spmd_tx.coordinator.wire import (
@@ -36,12 +35,6 @@ from spmd_tx.group_names import MAIN
 
 LOGPROB = -0.25  # of every token
 DRAWN_TOKEN = 7
-
-
-@dataclass(frozen=True)
-class Status:
-    queue_state: str = "active"
-    reason: str | None = None
 
 
 class FakeScheduler:
@@ -69,8 +62,10 @@ class FakeScheduler:
     def session_ended(self, session_id: str) -> None:
         self.ended_sessions.append(session_id)
 
-    def status(self, request_id: str) -> Status:
-        return Status("paused_capacity", "all adapters are in use") if self.is_paused else Status()
+    def status(self, request_id: str) -> QueueStatus:
+        if self.is_paused:
+            return QueueStatus("paused_capacity", "all adapters are in use")
+        return QueueStatus("active", None)
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)

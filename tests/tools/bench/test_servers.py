@@ -1,7 +1,6 @@
 """What benchmarks read of a server's metrics, from the metrics themselves."""
 
 import pytest
-from prometheus_client import generate_latest
 
 from spmd_tx.coordinator.runtime import metrics
 from tools.bench.servers import total
@@ -10,7 +9,7 @@ from tools.bench.servers import total
 def test_a_metric_is_summed_over_all_groups() -> None:
     for group, count in (("one", 3), ("two", 4)):
         metrics.PROGRAMS_PLANNED.labels(group).set(count)
-    text = generate_latest(metrics.REGISTRY).decode()
+    text = metrics.exposition().decode()
     try:
         assert total(text, "spmd_tx_programs_planned") == 7
     finally:
