@@ -39,6 +39,9 @@ CHANGES_STATE = frozenset[RequestKind]({"create_model", "load_weights", "forward
 # Only these come in chunks; any other kind waiting beyond a gap proves that the call with the gap is over.
 CHUNKED_KINDS = frozenset({"forward", "forward_backward"})
 
+# These leave nothing behind if none of their steps was sent.
+WITHDRAWABLE = CHUNKED_KINDS | {"optim_step"}
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 

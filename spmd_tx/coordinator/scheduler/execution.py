@@ -10,16 +10,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.recovery.replay import Replay
+from spmd_tx.coordinator.requests import records
 from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
-from spmd_tx.coordinator.requests.records import (
-    CHANGES_STATE,
-    CHUNKED_KINDS,
-    Failed,
-    Outcome,
-    QueueStatus,
-    Request,
-)
+from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
 from spmd_tx.coordinator.runtime.containment import let_pass, report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
@@ -40,7 +34,6 @@ from spmd_tx.coordinator.training.outcomes import Begun
 from spmd_tx.errors import DamagedBody, InvalidRequest, MeshError, NotSent, RequestError, ServerFault
 
 STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
-WITHDRAWN = CHUNKED_KINDS | {"optim_step"}  # kinds that leave nothing behind if none of their steps was sent
 
 Result = TypeVar("Result")
 
@@ -117,7 +110,7 @@ class Execution:
         if state.status is RequestStatus.WAITING:
             self._table.give_up(state, failed.error)
             self._answer(request, failed)
-        elif request.kind in WITHDRAWN and self.lines[request.line].model.withdraw(request.id):
+        elif request.kind in records.WITHDRAWABLE and self.lines[request.line].model.withdraw(request.id):
             self.lines[request.line].pass_over(request, failed.error)
             self._finish(request, failed)
         else:
@@ -153,7 +146,7 @@ class Execution:
             must_load=version is None,
         )
 
-    def status(self, request_id: str) -> QueueStatus:
+    def status(self, request_id: str) -> records.QueueStatus:
         return self._view.status(request_id, self._workers.busy)
 
     async def run(self, restorations: Collection[Restoration]) -> NoReturn:
