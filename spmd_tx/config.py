@@ -8,18 +8,31 @@ import msgspec
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.group_names import MAIN, folder_of, template_of
-from spmd_tx.options import AUTO, FROM_ZERO, ByteSize, Heading, NumberOrAuto, Port, TakenBy, declared, flag
+from spmd_tx.options import (
+    AUTO,
+    FROM_ZERO,
+    GC,
+    PLAN,
+    WORKER,
+    ByteSize,
+    Heading,
+    NumberOrAuto,
+    Port,
+    declared,
+    flag,
+)
 from spmd_tx.protocol.setup import WorkerRole
+from spmd_tx.sampling_options import SamplingOptions
 
 PARALLEL_SIZES = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
 LogFormat = Literal["text", "json"]
-PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
 
-class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerConfig(SamplingOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds all options of ``spmd-tx serve``, by their long names. Impossible values raise StartError.
 
-    Each has its help, in the order of ``--help``. Numbers are at least 1 unless a mark says otherwise.
+    Each has its help, in the order of ``--help``, where those of sampling come last. Numbers are at least 1
+    unless a mark says otherwise.
     """
 
     base_model: Annotated[
@@ -242,33 +255,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         "single sequence may be longer.",
         PLAN,
     ] = 0
-    sampler_slots: Annotated[int, "Saved versions that are on the device at once, for sampling.", PLAN] = 8
-    decode_rows: Annotated[int, "Sequences sampled at once, per data shard, if memory allows.", PLAN] = 128
-    decode_steps: Annotated[int, "Tokens sampled per sequence before new sequences can join.", PLAN] = 16
-    page_size: Annotated[int, "Tokens per page of the key-value cache.", PLAN] = 16
-    batch_invariant: Annotated[
-        bool,
-        "Make samples and their log-probabilities independent, to the last bit, of other requests, cached "
-        "prompts and restarts; sampling is slower.",
-    ] = False
-    speculation: Annotated[
-        Literal["off", "auto", "mtp"],
-        "auto: a step of few sequences reads ahead what other answers to the prompt, or the sequence itself, "
-        "have had in a like place. So it draws several tokens at once, where that is likely to pay. The "
-        "tokens are the same. mtp: it also reads what the model's own layer for multi-token prediction "
-        "expects (DeepSeek-V3, GLM-4.5 and Qwen3.5, and later ones).",
-        PLAN,
-    ] = "off"
-    kv_cache_tokens: Annotated[
-        int, FROM_ZERO, "Tokens in the key-value cache, per data shard; 0 uses the memory that is left.", PLAN
-    ] = 0
-    state_cache: Annotated[
-        ByteSize,
-        "Memory of each device for states of cached prompts, such as 4GiB, of models whose layers keep "
-        "states (Qwen3.5, gpt-oss); auto keeps as many as --decode-rows.",
-        PLAN,
-    ] = AUTO
-
     image_tokens: Annotated[
         NumberOrAuto,
         FROM_ZERO,

@@ -1,7 +1,9 @@
 """What the declaration of an option says beside its type and default: its help, its values, who takes it."""
 
+import inspect
 import typing
 from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 from spmd_tx.byte_sizes import parse_size
@@ -49,6 +51,7 @@ FROM_ZERO = Accepts(least=0)
 Port = Annotated[int, Accepts(least=0, most=HIGHEST_PORT)]
 ByteSize = Annotated[str, Accepts(is_size=True)]
 NumberOrAuto = Annotated[int | Literal["auto"], Accepts(may_be_auto=True)]  # auto: by the devices
+PLAN, GC, WORKER = TakenBy("plan"), TakenBy("gc"), TakenBy("worker")  # take an option beside serve
 
 
 class Option(NamedTuple):
@@ -62,9 +65,13 @@ class Option(NamedTuple):
 
 
 def declared(options: type) -> Iterator[tuple[str, Option]]:
-    """Yield the names and descriptions of the fields that are options: those that have a help text."""
-    heading = ""
-    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+    """Yield the names and descriptions of the fields that are options: those that have a help text.
+
+    A class comes before those that it inherits from.
+    """
+    heading, hints = "", typing.get_type_hints(options, include_extras=True)
+    for name in chain.from_iterable(map(inspect.get_annotations, options.__mro__)):
+        hint = hints[name]
         marks = getattr(hint, "__metadata__", ())
         heading = next((mark.text for mark in marks if isinstance(mark, Heading)), heading)
         given = [mark for mark in marks if isinstance(mark, Accepts)] or [Accepts()]
