@@ -42,20 +42,24 @@ def _parameter(text: str) -> OperationParameter:
     return OperationParameter(name, form, not is_optional, tuple(words.split("|")) if words else ())
 
 
-def _operation(name: str, signature: str, *more: str, both: bool = True, note: str = "") -> LossOperation:
-    """Describe an operation; with ``both``, torch has a function and a method of this name."""
-    targets = (f"torch.{name}", f".{name}", *more) if both else more
-    return LossOperation(name, tuple(map(_parameter, signature.split())), targets, note)
+# The targets of an operation, in which {} is its name. Some versions of torch record private ones.
+FUNCTION, METHOD = "torch.{}", ".{}"
+FUNCTIONAL, PRIVATE = "torch.nn.functional.{}", "torch._C._nn.{}"
+SPECIAL = ("torch.special.{}", "torch._C._special.special_{}")
 
 
-def _functional(name: str) -> tuple[str, str]:
-    """Return both names of a function of torch.nn.functional: some versions of torch record private ones."""
-    private = {"logsigmoid": "log_sigmoid"}.get(name, name)
-    return f"torch.nn.functional.{name}", f"torch._C._nn.{private}"
+def _targets(name: str, *targets: str) -> tuple[str, ...]:
+    return tuple(target.format(name) for target in targets)
 
 
-def _special(name: str) -> tuple[str, str]:
-    return f"torch.special.{name}", f"torch._C._special.special_{name}"
+def _only(name: str, signature: str, *targets: str, note: str = "") -> LossOperation:
+    """Describe an operation that torch has under these targets alone."""
+    return LossOperation(name, tuple(map(_parameter, signature.split())), _targets(name, *targets), note)
+
+
+def _operation(name: str, signature: str, *more: str, note: str = "") -> LossOperation:
+    """Describe an operation of which torch has a function and a method."""
+    return _only(name, signature, FUNCTION, METHOD, *more, note=note)
 
 
 _ELEMENTWISE = [
@@ -71,24 +75,19 @@ _ELEMENTWISE = [
     _operation("positive", "x", "operator.pos"),
     _operation("bitwise_not", "x", "operator.invert"),
     _operation("exp", "x"),
-    _operation("expm1", "x", *_special("expm1")),
+    _operation("expm1", "x", *SPECIAL),
     _operation("log", "x"),
-    _operation("log1p", "x", *_special("log1p")),
-    _operation("sigmoid", "x", "torch.nn.functional.sigmoid", *_special("expit")),
-    _operation("tanh", "x", "torch.nn.functional.tanh"),
-    _operation("relu", "x inplace:nothing?", *_functional("relu")),
-    _operation("silu", "x inplace:nothing?", *_functional("silu"), both=False),
-    _operation("elu", "x alpha:number? inplace:nothing?", *_functional("elu"), both=False),
-    _operation(
-        "leaky_relu",
-        "x negative_slope:number? inplace:nothing?",
-        *_functional("leaky_relu"),
-        both=False,
-    ),
-    _operation("gelu", "x approximate:text=none|tanh?", *_functional("gelu"), both=False),
-    _operation("logsigmoid", "x", *_functional("logsigmoid"), both=False),
-    _operation("softplus", "x beta:number? threshold:number?", *_functional("softplus"), both=False),
-    _operation("logit", "x eps:number?", *_special("logit")),
+    _operation("log1p", "x", *SPECIAL),
+    _operation("sigmoid", "x", FUNCTIONAL, "torch.special.expit", "torch._C._special.special_expit"),
+    _operation("tanh", "x", FUNCTIONAL),
+    _operation("relu", "x inplace:nothing?", FUNCTIONAL, PRIVATE),
+    _only("silu", "x inplace:nothing?", FUNCTIONAL, PRIVATE),
+    _only("elu", "x alpha:number? inplace:nothing?", FUNCTIONAL, PRIVATE),
+    _only("leaky_relu", "x negative_slope:number? inplace:nothing?", FUNCTIONAL, PRIVATE),
+    _only("gelu", "x approximate:text=none|tanh?", FUNCTIONAL, PRIVATE),
+    _only("logsigmoid", "x", FUNCTIONAL, "torch._C._nn.log_sigmoid"),
+    _only("softplus", "x beta:number? threshold:number?", FUNCTIONAL, PRIVATE),
+    _operation("logit", "x eps:number?", *SPECIAL),
     _operation("add", "x:value other:value alpha:number?", "operator.add"),
     _operation("sub", "x:value other:value alpha:number?", "operator.sub", "torch.subtract", ".subtract"),
     _operation("rsub", "x:value other:value alpha:number?"),
@@ -114,18 +113,18 @@ _ELEMENTWISE = [
         _operation(name, "x other")
         for name in "logical_and logical_or logical_xor maximum minimum fmax fmin atan2 logaddexp".split()
     ),
-    _operation("xlogy", "x:value other:value", *_special("xlogy")),
+    _operation("xlogy", "x:value other:value", *SPECIAL),
     _operation("clamp", "x min:value? max:value?", "torch.clip", ".clip"),
     _operation("clamp_min", "x min:value"),
     _operation("clamp_max", "x max:value"),
-    _operation("where", "condition x:value other:value", "torch.where", both=False),
-    _operation("where_method", "x condition other:value", ".where", both=False),
+    _only("where", "condition x:value other:value", FUNCTION),
+    _only("where_method", "x condition other:value", ".where"),
     _operation("masked_fill", "x mask value:value"),
     _operation("lerp", "x end weight:value"),
     _operation("nan_to_num", "x nan:number? posinf:number? neginf:number?"),
     _operation("detach", "x"),
     _operation("clone", "x memory_format:nothing?"),
-    _operation("contiguous", "x", ".contiguous", both=False),
+    _only("contiguous", "x", METHOD),
 ]
 
 _REDUCTION = "x dim:dims? keepdim:bool?"
@@ -136,56 +135,35 @@ _REDUCTIONS = [
     _operation("prod", "x dim:dims? keepdim:bool?"),
     _operation("amax", _REDUCTION),
     _operation("amin", _REDUCTION),
-    _operation(
-        "max", "x dim:value? keepdim:bool?", note="of all elements, along one dimension, or of two tensors"
-    ),
-    _operation(
-        "min", "x dim:value? keepdim:bool?", note="of all elements, along one dimension, or of two tensors"
+    *(
+        _operation(
+            name, "x dim:value? keepdim:bool?", note="of all elements, along one dimension, or of two tensors"
+        )
+        for name in ("max", "min")
     ),
     _operation("argmax", "x dim:int? keepdim:bool?"),
     _operation("argmin", "x dim:int? keepdim:bool?"),
     _operation("any", _REDUCTION),
     _operation("all", _REDUCTION),
     _operation("count_nonzero", "x dim:dims?"),
-    _operation("logsumexp", "x dim:dims keepdim:bool?", *_special("logsumexp")),
+    _operation("logsumexp", "x dim:dims keepdim:bool?", *SPECIAL),
     _operation("var", "x dim:dims? unbiased:bool? keepdim:bool? correction:number?"),
     _operation("std", "x dim:dims? unbiased:bool? keepdim:bool? correction:number?"),
-    _operation(
+    _only(
         "norm",
         "x p:number? dim:dims? keepdim:bool? dtype:dtype?",
-        ".norm",
+        METHOD,
         "torch.linalg.vector_norm",
         "torch._C._linalg.linalg_vector_norm",
-        both=False,
         note="p is 1, 2 or inf",
     ),
-    _operation(
-        "softmax",
-        "x dim:int? _stacklevel:int? dtype:dtype?",
-        "torch.nn.functional.softmax",
-        both=False,
-    ),
-    _operation(
-        "softmax_function",
-        "x dim:int dtype:dtype?",
-        "torch.softmax",
-        ".softmax",
-        *_special("softmax"),
-        both=False,
-    ),
-    _operation(
-        "log_softmax",
-        "x dim:int? _stacklevel:int? dtype:dtype?",
-        "torch.nn.functional.log_softmax",
-        both=False,
-    ),
-    _operation(
-        "log_softmax_function",
-        "x dim:int dtype:dtype?",
-        "torch.log_softmax",
-        ".log_softmax",
-        *_special("log_softmax"),
-        both=False,
+    *(
+        operation
+        for name in ("softmax", "log_softmax")
+        for operation in (
+            _only(name, "x dim:int? _stacklevel:int? dtype:dtype?", FUNCTIONAL),
+            _only(f"{name}_function", "x dim:int dtype:dtype?", *_targets(name, FUNCTION, METHOD, *SPECIAL)),
+        )
     ),
     _operation("cumsum", "x dim:int dtype:dtype?"),
     _operation("cumprod", "x dim:int dtype:dtype?"),
@@ -200,28 +178,21 @@ _REDUCTIONS = [
         ".mm",
         note="up to two dimensions",
     ),
-    _operation(
-        "einsum", "equation:text operands:tensors", "torch.functional.einsum", "torch.einsum", both=False
-    ),
+    _only("einsum", "equation:text operands:tensors", "torch.functional.einsum", FUNCTION),
 ]
 
 _SHAPES = [
-    _operation(
+    _only(
         "getattr",
         "x name:text=shape|ndim|dtype|device|T|values|indices",
         "getattr",
-        both=False,
         note="x.shape, x.ndim, x.T",
     ),
-    _operation("size", "x dim:int?", ".size", both=False),
+    _only("size", "x dim:int?", METHOD),
     _operation("numel", "x", note="counts the datum's own tokens"),
-    _operation("dim", "x", ".dim", ".ndimension", both=False),
-    _operation(
-        "getitem",
-        "x:value index:index",
-        "operator.getitem",
-        both=False,
-        note="no tensors of bool, no steps over tokens",
+    _only("dim", "x", METHOD, ".ndimension"),
+    _only(
+        "getitem", "x:value index:index", "operator.getitem", note="no tensors of bool, no steps over tokens"
     ),
     _operation("unsqueeze", "x dim:int"),
     _operation("squeeze", "x dim:dims?"),
@@ -230,89 +201,53 @@ _SHAPES = [
     _operation("transpose", "x dim0:int dim1:int", "torch.swapaxes", ".swapaxes"),
     _operation("t", "x"),
     _operation("permute", "x dims:sizes"),
-    _operation("expand", "x size:sizes", ".expand", both=False),
-    _operation("expand_as", "x other", ".expand_as", both=False),
-    _operation("view_as", "x other", ".view_as", ".reshape_as", both=False),
-    _operation(
-        "cat", "tensors:tensors dim:int?", "torch.cat", "torch.concat", "torch.concatenate", both=False
-    ),
-    _operation("stack", "tensors:tensors dim:int?", "torch.stack", both=False),
-    _operation(
-        "pad",
-        "x pad:sizes mode:text=constant? value:number?",
-        "torch.nn.functional.pad",
-        both=False,
-        note="the last dimension",
-    ),
+    _only("expand", "x size:sizes", METHOD),
+    _only("expand_as", "x other", METHOD),
+    _only("view_as", "x other", METHOD, ".reshape_as"),
+    _only("cat", "tensors:tensors dim:int?", FUNCTION, "torch.concat", "torch.concatenate"),
+    _only("stack", "tensors:tensors dim:int?", FUNCTION),
+    _only("pad", "x pad:sizes mode:text=constant? value:number?", FUNCTIONAL, note="the last dimension"),
     _operation("flip", "x dims:sizes"),
     _operation("diff", "x n:int? dim:int?"),
     _operation("gather", "x dim:int index sparse_grad:nothing?"),
     _operation("take_along_dim", "x indices dim:int"),
     _operation("sort", "x dim:int? descending:bool? stable:bool?"),
     _operation("topk", "x k:int dim:int? largest:bool? sorted:bool?"),
-    _operation("zeros_like", "x dtype:dtype? device:nothing?", "torch.zeros_like", both=False),
-    _operation("ones_like", "x dtype:dtype? device:nothing?", "torch.ones_like", both=False),
-    _operation("full_like", "x value:value dtype:dtype? device:nothing?", "torch.full_like", both=False),
-    _operation("new_zeros", "x size:sizes dtype:dtype? device:nothing?", ".new_zeros", both=False),
-    _operation("new_ones", "x size:sizes dtype:dtype? device:nothing?", ".new_ones", both=False),
-    _operation("new_full", "x size:dims value:value dtype:dtype? device:nothing?", ".new_full", both=False),
-    _operation("zeros", "size:sizes dtype:dtype? device:nothing?", "torch.zeros", both=False),
-    _operation("ones", "size:sizes dtype:dtype? device:nothing?", "torch.ones", both=False),
-    _operation("full", "size:dims value:value dtype:dtype? device:nothing?", "torch.full", both=False),
-    _operation(
-        "arange", "start:int end:int? step:int? dtype:dtype? device:nothing?", "torch.arange", both=False
-    ),
-    _operation("to", "x target:value? dtype:dtype? device:nothing?", ".to", both=False),
-    _operation("type_as", "x other", ".type_as", both=False),
-    *(
-        _operation(name, "x", f".{name}", both=False)
-        for name in "float double long int bool half bfloat16".split()
-    ),
-    _operation("cpu", "x", ".cpu", both=False),
+    _only("zeros_like", "x dtype:dtype? device:nothing?", FUNCTION),
+    _only("ones_like", "x dtype:dtype? device:nothing?", FUNCTION),
+    _only("full_like", "x value:value dtype:dtype? device:nothing?", FUNCTION),
+    _only("new_zeros", "x size:sizes dtype:dtype? device:nothing?", METHOD),
+    _only("new_ones", "x size:sizes dtype:dtype? device:nothing?", METHOD),
+    _only("new_full", "x size:dims value:value dtype:dtype? device:nothing?", METHOD),
+    _only("zeros", "size:sizes dtype:dtype? device:nothing?", FUNCTION),
+    _only("ones", "size:sizes dtype:dtype? device:nothing?", FUNCTION),
+    _only("full", "size:dims value:value dtype:dtype? device:nothing?", FUNCTION),
+    _only("arange", "start:int end:int? step:int? dtype:dtype? device:nothing?", FUNCTION),
+    _only("to", "x target:value? dtype:dtype? device:nothing?", METHOD),
+    _only("type_as", "x other", METHOD),
+    *(_only(name, "x", f".{name}") for name in "float double long int bool half bfloat16".split()),
+    _only("cpu", "x", METHOD),
 ]
 
 _FUNCTIONAL_ENDS = " size_average:nothing? reduce:nothing? reduction:text=none|mean|sum|batchmean?"
 
 _LOSSES = [
-    _operation(
-        "kl_div",
-        "input target" + _FUNCTIONAL_ENDS + " log_target:bool?",
-        "torch.nn.functional.kl_div",
-        both=False,
-    ),
-    _operation(
-        "mse_loss",
-        "input target" + _FUNCTIONAL_ENDS + " weight:nothing?",
-        *_functional("mse_loss"),
-        both=False,
-    ),
-    _operation(
-        "l1_loss", "input target" + _FUNCTIONAL_ENDS + " weight:nothing?", *_functional("l1_loss"), both=False
-    ),
-    _operation(
-        "smooth_l1_loss",
-        "input target" + _FUNCTIONAL_ENDS + " beta:number?",
-        *_functional("smooth_l1_loss"),
-        both=False,
-    ),
-    _operation(
+    _only("kl_div", "input target" + _FUNCTIONAL_ENDS + " log_target:bool?", FUNCTIONAL),
+    _only("mse_loss", "input target" + _FUNCTIONAL_ENDS + " weight:nothing?", FUNCTIONAL, PRIVATE),
+    _only("l1_loss", "input target" + _FUNCTIONAL_ENDS + " weight:nothing?", FUNCTIONAL, PRIVATE),
+    _only("smooth_l1_loss", "input target" + _FUNCTIONAL_ENDS + " beta:number?", FUNCTIONAL, PRIVATE),
+    _only(
         "huber_loss",
         "input target reduction:text=none|mean|sum? delta:number? weight:nothing?",
-        *_functional("huber_loss"),
-        both=False,
+        FUNCTIONAL,
+        PRIVATE,
     ),
-    _operation(
+    _only(
         "binary_cross_entropy_with_logits",
         "input target weight:value?" + _FUNCTIONAL_ENDS + " pos_weight:value?",
-        "torch.nn.functional.binary_cross_entropy_with_logits",
-        both=False,
+        FUNCTIONAL,
     ),
-    _operation(
-        "binary_cross_entropy",
-        "input target weight:value?" + _FUNCTIONAL_ENDS,
-        "torch.nn.functional.binary_cross_entropy",
-        both=False,
-    ),
+    _only("binary_cross_entropy", "input target weight:value?" + _FUNCTIONAL_ENDS, FUNCTIONAL),
 ]
 
 _MATH = [
