@@ -2,11 +2,12 @@
 
 from importlib.metadata import version
 
-from litestar import Litestar
+from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.types import ControllerRouterHandler
 
 from spmd_tx.coordinator.http import error_shapes
 from spmd_tx.coordinator.http.addresses import provide_address
@@ -52,23 +53,29 @@ from spmd_tx.coordinator.http.tinker.usage import UsageController
 from spmd_tx.coordinator.http.trace_headers import TraceHeaders
 from spmd_tx.coordinator.http.unknown_parameters import refuse_unknown
 
+# Controllers of the Tinker API
+TINKER: list[ControllerRouterHandler] = [
+    SessionsController,
+    TracesController,
+    UsageController,
+    KeysController,
+    ModelsController,
+    TrainingController,
+    CustomLossesController,
+    SamplingController,
+    CheckpointsController,
+    DownloadsController,
+    UploadsController,
+    FuturesController,
+    TrajectoriesController,
+]
+
 
 def make_app(services: Services) -> Litestar:
     """Build the application."""
     return Litestar(
         route_handlers=[
-            SessionsController,
-            TracesController,
-            UsageController,
-            KeysController,
-            ModelsController,
-            TrainingController,
-            CustomLossesController,
-            SamplingController,
-            CheckpointsController,
-            DownloadsController,
-            UploadsController,
-            FuturesController,
+            Router("/api/v1", route_handlers=TINKER),
             HealthController,
             MetricsController,
             OpenAIController,
@@ -77,7 +84,6 @@ def make_app(services: Services) -> Litestar:
             OpenAIInTrajectoryController,
             ResponsesInTrajectoryController,
             MessagesInTrajectoryController,
-            TrajectoriesController,
             RunsController,
             SavedCheckpointsController,
             RunMetricsController,

@@ -48,8 +48,6 @@ CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
 
 
 class CheckpointsController(Controller):
-    path = "/api/v1"
-
     @post("/save_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
         """Queue a checkpoint to continue training from."""

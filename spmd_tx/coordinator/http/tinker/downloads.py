@@ -41,8 +41,6 @@ READ = [HttpMethod.GET, HttpMethod.HEAD]
 
 
 class DownloadsController(Controller):
-    path = PREFIX
-
     @get(CHECKPOINT + "/external_weights_urls")
     async def external_weights_urls(
         self,

@@ -34,8 +34,6 @@ FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainR
 
 
 class FuturesController(Controller):
-    path = "/api/v1"
-
     @post("/retrieve_future", status_code=HTTP_200_OK, opt=SDK_READS)
     async def retrieve_future(
         self,

@@ -36,7 +36,7 @@ class ApiKeyResponse(msgspec.Struct, frozen=True):
 
 
 class KeysController(Controller):
-    path = "/api/v1/auth/apikey"
+    path = "/auth/apikey"
 
     @get("/me")
     async def key(self, access: Accessible) -> ApiKeyResponse:

@@ -33,8 +33,6 @@ from spmd_tx.protocol.commands import AdapterSpec
 
 
 class ModelsController(Controller):
-    path = "/api/v1"
-
     @post("/create_model", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_model(
         self, data: JSONBody[CreateModelRequest], services: Service, access: Accessible

@@ -31,8 +31,6 @@ from spmd_tx.errors import InvalidRequest
 
 
 class SamplingController(Controller):
-    path = "/api/v1"
-
     @post("/create_sampling_session", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_sampling_session(
         self, data: JSONBody[CreateSamplingSessionRequest], services: Service, access: Accessible

@@ -38,8 +38,6 @@ BYTES_OF_ID = 128  # of a model and a sampler together
 
 
 class TracesController(Controller):
-    path = "/api/v1"
-
     @get("/sessions/{session_id:str}/trace_export")
     async def trace_export(
         self, request: Request, session_id: FromPath[str], services: Service, access: Accessible
@@ -64,8 +62,6 @@ class TracesController(Controller):
 
 
 class SessionsController(Controller):
-    path = "/api/v1"
-
     @post("/client/config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def client_config(self) -> ClientConfigResponse:
         """Tell the SDK which optional parts of the protocol this server has."""

@@ -30,8 +30,6 @@ from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 
 class CustomLossesController(Controller):
-    path = "/api/v1"
-
     @post("/create_custom_loss", status_code=HTTP_200_OK, guards=[accepts_work])
     async def create_custom_loss(
         self, request: Request, services: Service, access: Accessible
@@ -80,7 +78,6 @@ def _problem(definition: Definition, number: int, bounds: Bounds) -> str | None:
 
 
 class TrainingController(Controller):
-    path = "/api/v1"
     guards = [accepts_work]  # noqa: RUF012 (Litestar's own name)
 
     @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)

@@ -79,7 +79,7 @@ def _selected_turns(
 
 
 class TrajectoriesController(Controller):
-    path = "/api/v1/trajectories"
+    path = "/trajectories"
 
     @post("/", status_code=HTTP_200_OK)
     async def create_trajectory(

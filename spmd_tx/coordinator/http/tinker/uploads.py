@@ -29,8 +29,6 @@ INCOMPLETE = HTTP_308_PERMANENT_REDIRECT  # as resumable uploads of Google's Clo
 
 
 class UploadsController(Controller):
-    path = PREFIX
-
     @post("/external_weights_upload_start", status_code=HTTP_200_OK, guards=[accepts_work])
     async def start(
         self,

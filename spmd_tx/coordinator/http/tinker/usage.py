@@ -30,8 +30,6 @@ EventType = Literal["all", "checkpoints", "projects", "teams", "organizations"]
 
 
 class UsageController(Controller):
-    path = "/api/v1"
-
     @get("/billing/usage/events", guards=[in_turn])
     async def usage(
         self,
