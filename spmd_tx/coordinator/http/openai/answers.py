@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,41 +16,6 @@ from spmd_tx.coordinator.sampling.request.stops import Decoder
 from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
 MOST_TEXTS = 1 << 14  # of tokens that a call remembers
-
-
-class ResponseFormat(Protocol):
-    """Formats the answers to one kind of request."""
-
-    def opening(self, index: int) -> msgspec.Struct | None:
-        """Return the event of a choice before its first delta, if there is one."""
-        ...
-
-    def events(self, delta: TextDelta) -> Sequence[msgspec.Struct]:
-        """Return the events of a delta: none if it says nothing."""
-        ...
-
-    def last(self, usage: schemas.CompletionUsage) -> msgspec.Struct:
-        """Return the event with the usage."""
-        ...
-
-    def whole(self) -> msgspec.Struct:
-        """Return a whole answer without its choices, which are its last field."""
-        ...
-
-    @property
-    def list_begins(self) -> bytes:
-        """What begins the list of a choice that is too long to keep until its end; empty: there is none."""
-        ...
-
-    def entries(self, delta: TextDelta) -> Sequence[Any]:
-        """Return what a delta adds to that list."""
-        ...
-
-    def list_ends(self, choice: TextDelta) -> bytes: ...
-
-    def choice(self, choice: TextDelta) -> msgspec.Struct:
-        """Return a choice without that list."""
-        ...
 
 
 class TokenTextCache:
@@ -119,25 +83,31 @@ class CompletionFormat:
     answering: Answering
 
     def opening(self, index: int) -> None:
+        """Return the event of a choice before its first delta, if there is one."""
         return None
 
     def events(self, delta: TextDelta) -> list[schemas.CompletionResponse]:
+        """Return the events of a delta: none if it says nothing."""
         if not (delta.text or self.answering.is_worth_sending(delta)):
             return []
         choice = self._choice(delta, self._logprobs(delta, self.entries(delta) or None))
         return [self.answering.response("text_completion", [choice])]
 
     def last(self, usage: schemas.CompletionUsage) -> schemas.CompletionResponse:
+        """Return the event with the usage."""
         return self.answering.response("text_completion", [], usage)
 
     def whole(self) -> schemas.CompletionResponse:
+        """Return a whole answer without its choices, which are its last field."""
         return self.answering.response("text_completion", [])
 
     @property
     def list_begins(self) -> bytes:
+        """What begins the list of a choice that is too long to keep until its end; empty: there is none."""
         return b'"logprobs":{"top_logprobs":[' if self.answering.width else b""
 
     def entries(self, delta: TextDelta) -> list[dict[str, float] | None]:
+        """Return what a delta adds to that list."""
         if not self.answering.width:
             return []
         texts, entries = self.answering.texts, list[dict[str, float] | None]()
@@ -153,6 +123,7 @@ class CompletionFormat:
         return b"]," + msgspec.json.encode(self._logprobs(choice, UNSET))[1:] + b","
 
     def choice(self, choice: TextDelta) -> schemas.CompletionChoice:
+        """Return a choice without that list."""
         return self._choice(choice, UNSET if self.answering.width else self._logprobs(choice, None))
 
     def _choice(
@@ -173,7 +144,7 @@ class CompletionFormat:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Formats chat completions: an answer has whole messages, an event has what is new of them."""
+    """Formats chat completions as ``CompletionFormat`` does: an event has what is new of whole messages."""
 
     answering: Answering
     prompt: list[int] | UnsetType = UNSET  # tokens, if they are asked for
@@ -238,6 +209,9 @@ class ChatFormat:
         logprobs = UNSET if self.answering.has_logprobs else None
         ids = self.answering.token_ids(choice)
         return schemas.ChatChoice(choice.index, message, choice.finish_reason, logprobs, ids)
+
+
+ResponseFormat = CompletionFormat | ChatFormat
 
 
 class WholeAnswer:
