@@ -83,7 +83,7 @@ console-test: .venv/installed console ## drive every page of the console in Chro
 sdk-matrix: .venv/installed $(SDK_VERSIONS:%=.venv-sdk/%/installed) ## train with each of many releases of the SDK (installs them)
 	.venv/bin/pytest -s -m sdk_matrix tests/sdk_matrix $(ARGS)
 
-container-test: .venv/installed ## build the image of containers, and train in it (needs podman, buildah, uidmap, slirp4netns, mmdebstrap and at times runc, of Debian; 25 GB, or 10 with ARGS=tests/container/test_image.py)
+container-test: .venv/installed .venv-helm/installed ## build the image of containers, and train in it; render the Helm chart (needs podman, buildah, uidmap, slirp4netns, mmdebstrap and at times runc, of Debian; 25 GB, or 10 with ARGS=tests/container/test_image.py)
 	.venv/bin/pytest -s -rs -m container tests/container $(ARGS)
 
 fuzz: .venv/installed .venv-fuzz/installed ## odd requests by the thousand at the door and behind it, kills, restarts (installs schemathesis)
@@ -101,6 +101,12 @@ clean: ## remove caches and what demo and cookbook wrote; the environments stay
 .venv-docs/installed: docs/reference/requirements.txt
 	$(PYTHON) -m venv .venv-docs
 	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r docs/reference/requirements.txt
+	touch $@
+
+# Helm's own library, with bindings.
+.venv-helm/installed:
+	$(PYTHON) -m venv .venv-helm
+	.venv-helm/bin/pip install --quiet --disable-pip-version-check helm-python-sdk==0.2.2
 	touch $@
 
 .venv-s3/installed: pyproject.toml constraints.txt

@@ -1,0 +1,11 @@
+"""Prints the objects of a Helm chart: render_chart.py CHART VALUES. Run by the Python of .venv-helm; VALUES are JSON."""
+
+import json
+import sys
+
+from helm_python import Chart
+
+if __name__ == "__main__":
+    with Chart.load(sys.argv[1]) as chart:
+        rendered = chart.render(json.loads(sys.argv[2]), name="spmd-tx", namespace="lab")
+    print(rendered["spmd-tx/templates/server.yaml"])
