@@ -1,4 +1,4 @@
-"""Prints the objects of a Helm chart: render_chart.py CHART VALUES. Run by the Python of .venv-helm; VALUES are JSON."""
+"""Prints the objects of a Helm chart: render_chart.py CHART VALUES (JSON), by the Python of .venv-helm."""
 
 import json
 import sys
