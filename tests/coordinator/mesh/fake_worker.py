@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from spmd_tx.protocol import commands, encoding, reports
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from spmd_tx.protocol.places import StateFolder
 from spmd_tx.protocol.secret import Keys
 from tests.coordinator.sampling.fake_device import FakeDevice
 
@@ -27,12 +28,20 @@ LINGER_MS = 2_000
 PAGES = 64
 
 
-def whole_mesh(setup, report):
-    """The device of a worker that needs no more than answers of the right form."""
-    return FakeDevice(setup.fsdp * setup.ep, PAGES, setup.page_size)
+class Unwritten(FakeDevice):
+    """Says of snapshots that they cannot be written, or the end of the server would wait for them."""
+
+    def __init__(self, setup, report):
+        super().__init__(setup.fsdp * setup.ep, PAGES, setup.page_size)
+        self._report = report
+
+    def execute(self, command):
+        if isinstance(command, commands.Move) and isinstance(command.target, StateFolder):
+            self._report(reports.Written, path=command.target.path, error="a fake worker writes no files")
+        return super().execute(command)
 
 
-def main(new_device=whole_mesh, fails=(RAISE, EXIT, HANG)):
+def main(new_device=Unwritten, fails=(RAISE, EXIT, HANG)):
     parser = argparse.ArgumentParser()
     parser.add_argument("--coordinator")
     for option in ("--process-id", "--generation", "--devices"):
