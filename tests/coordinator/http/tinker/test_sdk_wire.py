@@ -183,7 +183,7 @@ def test_prompt_logprobs_start_with_none(service_client):
 def test_a_flood_of_samples_is_held_back_and_answered_in_full(service_client, server, monkeypatch, count):
     sampling_client = service_client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=7)
-    monkeypatch.setattr(server.services.quotas, "most_queued_tokens", count // 10 * (3 + 7))
+    monkeypatch.setattr(server.services.quotas, "most_queued_tokens", count // 3 * (3 + 7))
     futures = [sampling_client.sample(prompt, 1, params) for _ in range(count)]
     answers = [future.result(SECONDS).sequences[0].tokens for future in futures]
     assert answers == [[DRAWN_TOKEN] * 7] * count
