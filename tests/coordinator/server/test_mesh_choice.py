@@ -61,6 +61,15 @@ def test_processes_with_unequal_devices_are_refused(found, message):
         devices_of_each(config(num_processes=2), found)
 
 
+def sizes(fsdp, ep, tp):
+    """All sizes as options: with these, no process has to plan."""
+    return {
+        "fully_sharded_data_parallel_size": fsdp,
+        "expert_parallel_size": ep,
+        "tensor_parallel_size": tp,
+    }
+
+
 async def settled(model_dir, data_dir, found, **options):
     choice = MeshChoice(config(data_dir=data_dir, **options), model_dir)
     await choice.settle(found)
@@ -91,8 +100,7 @@ async def test_sizes_that_no_mesh_of_these_devices_has_are_refused(model_dir, tm
 
 
 async def test_the_mesh_of_a_data_directory_stays_until_devices_or_sizes_change(model_dir, tmp_path, caplog):
-    given = dict.fromkeys(("fully_sharded_data_parallel_size", "tensor_parallel_size"), 2)
-    assert await settled(model_dir, tmp_path, [devices()], **given) == (2, 2, 2)
+    assert await settled(model_dir, tmp_path, [devices()], **sizes(2, 2, 2)) == (2, 2, 2)
     assert await settled(model_dir, tmp_path, [devices()]) == (2, 2, 2)
     assert "last start" not in caplog.text
     assert await settled(model_dir, tmp_path, [devices(count=4)]) == (1, 4, 1)
@@ -101,8 +109,7 @@ async def test_the_mesh_of_a_data_directory_stays_until_devices_or_sizes_change(
 
 
 async def test_a_mesh_that_was_chosen_to_sample_is_not_that_of_training(model_dir, tmp_path, caplog):
-    given = dict.fromkeys(("fully_sharded_data_parallel_size", "tensor_parallel_size"), 2)
-    assert await settled(model_dir, tmp_path, [devices()], **given) == (2, 2, 2)
+    assert await settled(model_dir, tmp_path, [devices()], **sizes(2, 2, 2)) == (2, 2, 2)
     chosen = await settled(model_dir, tmp_path, [devices()], role="sample")
     assert chosen != (2, 2, 2)
     assert await settled(model_dir, tmp_path, [devices()], role="sample") == chosen
@@ -111,9 +118,8 @@ async def test_a_mesh_that_was_chosen_to_sample_is_not_that_of_training(model_di
 
 
 def test_a_mesh_that_is_given_is_remembered_too(model_dir, tmp_path, caplog):
-    sizes = ("fully_sharded_data_parallel_size", "expert_parallel_size", "tensor_parallel_size")
     for mesh in ((1, 1, 2), (2, 1, 1)):
-        MeshChoice(config(data_dir=tmp_path, **dict(zip(sizes, mesh, strict=True))), model_dir)
+        MeshChoice(config(data_dir=tmp_path, **sizes(*mesh)), model_dir)
     assert "fsdp 1 x ep 1 x tp 2 at the last start and is fsdp 2 x ep 1 x tp 1 now" in caplog.text
 
 
