@@ -61,11 +61,13 @@ async def fill(data_dir: Path, url: str | None, runs: int, steps: int) -> None:
     for passed, lines in ((PASS[:4], names[:runs]), (PASS + MORE, names[runs:])):
         if lines:
             await write(database, lines[0], passed, steps)
-        for line in lines[1:]:
+        for number, line in enumerate(lines[1:], 2):
             async with database.transaction() as db:
                 rows = select(literal(line), *COPIED).where(RunMetrics.line == lines[0])
                 columns = ["line", *(column.name for column in COPIED)]
                 await db.execute(insert(RunMetrics).from_select(columns, rows.order_by(RunMetrics.number)))
+            if number % 50 == 0:
+                print(f"{number} of {len(lines)} runs filled, {time.time() - now:.0f} s", flush=True)
     await database.close()
 
 
