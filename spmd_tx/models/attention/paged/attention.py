@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from spmd_tx.models.attention.page_loop import Pools, attend_pages, attend_row_by_row
 from spmd_tx.models.attention.paged import mosaic, triton
 from spmd_tx.models.attention.paged.parts import CommonParts
+from spmd_tx.models.attention.paged.prefixes import PrefixGroups
 from spmd_tx.protocol.kernels import PALLAS, Kernels, Platform
 
 # (queries [B, T, N, E], pools, layer, tables [B, N], positions [B, T]; -1: sees nothing) -> [B, T, N, E]
@@ -41,6 +42,8 @@ IMPLEMENTATIONS: dict[str, Callable[[bool], PagedAttention]] = {  # the fastest 
     "row_by_row": lambda _: _row_by_row,
 }
 
+SHARING: dict[str, Callable[..., Any]] = {"mosaic": mosaic.sharing, "triton": triton.sharing}
+
 
 def paged_attention(
     kernels: Kernels,
@@ -56,7 +59,10 @@ def paged_attention(
     ``sight`` are the window and sinks of page_loop.attend_pages, and ``shared`` what ``sharing`` has found.
     The kernel for TPUs reads no pool as keys and values alike.
     """
-    name = "reference" if pools[1] is None and kernels.pages == "mosaic" else kernels.pages
+    name = kernels.pages
+    if pools[1] is None and name == "mosaic":
+        name = "reference"
+        sight.pop("shared", None)
     return IMPLEMENTATIONS[name](kernels.interpret)(q_BTNE, pools, index, tables_BN, positions_BT, **sight)
 
 
@@ -66,12 +72,13 @@ def sharing(
     pool: Array,
     tables_BN: Int[Array, "B N"],
     lasts_B: Int[Array, " B"],
-) -> dict[str, CommonParts]:
+) -> dict[str, CommonParts | PrefixGroups]:
     """Return what is to be told all layers of a decode without a window: which rows read pages together.
 
     It is nothing for implementations in which none do. Parameters are those of triton.sharing.
     """
-    shared = triton.sharing(q_shape, pool, tables_BN, lasts_B) if kernels.pages == "triton" else None
+    find = SHARING.get(kernels.pages)
+    shared = None if find is None else find(q_shape, pool, tables_BN, lasts_B)
     return {} if shared is None else {"shared": shared}
 
 

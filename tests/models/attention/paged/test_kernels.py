@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from spmd_tx.models.attention.paged import mosaic, triton
-from spmd_tx.models.attention.paged.attention import candidates, paged_attention
+from spmd_tx.models.attention.paged.attention import SHARING, candidates, paged_attention
+from spmd_tx.models.attention.paged.prefixes import PrefixGroups
 from spmd_tx.worker.self_tests import paged as paged_self_test
 from spmd_tx.worker.self_tests.attention import AttentionSizes
 from tests.support.kernels import kernels_of
@@ -27,6 +28,7 @@ def kernel(request, monkeypatch):
     monkeypatch.setattr(triton, "LEAST_PART", 32)
     monkeypatch.setattr(paged_self_test, "PAGES", 10)  # five blocks, of which samples have two in common
     monkeypatch.setattr(triton, "ROOM", 4)  # a program has several tiles of queries
+    monkeypatch.setattr(mosaic, "SUBLANES", 4)  # as a group of rows has
     monkeypatch.setattr(paged_self_test, "SEVERAL", 20)
     before = paged_self_test.implementation
     monkeypatch.setattr(
@@ -67,9 +69,11 @@ def test_one_row_alone_has_the_bits_that_it_has_among_others(kernel, tokens):
         assert np.asarray(own)[0].tobytes() == together[row].tobytes()
 
 
-@pytest.mark.parametrize("kernel", ["triton"], indirect=True)
 @pytest.mark.parametrize(
-    "heads, kv_heads, head_dim, whole_parts", [(16, 2, 16, 2), (20, 1, 48, 1)], ids=["grouped", "latent"]
+    "kernel, heads, kv_heads, head_dim, whole_parts",
+    [("triton", 16, 2, 16, 2), ("triton", 20, 1, 48, 1), ("mosaic", 4, 2, 16, 2), ("mosaic", 6, 1, 16, 2)],
+    ids=["grouped on GPUs", "latent on GPUs", "tiles on TPUs", "wide tiles on TPUs"],
+    indirect=["kernel"],
 )
 def test_samples_read_their_prompt_once_with_the_bits_of_reading_it_alone(
     kernel, monkeypatch, heads, kv_heads, head_dim, whole_parts
@@ -79,7 +83,7 @@ def test_samples_read_their_prompt_once_with_the_bits_of_reading_it_alone(
     monkeypatch.setattr(triton, "ROOM", 1)
     sizes = msgspec.structs.replace(SIZES, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     q, (keys, values), tables, positions = paged_self_test.inputs(sizes, 1)
-    pools = keys, None if kv_heads == 1 else values
+    pools = keys, None if head_dim == 48 else values
     sinks = jnp.linspace(-2.0, 2.0, heads)
 
     @jax.jit
@@ -87,17 +91,25 @@ def test_samples_read_their_prompt_once_with_the_bits_of_reading_it_alone(
         index = jnp.int32(paged_self_test.LAYER)
         return paged_attention(kernel, q, pools, index, tables, positions, sinks_N=sinks, **shared)
 
-    first, *others = paged_self_test.SAMPLES
-    find = jax.jit(triton.sharing, static_argnums=0)
+    find = jax.jit(SHARING[kernel.pages], static_argnums=0)
     shared = find((len(q), heads, head_dim), keys, tables, positions[:, 0])
-    counts = np.asarray(shared.counts)
-    assert counts[first, :whole_parts].tolist() == [1 + len(others)] * whole_parts
-    assert not counts[others, :whole_parts].any()
+    first, *others = paged_self_test.SAMPLES
+    assert read_for(shared, first, whole_parts) == [1 + len(others)] * whole_parts
+    for row in others:
+        assert not any(read_for(shared, row, whole_parts))
     elsewhere = tables.copy()
     elsewhere[others, : 2 * whole_parts] = tables[0, 2:3]
     alone = np.asarray(attend(tables, positions))
     assert np.asarray(attend(elsewhere, positions, shared=shared)).tobytes() == alone.tobytes()
     assert np.asarray(attend(elsewhere, positions)).tobytes() != alone.tobytes()
+
+
+def read_for(shared, row, parts):
+    """Return for how many rows a row reads each of its first parts."""
+    if isinstance(shared, PrefixGroups):
+        step = shared.rows.tolist().index(row)
+        return [int(shared.members[step]) for _ in range(shared.blocks[step])][:parts]
+    return shared.counts[row, :parts].tolist()
 
 
 def test_it_passes_with_windows_and_sinks(kernel):
