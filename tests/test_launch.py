@@ -16,11 +16,11 @@ import yaml
 
 from spmd_tx.cli import main
 from spmd_tx.config import ServerConfig
-from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.coordinator.server.worker_setup import compilation_cache
 from spmd_tx.demo import tiny_model
 from spmd_tx.group_names import template_of
 from spmd_tx.group_options import read_pairs, with_groups
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.demo import tiny_model
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
+from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from spmd_tx.cli.main import app
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
-from spmd_tx.coordinator.server.preflight import free_port
 from spmd_tx.errors import StartError
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, serving
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

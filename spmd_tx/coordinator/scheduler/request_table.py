@@ -215,22 +215,3 @@ class RequestTable:
             self._dangerous[state.request.id] = state
         else:
             self._dangerous.pop(state.request.id, None)
-
-    def check_integrity(self) -> None:
-        """Assert that the table does not contradict itself. For tests."""
-        for index in (self._by_session, self._by_line):
-            indexed = [pair for states in index.values() for pair in states.items()]
-            assert len(indexed) == len(self._states)
-            assert dict(indexed) == self._states
-            assert all(index.values()), "an entry of an index is empty"
-        assert self._dangerous == {id: state for id, state in self._states.items() if state.dangers}
-        for request_id, state in self._states.items():
-            request, status = state.request, state.status
-            assert request.id == request_id
-            assert request_id in self._by_session[request.session_id]
-            assert request_id in self._by_line[request.line]
-            assert status is not RequestStatus.ENDED
-            assert request.kind != "sample" or state.is_unfinished, f"a sample is {status}"
-            assert state.job is None or request.kind == "sample"
-            assert bool(state.given_up_because) == (status is RequestStatus.GIVEN_UP)
-            assert status is not RequestStatus.GIVEN_UP or not state.dangers, "it does nothing any more"

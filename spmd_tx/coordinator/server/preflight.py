@@ -220,9 +220,3 @@ def _first_listening(host: str, port: int, backlog: int) -> socket.socket:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise
     return socket.create_server(last[4], family=last[0], backlog=backlog)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """Find a port that is free now."""
-    with socket.create_server((host, 0)) as taken:
-        return taken.getsockname()[1]

@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.extend.core import Primitive
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from spmd_tx.models.attention import flash as flash_attention
 from spmd_tx.models.attention import flash_triton
 from spmd_tx.models.attention.blockwise import attend_segments
-from spmd_tx.models.layers import product
 from spmd_tx.protocol.kernels import Kernels, Platform
 
 QUERY_BLOCK = 512  # query tokens whose scores are held at once
@@ -30,22 +28,6 @@ SEQUENCE_STEP = 64  # kernels get only rows whose length is a multiple of it
 
 # (query [B,T,N,E], key [B,T,K,E], value [B,T,K,E]) -> attended [B,T,N,E]
 Attention = Callable[..., Array]
-
-
-def attend_keys(
-    q_BTNE: Float[Array, "B T N E"],
-    k_BSKE: Float[Array, "B S K E"],
-    v_BSKE: Float[Array, "B S K E"],
-    mask_BTS: Array,
-) -> Float[Array, "B T N E"]:
-    """Softmax attention over the allowed keys; grouped queries; scores and softmax in fp32."""
-    b, t, n, e = q_BTNE.shape
-    q_BTKGE = q_BTNE.reshape(b, t, k_BSKE.shape[2], -1, e)
-    scores = product("BTKGE,BSKE->BKGTS", q_BTKGE, k_BSKE) * e**-0.5
-    # A large finite number, not -inf: rows of pure padding must stay finite.
-    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
-    probabilities = jax.nn.softmax(scores, axis=-1).astype(v_BSKE.dtype)
-    return jnp.einsum("BKGTS,BSKE->BTKGE", probabilities, v_BSKE).reshape(b, t, n, e)
 
 
 def segment_attention(kernels: Kernels, segments_BT: Int[Array, "B T"]) -> Attention:

@@ -20,7 +20,7 @@ Pools = tuple[Array, Array | None]  # keys and values [L, P, S, X]; None: the ke
 BLOCK_PAGES = 8  # pages read at once for one token per row
 SEVERAL_PAGES = 16  # the same for several tokens per row
 USUAL_TOKENS = 2048  # that a row is taken to have where costs are estimated
-LOWEST = -1e30  # a large finite number, as in attention.attend_keys
+LOWEST = -1e30  # finite, not -inf: rows of pure padding must stay finite
 
 
 def attend_row_by_row(

@@ -110,22 +110,6 @@ class CustomLosses:
             _check_operations(loss, pieces, limits)
         return OpenLoss(loss, inputs, pieces)
 
-    def run(self, definition: bytes, inputs: Sequence[DatumInputs]) -> LossResults:
-        """Run the loss on every datum."""
-        opened = self.open(definition, inputs)
-        results = LossResults(
-            losses_D=np.zeros(len(inputs)),
-            metrics_DM=np.zeros((len(inputs), len(opened.loss.metrics))),
-            gradients=[np.zeros(0)] * len(inputs),
-        )
-        for piece in opened.pieces:
-            piece_results = opened.run(piece)
-            results.losses_D[piece.datums] = piece_results.losses_D
-            results.metrics_DM[piece.datums] = piece_results.metrics_DM
-            for datum, gradient in zip(piece.datums, piece_results.gradients, strict=True):
-                results.gradients[datum] = gradient
-        return results
-
     def _loss(self, definition: bytes) -> tuple[CheckedLoss, bytes]:
         digest = blake2b(definition, digest_size=16).digest()
         if digest not in self._losses:

@@ -23,6 +23,7 @@ from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery.bench import Coordinator, lost
 from tests.coordinator.recovery.oracle import RANK, Asked, Client
+from tests.coordinator.scheduler.table_integrity import check_integrity
 from tests.support.databases import migrate
 
 CLIENTS = 3
@@ -200,7 +201,7 @@ class Crashes(RuleBasedStateMachine):
     def answers_are_right(self):
         self.coordinator.check()
         for group in self.coordinator.groups:
-            group.scheduler._table.check_integrity()
+            check_integrity(group.scheduler._table)
         self.wait_for(self.look_for_answers(again=False))
         for client in self.clients:
             client.check()

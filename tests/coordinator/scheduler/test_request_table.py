@@ -7,6 +7,7 @@ from spmd_tx.coordinator.requests.records import Request
 from spmd_tx.coordinator.scheduler.planned_for import PlannedFor, apart, isolate, together
 from spmd_tx.coordinator.scheduler.request_table import Danger, RequestStatus, RequestTable
 from spmd_tx.coordinator.training.model import CommandStep, TrainedModel
+from tests.coordinator.scheduler.table_integrity import check_integrity
 
 A, B = "alice:train:0", "bob:train:0"
 
@@ -19,7 +20,7 @@ def request(number, line=A, kind="optim_step"):
 def table():
     table = RequestTable(Quarantine(), [request(0), request(1), request(2, B)])
     yield table
-    table.check_integrity()
+    check_integrity(table)
 
 
 def status_of(table, number):
@@ -36,7 +37,7 @@ def test_what_has_begun_waits_again_once_the_workers_are_lost(table):
 def test_a_request_that_was_given_up_stays_for_its_line_while_the_workers_live(table):
     table.suspect(["request-1"])
     table.give_up(table.get("request-1"), "it hangs")
-    table.check_integrity()
+    check_integrity(table)
     assert [each.id for each in table.unfinished()] == ["request-0", "request-2"]
     assert table.find_unfinished("request-1") is None
     assert status_of(table, 1) is RequestStatus.GIVEN_UP
@@ -93,7 +94,7 @@ def test_suspicion_outlives_the_workers_and_ends_when_the_request_has_run_again(
 def test_requests_that_may_end_the_process_are_watched_also_when_they_run_again():
     table = RequestTable(Quarantine(ends={"request-0": 1, "request-9": 1}), [request(0), request(1)])
     table.start_generation([request(9, B)])
-    table.check_integrity()
+    check_integrity(table)
     ids = {state.request.id for state in table.in_danger_of(Danger.SERVER)}
     assert ids == {"request-0", "request-9"}
 

@@ -37,6 +37,7 @@ from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.coordinator.wire import training as training_schemas
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.protocol.memory_plan import MemoryPlan
+from tests.coordinator.scheduler.table_integrity import check_integrity
 from tests.coordinator.training.fake_log import FakeLog
 from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTrainer
 from tests.support.ready_programs import EverythingReady
@@ -212,7 +213,7 @@ class TrainingBench:
 
     async def outcome(self, request_id):
         """How a request ends, unless the scheduler does so first."""
-        self.scheduler._table.check_integrity()
+        check_integrity(self.scheduler._table)
         settled = asyncio.create_task(self.log.outcome(request_id))
         await asyncio.wait([settled, self.run], return_when=asyncio.FIRST_COMPLETED)
         if not settled.done():
@@ -224,7 +225,7 @@ class TrainingBench:
         """Return when something has become true; if it never does, the test runs into its time limit."""
         while not condition():
             assert not self.run.done(), "the scheduler has ended"
-            self.scheduler._table.check_integrity()
+            check_integrity(self.scheduler._table)
             await asyncio.sleep(0.001)
 
     async def settled(self):

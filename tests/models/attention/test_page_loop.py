@@ -10,7 +10,6 @@ import pytest
 
 from spmd_tx.hlo.hints import told_turns
 from spmd_tx.models.attention.kv_cache import KvCache, continue_attend, decode_attend
-from spmd_tx.models.attention.packed_rows import attend_keys
 from spmd_tx.models.attention.page_loop import attend_pages
 from spmd_tx.sharding.mesh import AXES, make_mesh
 from tests.support.kernels import kernels_of
@@ -120,6 +119,13 @@ def continued():
     return run
 
 
+def attend_keys(q_TNE, k_SKE, v_SKE, mask_TS):
+    k_SNE, v_SNE = (np.repeat(each, q_TNE.shape[1] // each.shape[1], axis=1) for each in (k_SKE, v_SKE))
+    scores_NTS = np.einsum("TNE,SNE->NTS", q_TNE, k_SNE) * q_TNE.shape[-1] ** -0.5
+    probabilities_NTS = jax.nn.softmax(np.where(mask_TS, scores_NTS, -np.inf), axis=-1)
+    return np.einsum("NTS,SNE->TNE", probabilities_NTS, v_SNE)
+
+
 @pytest.mark.parametrize("first", [0, 1, 60, 64, 90])
 def test_pages_in_a_loop_are_what_they_are_at_once(first):
     """Blocks of 16 pages have 64 tokens; one row's tokens lie in two of them."""
@@ -127,7 +133,7 @@ def test_pages_in_a_loop_are_what_they_are_at_once(first):
     k, v = (random(1, 100, HEADS, WIDTH, seed=seed)[:, : first + LENGTH] for seed in (2, 3))
     positions = first + np.arange(LENGTH)
     mask = np.arange(first + LENGTH)[None, None] <= positions[None, :, None]
-    at_once = attend_keys(*map(jnp.asarray, (q, k, v, mask)))[0]
+    at_once = attend_keys(q[0], k[0], v[0], mask[0])
     assert np.abs(at_once).max() > 0.3
     np.testing.assert_allclose(attend_several(first), at_once, rtol=0, atol=1e-6)
 

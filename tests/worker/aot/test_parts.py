@@ -35,7 +35,7 @@ def frames(*stack: tuple[str, str]) -> Frames:
         ([("models/layers.py", "rms_norm"), ("models/backbone.py", "attention")], "maps of attention"),
         ([("models/backbone.py", "attention.<locals>.heads")], "maps of attention"),
         (
-            [("models/attention/packed_rows.py", "attend_keys"), ("models/backbone.py", "attention")],
+            [("models/attention/blockwise.py", "attend_segments"), ("models/backbone.py", "attention")],
             "attention",
         ),
         (

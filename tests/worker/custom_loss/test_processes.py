@@ -14,6 +14,7 @@ from spmd_tx.worker.custom_loss.run import CustomLosses
 from tests.custom_loss.recorded import recorded
 from tests.sdk.server import COMPILED
 from tests.worker.custom_loss.commands import SECONDS, Reports, command, limits
+from tests.worker.custom_loss.whole_runs import run_all
 
 
 def hungry(definition):
@@ -70,7 +71,7 @@ def test_another_process_gives_the_same_bits(real, case):
     found = reports.end(1).arrays
     here = recorded()[case]
     names = [each["name"] for each in here.definition["inputs"]]
-    expected = CustomLosses().run(here.body, [[datum[name] for name in names] for datum in here.data])
+    expected = run_all(CustomLosses(), here.body, [[datum[name] for name in names] for datum in here.data])
     assert (found["losses"] == expected.losses_D).all()
     assert (found["metrics"] == expected.metrics_DM).all()
     assert (found["gradients"] == np.concatenate([each.ravel() for each in expected.gradients])).all()

@@ -12,6 +12,7 @@ from spmd_tx.worker.custom_loss.interpret import inputs_of
 from spmd_tx.worker.custom_loss.run import CustomLosses
 from spmd_tx.worker.custom_loss.values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
+from tests.worker.custom_loss.whole_runs import run_all
 
 pytestmark = pytest.mark.usefixtures("plainly_compiled")
 
@@ -23,7 +24,7 @@ def custom_losses():
 
 def run(custom_losses, case, data=None):
     names = [each["name"] for each in case.definition["inputs"]]
-    return custom_losses.run(case.body, [[datum[name] for name in names] for datum in data or case.data])
+    return run_all(custom_losses, case.body, [[datum[name] for name in names] for datum in data or case.data])
 
 
 @pytest.mark.parametrize("name", [*losses(), *operations()])
@@ -81,7 +82,7 @@ FILLING = [
 
 def problem(custom_losses, body, data):
     with pytest.raises(LossProblem) as refused:
-        custom_losses.run(body, data)
+        run_all(custom_losses, body, data)
     return str(refused.value)
 
 
@@ -103,7 +104,7 @@ def test_padding_reaches_neither_loss_nor_gradient(custom_losses):
         node("operator.mul", ref("log"), ref("mean"), name="mul"),
         node("torch.cumsum", ref("mul"), 0, name="cumsum"),
     )
-    results = custom_losses.run(body, datums(3, 31, 32))
+    results = run_all(custom_losses, body, datums(3, 31, 32))
     assert np.isfinite(results.losses_D).all()
     assert all(np.isfinite(gradient).all() for gradient in results.gradients)
 
@@ -112,7 +113,7 @@ def test_many_datums_of_many_lengths_share_few_programs():
     losses = CustomLosses()
     body = summing(node("torch.exp", ref("logprobs")))
     data = datums(*range(1, 65), *range(1, 33))
-    results = losses.run(body, data)
+    results = run_all(losses, body, data)
     np.testing.assert_allclose(results.losses_D, [np.exp(each[0]).sum() for each in data], rtol=1e-6)
     for gradient, (logprobs,) in zip(results.gradients, data, strict=True):
         np.testing.assert_allclose(gradient, np.exp(logprobs), rtol=1e-6)
@@ -123,7 +124,7 @@ def test_programs_that_nobody_uses_are_forgotten(monkeypatch):
     monkeypatch.setattr(loss_runs, "MOST_PROGRAMS", 2)
     losses = CustomLosses()
     for factor in (1, 2, 3):
-        losses.run(summing(node("operator.mul", ref("logprobs"), factor)), datums(2))
+        run_all(losses, summing(node("operator.mul", ref("logprobs"), factor)), datums(2))
     assert len(losses._programs) == len(losses._losses) == 2
 
 
@@ -177,14 +178,14 @@ def test_programs_that_nobody_uses_are_forgotten(monkeypatch):
 )
 def test_a_loss_that_does_not_fit_its_shapes_says_where(custom_losses, nodes, expected):
     with pytest.raises((LossProblem, InvalidRequest)) as refused:
-        custom_losses.run(summing(*nodes), datums(4))
+        run_all(custom_losses, summing(*nodes), datums(4))
     assert expected in str(refused.value)
     assert "node '" in str(refused.value)
 
 
 def test_a_datum_that_is_too_short_is_named_with_what_the_loss_takes(custom_losses):
     body = summing(node("operator.getitem", ref("logprobs"), {"slice": [None, 5, None]}))
-    assert custom_losses.run(body, datums(5, 9)).losses_D.shape == (2,)
+    assert run_all(custom_losses, body, datums(5, 9)).losses_D.shape == (2,)
     message = problem(custom_losses, body, datums(5, 4))
     assert "datum 1 has 4 tokens; node 'node' (operator.getitem) of loss 'mine' takes at least 5" in message
 
@@ -212,7 +213,7 @@ def test_datums_may_have_different_numbers_of_targets(custom_losses):
         rank=2,
     )
     data = [[np.full((3, 2), -1, np.float32)], [np.full((5, 4), -1, np.float32)]]
-    results = custom_losses.run(body, data)
+    results = run_all(custom_losses, body, data)
     np.testing.assert_allclose(results.losses_D, [3 * (np.log(2) - 1), 5 * (np.log(4) - 1)], rtol=1e-6)
     assert [gradient.shape for gradient in results.gradients] == [(3, 2), (5, 4)]
 

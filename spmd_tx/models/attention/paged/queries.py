@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 
 from spmd_tx.models.attention.page_loop import USUAL_TOKENS
 
-LOWEST = -1e30  # a large finite number, as in attention.attend_keys
+LOWEST = -1e30  # finite, not -inf: rows of pure padding must stay finite
 
 
 def by_head(q_BTNE: Float[Array, "B T N E"], heads: int, multiple: int) -> Float[Array, "B K R E"]:
