@@ -10,6 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 JSON_LINES = "metrics.jsonl"  # of tinker-cookbook
 BESIDE = ("logs.log", JSON_LINES)  # files that a recipe keeps open in the folder of its log
 WANDB = ".wandb"
@@ -96,38 +98,26 @@ def logs_below(folder: Path) -> dict[Path, int]:
 
 
 def open_logs(process: int) -> set[Path]:
-    """Return the logs that a process and its children have open, as Linux tells; empty elsewhere."""
-    return _open_in(_with_children(process))
+    """Return the logs that a process and its children have open."""
+    try:
+        parent = psutil.Process(process)
+        return _open_in([parent, *parent.children(recursive=True)])
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def logs_in_use() -> set[Path]:
-    """Return the logs that any process of this user has open, as Linux tells; empty elsewhere."""
-    return _open_in(int(each.name) for each in Path("/proc").glob("[0-9]*"))
+    """Return the logs that any process of this user has open."""
+    return _open_in(psutil.process_iter())
 
 
-def _open_in(processes: Iterable[int]) -> set[Path]:
+def _open_in(processes: Iterable[psutil.Process]) -> set[Path]:
     logs = set[Path]()
     for each in processes:
-        try:
-            for descriptor in Path(f"/proc/{each}/fd").iterdir():
-                path = descriptor.readlink()
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            for path in (Path(file.path) for file in each.open_files()):
                 if path.name in BESIDE:
                     logs.add(path.with_name(JSON_LINES))
                 elif path.suffix == WANDB:
                     logs.add(path)
-        except OSError:
-            continue  # it has ended, or its descriptor has
     return logs
-
-
-def _with_children(process: int) -> list[int]:
-    found, new = [process], [process]
-    while new:
-        try:
-            tasks = list(Path(f"/proc/{new.pop()}/task").iterdir())
-            children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        except OSError:
-            continue
-        found += children
-        new += children
-    return found

@@ -1,12 +1,11 @@
 """Reads how much memory this host or container has, and decides how much of it idle adapters may take."""
 
-import os
-import re
 from pathlib import Path
+
+import psutil
 
 IDLE_SHARE = 0.3  # of the memory free at the start, for idle adapters
 MOST_PINNED = 48 << 30  # bytes; XLA pins at most 64 GiB for one process
-MEMINFO = Path("/proc/meminfo")
 CGROUPS = (  # limit and use
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (
@@ -24,10 +23,8 @@ def idle_budget(processes: int) -> int:
 
 def host_bytes() -> tuple[int, int]:
     """Return (total, free) bytes of this host or container."""
-    total = free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if MEMINFO.exists():
-        available = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), flags=re.MULTILINE)
-        free = 1024 * int(available[1]) if available else free
+    memory = psutil.virtual_memory()
+    total, free = memory.total, memory.available
     for limit_path, use_path in CGROUPS:
         limit, use = _number(limit_path), _number(use_path)
         if limit is not None:
