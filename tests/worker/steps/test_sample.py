@@ -170,9 +170,9 @@ NOISY = [Sample(random_prompt(20 + i, 5 + i), slot=i, temperature=1.5, top_k=9, 
         ([SAMPLES[0]], [3], {}),
         ([*NOISY, SAMPLES[0]], None, {}),
         ([NOISY[1], SAMPLES[0], NOISY[0]], [3, 1, 0], {}),
-        ([SAMPLES[0]], [0], {"rows": 1}),
+        pytest.param([SAMPLES[0]], [0], {"rows": 1}, marks=pytest.mark.slow),  # each is another program
         ([NOISY[0], SAMPLES[0]], [2, 13], {"rows": 16}),
-        ([SAMPLES[0]], [2], {"width": 16}),
+        pytest.param([SAMPLES[0]], [2], {"width": 16}, marks=pytest.mark.slow),
     ],
     ids=["another row", "company", "company in other rows", "one row", "sixteen rows", "a wider table"],
 )
@@ -350,9 +350,7 @@ def test_devices_that_draw_differently_all_take_the_token_of_the_first(monkeypat
 
     monkeypatch.setattr("spmd_tx.worker.steps.sample.draw", draw_apart)
     sampler = TinySampler(tiny_engine((1, 1, 4)), np.float32)
-    places = stand([SAMPLES[0]])
-    sampler.prefill(places)
-    sampler.decode(places, steps=1)
+    sampler.decode(stand([SAMPLES[0]]), steps=1)
     assert next(devices) >= 4, "each has drawn"
     tokens = {int(shard.data[0]) for shard in sampler.rows.tokens.addressable_shards}
     assert len(tokens) == 1
