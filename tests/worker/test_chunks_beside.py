@@ -24,7 +24,8 @@ FAST = 300.0  # tokens that are computed while the weights are read
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((MIXTURE, (1, 2, 2)), id="mixture on 1,2,2"),
+        pytest.param((MIXTURE, (1, 1, 1)), id="mixture on 1,1,1"),
+        pytest.param((MIXTURE, (1, 2, 2)), id="mixture on 1,2,2", marks=pytest.mark.slow),
         pytest.param((DENSE, (1, 1, 1)), id="dense on 1,1,1", marks=pytest.mark.slow),
         pytest.param((DENSE, (2, 1, 2)), id="dense on 2,1,2", marks=pytest.mark.slow),
     ],
