@@ -50,6 +50,10 @@ TOGETHER = {
         "tests/worker/steps/test_swap.py",
         "tests/worker/test_split.py",
     ),
+    "groups": (
+        "tests/sdk/test_groups.py",
+        "tests/sdk/test_sampling_groups.py",
+    ),
 }
 GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
 
