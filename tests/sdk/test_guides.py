@@ -80,6 +80,7 @@ def test_an_agent_learns_which_tool_call_is_rewarded(run_example):
     assert rewards[-1] >= 0.95
 
 
+@pytest.mark.slow  # .venv/bin/pytest -m slow tests/sdk/test_guides.py -k tenants
 def test_two_tenants_share_a_server_and_do_not_see_each_other(model_dir, tmp_path):
     with serving(model_dir, tmp_path / "data") as server:
         server.wait_until_ready()
