@@ -14,14 +14,15 @@ export function liveStories({ address, facts, look, another }) {
     await page.getByRole("heading", { name: "Runs" }).waitFor();
   }
 
-  /** Waits until a chart of a page has shown other values some times. */
+  /** Waits until what a chart of a page shows has changed some times. */
   async function changing(page, name) {
     const chart = page.locator(".chart", { hasText: name }).first().locator("[role=img]");
     const until = Date.now() + 90_000;
-    const seen = new Set();
-    while (seen.size < 4) {
+    const seen = [];
+    while (seen.length < 4) {
       assert.ok(Date.now() < until, `${name} of ${page.url()} is as it was`);
-      seen.add(await chart.getAttribute("aria-label"));
+      const shown = await chart.getAttribute("aria-label");
+      if (shown !== seen.at(-1)) seen.push(shown);
       await page.waitForTimeout(200);
     }
   }
@@ -87,7 +88,7 @@ export function liveStories({ address, facts, look, another }) {
         "unclipped_grad_l2:mean",
       ])
         await page.locator(".chart", { hasText: name }).first().waitFor();
-      await changing(page, "abs_advantage:mean"); // which the server knows by itself
+      await changing(page, "entropy:mean"); // which the server knows by itself
       await look(page, "live_rl_loop");
 
       const other = await another();

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from helm_python import Chart
+from helm_python import Chart  # pyright: ignore[reportMissingImports]
 
 if __name__ == "__main__":
     with Chart.load(sys.argv[1]) as chart:
