@@ -57,6 +57,10 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom, ope
     [runs.map((run) => `${run.id} ${run.color} ${run.label}`).join(), answers, smoothing, name],
   );
   const data = useMemo(() => aligned(drawn), [drawn]);
+  const raw = useMemo(() => {
+    const curves = drawn.map((each) => ({ ...each, line: each.curve.y, behind: [] }));
+    return aligned(curves).slice(1) as (Value | undefined)[][];
+  }, [drawn]);
   const layout = JSON.stringify([
     drawn.map((each) => [each.id, each.color, each.behind.length]),
     [axis, theme.value, zoom],
@@ -80,10 +84,9 @@ export function Chart({ name, runs, answers, axis, smoothing, zoom, setZoom, ope
   }, [layout]);
   useEffect(() => plot.current?.setData(data), [data]);
 
-  const smoothed = data.slice(data.length - drawn.length) as (number | null | undefined)[][];
   const title = metricTitle(name);
   const shown = (value: Value) => (isRounding(name, value) ? "0" : number(value));
-  const values = drawn.map((run, i) => ({ run, value: valueAt(smoothed[i]!, index ?? smoothed[i]!.length - 1) }));
+  const values = drawn.map((run, i) => ({ run, value: valueAt(raw[i]!, index ?? raw[i]!.length - 1) }));
   const spoken = values.map(({ run, value }) => `${run.label} ${shown(value)}`).join(", ");
   const x = index === null ? null : data[0][index];
   clicked.current = () => x != null && open?.(name, x);
@@ -204,7 +207,7 @@ function options(
     scales: { x: { time: false, ...(zoom ? { range: zoom } : {}) }, y: { range: heights(name) } },
     bands,
     axes: [
-      { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 2, values: ticks },
+      { stroke: ink, grid, ticks: { show: false }, font, size: 24, gap: 6, values: ticks },
       {
         stroke: ink,
         grid,

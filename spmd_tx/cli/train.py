@@ -217,7 +217,7 @@ def run(
         console.print(f"going on with the run in {job.out} at step {folder.place.step} of {plan.steps}")
     client = session.TrainSession(job.url, job.api_key or NOBODY)
     with _told_to(client, folder), console.status(f"waiting for {job.url} to make an adapter of {model}"):
-        trainer = client.trainer(beginning, folder, {"out": str(job.out)})
+        trainer = client.trainer(beginning, folder, {"name": str(job.out)})
         renderer = Renderer(trainer.get_tokenizer(), max_length or served[model].get("max_context_length"))
         kind = make(trainer, renderer, folder)
     name = trainer.get_info().model_id

@@ -104,7 +104,10 @@ def drive(
     example = load_example()
     service = example.tinker.ServiceClient(base_url=url, api_key="tml-demo")
     rank, rate = 0 if options.full_parameters else RANK, options.learning_rate
-    trainer = service.create_lora_training_client(base_model, rank=rank, seed=0).result()
+    metadata = {"name": "demo"}
+    trainer = service.create_lora_training_client(
+        base_model, rank=rank, seed=0, user_metadata=metadata
+    ).result()
     tokenizer, run_id = trainer.get_tokenizer(), trainer.get_info().model_id
     for step in example.supervised_steps(trainer, tokenizer, rate, SUPERVISED_STEPS):
         display.add(step)

@@ -18,12 +18,18 @@ export function minus(text: string): string {
   return text.replaceAll("-", "−");
 }
 
+/** A number of things: 1 step, 2 steps. */
+export function count(things: number, one: string): string {
+  return `${number(things)} ${one}${things === 1 ? "" : "s"}`;
+}
+
 /** A mark of an axis, with as many decimals as the marks beside it. */
 export function mark(value: number, decimals: number): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size < 1e-3 || size >= 1e5) return minus(value.toExponential(1));
-  return minus(value.toFixed(Math.min(6, decimals)));
+  const digits = Math.min(6, decimals);
+  return minus(value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 }
 
 /** How many decimals the longest of some marks needs: two for 0, 0.25 and 0.5. */

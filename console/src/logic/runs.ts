@@ -29,13 +29,13 @@ export function runOrder(query: URLSearchParams): RunOrder {
   return { search: query.get("search") ?? "", sort, ascending: isSet("ascending"), archived: isSet("archived") };
 }
 
-/** The name that people or the client have given to the run, or the client to its session, or else the ID. */
+/** The name that people or the client have given to the run, or the client to its session, or the ID's beginning. */
 export function runName(run: Run): string {
   if (run.name) return run.name;
   const name = run.metadata?.name ?? run.metadata?.display_name;
   if (typeof name === "string" && name) return name;
   const number = run.id.split(":")[2] ?? "0"; // of the run in its session
-  return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : run.id;
+  return run.display_name ? run.display_name + (number === "0" ? "" : ` · ${number}`) : shortId(run.id);
 }
 
 /** How a run is, in a sentence. */
@@ -74,7 +74,7 @@ export function withHealth(runs: Run[], { runs: open, is_cut }: OpenRunsResponse
 
 /** An ID that fits into a table: the beginning, and what tells the runs of a session apart. */
 export function shortId(run: string): string {
-  return `${run.slice(0, 8)}…${run.slice(run.indexOf(":"))}`;
+  return run.replace(/^(.{8})[^:]+/, "$1…");
 }
 
 /** What is known of a list and a page of it. The first page may have new runs, others go on behind the last one. */

@@ -1,6 +1,6 @@
 // Samples: which belong together, what made them, and which piece of a text is whose token.
 import type { SampledRequest, SampleOfGroup } from "../api_types";
-import { number } from "./format";
+import { count } from "./format";
 
 /** Puts requests of one prompt to one sampler together, where the first of them is. */
 export function grouped(requests: SampledRequest[]): SampledRequest[][] {
@@ -11,7 +11,7 @@ export function grouped(requests: SampledRequest[]): SampledRequest[][] {
 
 export function weightsName({ weights, steps }: Pick<SampledRequest, "weights" | "steps">): string {
   const name = weights === null ? "base model" : weights.replace(/^tinker:\/\/.*\//, "checkpoint ");
-  return steps === null ? name : `${name}, after ${number(steps)} ${steps === 1 ? "step" : "steps"}`;
+  return steps === null ? name : `${name}, after ${count(steps, "step")}`;
 }
 
 /** What ended an answer. */

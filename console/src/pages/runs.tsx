@@ -5,7 +5,7 @@ import type { Run } from "../api_types";
 import { Swatch } from "../chart";
 import { Curves } from "../curves";
 import { url } from "../logic/addresses";
-import { ago, number, shortName } from "../logic/format";
+import { ago, count, number, shortName } from "../logic/format";
 import { orderAfter } from "../logic/orders";
 import { failureText, FROM_START, healthClass, healthHint, runName, runOrder, SORTS } from "../logic/runs";
 import type { RunOrder, RunSort } from "../logic/runs";
@@ -198,7 +198,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
       </span>
       <span class="about">
         {caller.value?.needs_key && caller.value.role === "admin" && `${run.owner} · `}
-        {shortName(run.base_model)} · rank {run.rank} · {number(run.steps)} steps
+        {shortName(run.base_model)} · rank {run.rank} · {count(run.steps, "step")}
       </span>
       <span class="when">
         <span class={healthClass(run.health)} title={healthHint(run.health)}>
@@ -213,7 +213,7 @@ function Row({ run, color, choose }: { run: Run; color: string | null; choose: (
       ))}
       {(run.health.reason || run.health.failed > 0) && (
         <span class={`reason ${healthClass(run.health)}`} title={failureText(run.health) ?? undefined}>
-          {[run.health.failed > 0 && `${number(run.health.failed)} requests have failed`, run.health.reason]
+          {[run.health.failed > 0 && `${count(run.health.failed, "request")} failed`, run.health.reason]
             .filter(Boolean)
             .join("; ")}
         </span>

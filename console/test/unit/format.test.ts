@@ -42,6 +42,7 @@ test("marks of one axis have the same decimals", () => {
     [0.0005, 4, "5.0e−4"],
     [150000, 0, "1.5e+5"],
     [1, 9, "1.000000"],
+    [12500, 1, "12,500.0"],
   ];
   for (const [value, places, text] of marks) assert.equal(mark(value, places), text);
 });

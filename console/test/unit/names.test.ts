@@ -64,7 +64,7 @@ test("a filter wants all its words, in any order", () => {
 
 test("a run is named by its client, by its session, or by its ID", () => {
   assert.equal(runName({ ...RUN, metadata: { name: "rl" }, display_name: "session" }), "rl");
-  assert.equal(runName({ ...RUN, metadata: { name: "", display_name: "shown" } }), RUN.id);
+  assert.equal(runName({ ...RUN, metadata: { name: "", display_name: "shown" } }), shortId(RUN.id));
   assert.equal(runName({ ...RUN, metadata: { display_name: "shown" } }), "shown");
   assert.equal(runName({ ...RUN, metadata: { name: 7 }, display_name: "session" }), "session · 2");
   assert.equal(runName({ ...RUN, id: "0123456789ab:train:0", display_name: "session" }), "session");
