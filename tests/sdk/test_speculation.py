@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROMPT = random_tokens(20, seed=1)
 ANSWERS, TOKENS = 2, 200
 INVARIANT = {"environment": AS_USUAL, "batch_invariant": True}
+TWO = {"num_processes": 2, "fully_sharded_data_parallel_size": 2}
+FOUR = {"num_processes": 4, "fully_sharded_data_parallel_size": 2, "tensor_parallel_size": 2}
 ROUNDING = 4e-4  # nats; states add up what was rounded before
 
 
@@ -65,8 +67,12 @@ def assert_same(found, expected, rounding: float) -> None:
     [
         *((family, INVARIANT, 0.0) for family in ("llama", "qwen3_5", "gpt_oss")),
         *((family, {}, ROUNDING) for family in ("qwen3_5", "gpt_oss")),
+        *(("llama", INVARIANT | processes, 0.0) for processes in (TWO, FOUR)),
     ],
-    ids=["pages, to the bit", "states, to the bit", "rings, to the bit", "states", "rings"],
+    ids=[
+        *("pages, to the bit", "states, to the bit", "rings, to the bit", "states", "rings"),
+        *("two processes, to the bit", "four processes, to the bit"),
+    ],
 )
 def test_what_plain_steps_draw_also_after_a_kill(family, how, rounding, killed, tmp_path):
     model = tiny_model.write(
@@ -85,7 +91,7 @@ def test_what_plain_steps_draw_also_after_a_kill(family, how, rounding, killed, 
             assert_same(answers(ask(sampler)), expected, rounding)
         future = read_ahead(server, sampler, until + SECONDS)
         if killed == "worker":
-            os.kill(server.worker_pids()[0], signal.SIGKILL)
+            os.kill(server.worker_pids()[-1], signal.SIGKILL)
             assert_same(answers(future), expected, rounding)
         else:
             server.process.kill()
