@@ -27,13 +27,13 @@ ROLES = (
     *("train", "prefill", "decode", "optim_step"),  # of usual sizes
     *("largest train", "largest prefill", "continued prefill", "widest decode"),  # that need most memory
     *("short train", "dimuon_step", "copy_pages", "copy_states", "encode 1024", "encode 4096"),
-    "decode beside a chunk",
+    *("decode beside a chunk", "small decode", "speculative decode"),
 )
 LARGEST = {"train": "largest train", "prefill": "largest prefill", "decode": "widest decode"}
 # With which names of programs begin
 BY_NAME = (
     *("dimuon_step", "copy_pages", "copy_states", "continued prefill", "encode 1024", "encode 4096"),
-    "decode beside a chunk",
+    *("decode beside a chunk", "small decode", "speculative decode"),
 )
 USUAL_ADAPTERS = 8
 # The same source and versions give the same programs, but for the order in which XLA tries things.
@@ -56,12 +56,15 @@ class Case:
     budgets: Mapping[str, "Budget"]
     adapters: int = USUAL_ADAPTERS  # slots for training, and for sampling
     base_dtype: str = "auto"
+    speculation: str = "off"
 
     @property
     def name(self) -> str:
         fewer = "" if self.adapters == USUAL_ADAPTERS else f" adapters={self.adapters}"
         base = "" if self.base_dtype == "auto" else f" base-dtype={self.base_dtype}"
-        return f"{self.model} {self.devices} {','.join(map(str, self.mesh))} {self.context}{fewer}{base}"
+        speculation = "" if self.speculation == "off" else f" speculation={self.speculation}"
+        where = f"{self.devices} {','.join(map(str, self.mesh))}"
+        return f"{self.model} {where} {self.context}{fewer}{base}{speculation}"
 
     @property
     def is_tpu(self) -> bool:
@@ -107,10 +110,10 @@ class Line:
         )
 
 
-def model_named(name: str, base_dtype: str = "auto") -> Model:
+def model_named(name: str, base_dtype: str = "auto", speculation: str = "off") -> Model:
     """Return a model that cases name: by its sizes, or from a config.json. Raises StartError."""
     known = REAL_MODELS.get(name) if base_dtype == "auto" else None
-    return known or read_model_config(CONFIGS / name, base_dtype=base_dtype)
+    return known or read_model_config(CONFIGS / name, base_dtype=base_dtype, speculation=speculation)
 
 
 def read(text: str) -> list[Case]:
@@ -132,9 +135,11 @@ def _case(name: str, roles: Mapping[str, Any]) -> Case:
     fsdp, ep, tp = map(int, mesh.split(","))
     adapters = int(options.pop("adapters", USUAL_ADAPTERS))
     base_dtype = options.pop("base-dtype", "auto")
+    speculation = options.pop("speculation", "off")
     if options:
         raise ValueError(f"{name}: {' '.join(options)} is not an option of a case")
-    return Case(model, devices, (fsdp, ep, tp), int(context), budgets, adapters, base_dtype)
+    sizes = (fsdp, ep, tp), int(context)
+    return Case(model, devices, *sizes, budgets, adapters, base_dtype, speculation)
 
 
 def write(cases: Sequence[Case], found: Mapping[str, Mapping[str, Mapping[str, float]]], text: str) -> str:
@@ -215,14 +220,16 @@ def compile_case(case: Case, roles: Sequence[str], hlo: Path | None) -> dict[str
         max_lora_adapters=case.adapters,
         sampler_slots=case.adapters,
         base_dtype=case.base_dtype,
+        speculation=case.speculation,
     ).with_mesh(case.mesh)
     devices = parse_devices(case.devices, None)
-    plan = plan_for(config, model_named(case.model, case.base_dtype), devices)
+    model = model_named(case.model, case.base_dtype, case.speculation)
+    plan = plan_for(config, model, devices)
     target = target_for(plan, devices)
     wanted = [role for role in case.budgets if not roles or role in roles]
     # Dimuon takes minutes to compile for a mixture, so plans leave it out.
     dimuon = WantedProgram("dimuon_step", "optim_step", ProgramShape(step="dimuon_step"))
-    more = [each for each in (dimuon, _beside_a_chunk(plan)) if each.name in wanted]
+    more = [each for each in (dimuon, _beside_a_chunk(plan), _small_decode(plan)) if each.name in wanted]
     programs = by_role(programs_of(plan, target.mesh, more=more))
     programs = {role: program for role, program in programs.items() if role in wanted}
     missing = set(wanted) - programs.keys()
@@ -254,6 +261,21 @@ def _beside_a_chunk(plan: Any) -> Any:
         "decode",
         ProgramShape(step="decode", rows=rows, active=1, chunk=PREFILL_TOKENS),
         planned=plan.steps.decode(plan.decode_rows, sizes.widest_table, sizes.chunk_part),
+        tokens=rows,
+    )
+
+
+def _small_decode(plan: Any) -> Any:
+    """Return the decode of as many rows as may speculate, without drafts."""
+    from spmd_tx.protocol.programs import ProgramShape
+    from spmd_tx.worker.aot.programs import AHEAD_ROWS, WantedProgram
+
+    rows = AHEAD_ROWS * plan.sizes.data_shards
+    return WantedProgram(
+        "small decode",
+        "decode",
+        ProgramShape(step="decode", rows=rows, active=1),
+        planned=plan.steps.decode(AHEAD_ROWS, plan.sizes.widest_table),
         tokens=rows,
     )
 

@@ -32,6 +32,12 @@ def test_a_case_may_have_a_base_in_fewer_bits():
         read(TEXT.replace("2048", "2048 base=int8"))
 
 
+def test_a_case_may_speculate():
+    (case,) = read(TEXT.replace("2048", "2048 speculation=mtp"))
+    assert (case.base_dtype, case.speculation) == ("auto", "mtp")
+    assert case.name == "qwen3-4b v5e:2x4 2,1,4 2048 speculation=mtp"
+
+
 def lines(**found):
     (case,) = read(TEXT)
     figures = {"sorts": 0, "bytes_moved": 5e9, "launches": 800} | found
@@ -157,7 +163,8 @@ def test_the_budgets_of_the_tree_can_be_read():
     cases = read(FILE.read_text())
     assert {case.is_tpu for case in cases} == {True, False}
     for case in cases:
-        assert model_named(case.model).n_layers
+        model = model_named(case.model, case.base_dtype, case.speculation)
+        assert (model.mtp is not None) == (case.speculation == "mtp")
         fsdp, ep, tp = case.mesh
         assert parse_devices(case.devices, None).count == fsdp * ep * tp
         assert isinstance(case, Case)
