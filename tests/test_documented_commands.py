@@ -21,7 +21,19 @@ from tests.support.pages import PAGES, ROOT, ShellCommand, inline_codes, parse, 
 
 SPMD_TX: Any = typer.main.get_command(app)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-NOT_OURS = {"apt-get", "cp", "createdb", "curl", "export", "cd", "git", "pg_dump", "pg_restore", "pre-commit"}
+NOT_OURS = {
+    "apt-get",
+    "cp",
+    "createdb",
+    "curl",
+    "export",
+    "cd",
+    "git",
+    "helm",
+    "pg_dump",
+    "pg_restore",
+    "pre-commit",
+}
 OF_OTHERS = ("tinker_cookbook",)  # modules that are not installed here
 OPTIONS_OF_OTHERS = ("--enable-lora", "--lora-paths", "--xla_")
 OUTSIDE_THE_SCHEMA = {"/schema/openapi.json": {"GET"}}
