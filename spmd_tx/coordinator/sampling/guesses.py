@@ -16,7 +16,8 @@ from spmd_tx.coordinator.sampling.speculation.guess import Guess, Record
 from spmd_tx.coordinator.sampling.speculation.texts import MOST_COMPARED, DraftTexts, SessionTexts
 from spmd_tx.protocol.commands import DRAFT_TOKENS, MOST_FOLLOWERS
 
-COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.3  # of a step, in steps that have no rows
+COST_OF_ROW, CPU_COST_OF_ROW = 0.01, 0.08  # of a step, in steps that have no rows
+CPU_COST_OF_TOKEN = 0.13e-3  # the same of each token that a row attends to, whose row reads it alone
 LEAST_GAIN = 1.15  # times the tokens per second; the next Decode cannot be sent before the last one's reply
 
 
@@ -94,12 +95,16 @@ class Guesses:
         if not sizes or any(sample.guide is not None for sample in everybody):
             return None
         able = [list(self._able(samples)) for samples in candidates]
-        best, best_rate = None, LEAST_GAIN * len(everybody) / self._cost(self._shapes.rows_of_decode(most))
+        tokens = sum(sample.position for sample in everybody)
+        usual = self._cost(self._shapes.rows_of_decode(most), tokens)
+        best, best_rate = None, LEAST_GAIN * len(everybody) / usual
         for size in sizes:
             guesses = dict[Sample, Guess]()
             for some, samples in zip(able, candidates, strict=True):
                 guesses |= _deal(some, size - len(samples))
-            cost = self._cost(size) * (1 if self._shapes.decodes_speculate else 1 + self._shapes.draft_cost)
+            ahead = sum(guess.followers * sample.position for sample, guess in guesses.items())
+            cost = self._cost(size, tokens + ahead)
+            cost *= 1 if self._shapes.decodes_speculate else 1 + self._shapes.draft_cost
             rate = (len(everybody) + sum(guess.gain for guess in guesses.values())) / cost
             if rate > best_rate:
                 best, best_rate = SpeculativeRows(size, guesses), rate
@@ -109,8 +114,11 @@ class Guesses:
         block = self._shapes.decode_block
         return [block] if block else [size for size in self._shapes.decode_sizes if size <= FEW_ROWS]
 
-    def _cost(self, rows: int) -> float:
-        return 1 + (CPU_COST_OF_ROW if self._shapes.on_cpu else COST_OF_ROW) * rows
+    def _cost(self, rows: int, tokens: int) -> float:
+        """Return the cost of a step whose rows attend to so many tokens together."""
+        if not self._shapes.on_cpu:
+            return 1 + COST_OF_ROW * rows
+        return 1 + CPU_COST_OF_ROW * rows + CPU_COST_OF_TOKEN * tokens
 
     def _know(self, sample: Sample) -> _Known:
         known = self._known.get(sample)
