@@ -130,7 +130,8 @@ def test_drafts_are_those_of_the_report_and_tokens_stay(setting, version):
     assert_expected(paths[version], [*prompt, *found], LENGTH, drafts)
     # Behind pages that a prompt, rows of drafts and plain rows have written.
     longer = [*prompt, *found[:-1]]
-    ahead.batch._guesses._texts.of("s", longer).of_model.note(right=32, wrong=0)  # it is believed again
+    of_session = ahead.batch._guesses._texts.of("s", longer).session
+    of_session.of_model.note(right=32, wrong=0)  # it is believed again
     found, _, drafts = ahead.answer_to(longer, version, "again", **SESSION)
     assert ahead.results["again"].prompt_cache_hit_tokens >= LENGTH - 1
     assert_expected(paths[version], [*longer, *found], len(longer), drafts)

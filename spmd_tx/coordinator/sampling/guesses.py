@@ -125,7 +125,7 @@ class Guesses:
         if known is None:
             job = sample.job
             texts = self._texts.of(job.session or job.request_id, job.prompt)
-            known = self._known[sample] = _Known(texts, Record(texts.record), Record(texts.of_model))
+            known = self._known[sample] = _Known(texts, Record(texts.record), Record(texts.session.of_model))
         return known
 
     def _able(self, samples: Iterable[Sample]) -> Iterable[_Able]:

@@ -24,21 +24,25 @@ PROMPT: Owner = "", 0
 _Place = tuple[int, int]  # number of a text, and of a token in it
 
 
+class SessionRecords:
+    """Says what came of the drafts in one session."""
+
+    def __init__(self) -> None:
+        self.of_texts, self.of_model = Record(), Record(acceptance=TRAINED)
+
+
 class DraftTexts:
     """Holds the answers to one prompt in one session, and the prompt."""
 
-    def __init__(
-        self, prompt: Sequence[int], of_session: Record | None = None, of_model: Record | None = None
-    ) -> None:
-        """``of_session`` is the record of its drafts in all texts, ``of_model`` that of the model's."""
+    def __init__(self, prompt: Sequence[int], session: SessionRecords) -> None:
         self._beginning = list(prompt[-CONTEXT:])  # of every answer, so that its first tokens are found
         self._texts: list[list[int]] = []
         self._older: list[list[_Place | None]] = []  # of each token: where else what is before it was
         self._numbers: dict[Owner, int] = {}
         self._newest: dict[tuple[int, ...], _Place] = {}  # what follows so many tokens
         self._whole: dict[Owner, Sequence[int]] = {}  # answers that are not read yet
-        self.record = Record(of_session)  # of what came of drafts
-        self.of_model = of_model or Record(acceptance=TRAINED)
+        self.session = session
+        self.record = Record(session.of_texts)  # of what came of drafts from these texts
         self._lengths: dict[Owner, int] = {}
         self.size = 0  # tokens of all texts
         self.put(PROMPT, prompt[-MOST_OF_PROMPT:])
@@ -109,8 +113,7 @@ class SessionTexts:
     def __init__(self) -> None:
         self._by_prompt: dict[tuple[str, tuple[int, ...]], DraftTexts] = {}  # least recently used first
         # They live as long as one of the session's prompts.
-        self._of_session = WeakValueDictionary[str, Record]()
-        self._of_model = WeakValueDictionary[str, Record]()
+        self._records = WeakValueDictionary[str, SessionRecords]()
 
     @property
     def size(self) -> int:
@@ -122,9 +125,7 @@ class SessionTexts:
         key = session, tuple(prompt)
         texts = self._by_prompt.pop(key, None)
         if texts is None or texts.size > MOST_PER_PROMPT:
-            of_session = self._of_session.setdefault(session, Record())
-            of_model = self._of_model.setdefault(session, Record(acceptance=TRAINED))
-            texts = DraftTexts(prompt, of_session, of_model)
+            texts = DraftTexts(prompt, self._records.setdefault(session, SessionRecords()))
         self._by_prompt[key] = texts
         while len(self._by_prompt) > MOST_PROMPTS or (self.size > MOST_TOKENS and len(self._by_prompt) > 1):
             self._by_prompt.pop(next(iter(self._by_prompt)))

@@ -1,12 +1,12 @@
 from spmd_tx.coordinator.sampling.speculation import texts
-from spmd_tx.coordinator.sampling.speculation.texts import DraftTexts, SessionTexts
+from spmd_tx.coordinator.sampling.speculation.texts import DraftTexts, SessionRecords, SessionTexts
 
 PROMPT = [1, 2, 3, 4, 5]
 ANSWER = list(range(100, 140))
 
 
 def known(*answers):
-    found = DraftTexts(PROMPT)
+    found = DraftTexts(PROMPT, SessionRecords())
     for number, answer in enumerate(answers):
         found.put(("request", number), answer)
     found.read()
