@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROMPT = random_tokens(20, seed=1)
 ANSWERS, TOKENS = 2, 200
+PAUSE = 0.01  # seconds; much less than an answer takes
 INVARIANT = {"environment": AS_USUAL, "batch_invariant": True}
 TWO = {"num_processes": 2, "fully_sharded_data_parallel_size": 2}
 FOUR = {"num_processes": 4, "fully_sharded_data_parallel_size": 2, "tensor_parallel_size": 2}
@@ -48,6 +49,7 @@ def read_ahead(server: Server, sampler: tinker.SamplingClient, until: float):
         while not future.future().done():
             if accepted_tokens(server) > before:
                 return future
+            time.sleep(PAUSE)
     raise AssertionError("nothing is read ahead again")
 
 
