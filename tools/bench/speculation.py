@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,42 @@ def accepted() -> tuple[float, float]:
     return drafted, right
 
 
+def measure(name: str, case: Case, plain: Engine, ahead: Engine, rounds: int) -> None:
+    """Run a case by plain steps of one engine, and by another one that speculates; print what came of it."""
+    answers: dict[int, list[int]] = {}
+    spent: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    before, changed = accepted(), 0
+    for number in range(rounds + 1):
+        for speculates in (False, True) if number % 2 == 0 else (True, False):  # the second is slower
+            one = Round(ahead if speculates else plain, case, speculates)
+            took = one.run(answers)
+            changed = max(changed, one.changed)
+            spent[speculates] += [took] if number else []
+    drafted, right = (now - then for now, then in zip(accepted(), before, strict=True))
+    wall, cpu = ([median(each[n] for each in spent[how]) for how in (False, True)] for n in (0, 1))
+    tokens = sum(case.lengths)
+    rates = f"{tokens / wall[0]:8.0f} -> {tokens / wall[1]:8.0f} tokens/s, {wall[0] / wall[1]:.2f} x"
+    seconds = f"CPU {cpu[0]:.2f} -> {cpu[1]:.2f} s, {cpu[0] / cpu[1]:.2f} x"
+    part = right / drafted if drafted else 0
+    drafts = f"{part:.0%} of {drafted:.0f} drafts right"
+    print(f"{name:24} {rates}; {seconds}; {drafts}; {changed} samples changed", flush=True)
+
+
+def started(**options: Any) -> Engine:
+    """Start an engine as a worker here would, with rows for 128 samples."""
+    sizes = {"max_context": CONTEXT, "bank_slots": BANK_SLOTS, "max_rank": RANK, "page_size": PAGE_SIZE}
+    setup = tiny_setup(
+        kv_cache_tokens=128 * CONTEXT // 4,
+        decode_rows=128,
+        decode_steps=STEPS,
+        kernel_choices=str(Path(tempfile.gettempdir()) / "spmd-tx-kernel-choices"),
+        **sizes,
+        **options,
+    )
+    setup = prepare_accelerator(setup, None, print)
+    return Engine.start(setup, Programs(lambda what: None), lambda what: None)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES).replace("%", "%%"))
@@ -104,37 +141,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch-invariant", action="store_true")
     options = parser.parse_args()
-    sizes = {"max_context": CONTEXT, "bank_slots": BANK_SLOTS, "max_rank": RANK, "page_size": PAGE_SIZE}
-    setup = tiny_setup(
-        model_dir=str(options.model),
-        kv_cache_tokens=128 * CONTEXT // 4,
-        decode_rows=128,
-        decode_steps=STEPS,
-        batch_invariant=options.batch_invariant,
-        kernel_choices=str(Path(tempfile.gettempdir()) / "spmd-tx-kernel-choices"),
-        **sizes,
-    )
-    setup = prepare_accelerator(setup, None, print)
-    engine = Engine.start(setup, Programs(lambda what: None), lambda what: None)
+    engine = started(model_dir=str(options.model), batch_invariant=options.batch_invariant)
     for name in options.cases or CASES:
-        case = CASES[name]
-        answers: dict[int, list[int]] = {}
-        spent: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-        before, changed = accepted(), 0
-        for number in range(options.rounds + 1):
-            for speculates in (False, True) if number % 2 == 0 else (True, False):  # the second is slower
-                one = Round(engine, case, speculates)
-                took = one.run(answers)
-                changed = max(changed, one.changed)
-                spent[speculates] += [took] if number else []
-        drafted, right = (now - then for now, then in zip(accepted(), before, strict=True))
-        wall, cpu = ([median(each[n] for each in spent[how]) for how in (False, True)] for n in (0, 1))
-        tokens = sum(case.lengths)
-        rates = f"{tokens / wall[0]:8.0f} -> {tokens / wall[1]:8.0f} tokens/s, {wall[0] / wall[1]:.2f} x"
-        seconds = f"CPU {cpu[0]:.2f} -> {cpu[1]:.2f} s, {cpu[0] / cpu[1]:.2f} x"
-        part = right / drafted if drafted else 0
-        drafts = f"{part:.0%} of {drafted:.0f} drafts right"
-        print(f"{name:24} {rates}; {seconds}; {drafts}; {changed} samples changed", flush=True)
+        measure(name, CASES[name], engine, engine, options.rounds)
 
 
 if __name__ == "__main__":
