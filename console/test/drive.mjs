@@ -22,6 +22,8 @@ const STORIES = {
     assert.equal(await page.locator(".run input:checked").count(), 3);
     assert.equal(await page.locator(".chart .name").first().textContent(), "reward");
     await page.locator(".chart", { hasText: "loss per token" }).locator(".values li").nth(2).waitFor();
+    const newest = await page.locator(".chart").first().locator(".values li").first().textContent();
+    await page.locator(".run").nth(0).getByText(`reward ${newest}`).waitFor(); // raw, although the curve is smoothed
     await page.locator(".run").nth(0).getByText("3 requests failed; no heartbeat for 14 s").waitFor();
     await page.locator(".run").nth(1).getByText("KeyError: 'reward'").waitFor();
     await page.locator(".run").nth(1).getByText("the gradient's norm, 52, is 68 times as large as usual").waitFor();
