@@ -50,10 +50,6 @@ TOGETHER = {
         "tests/worker/steps/test_swap.py",
         "tests/worker/test_split.py",
     ),
-    "groups": (
-        "tests/sdk/test_groups.py",
-        "tests/sdk/test_sampling_groups.py",
-    ),
 }
 GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
 
@@ -64,7 +60,9 @@ LONG = (
     "tests/chaos/test_crashes.py",
     "tests/conformance/test_conformance.py",
     "tests/worker/test_company.py",
+    "tests/sdk/test_groups.py",
     "tests/worker/test_engine.py",
+    "tests/sdk/test_sampling_groups.py",
     "tests/coordinator/server/test_serve.py",
     "tests/sdk/test_warm_up.py",
     "tests/sdk/test_batch_invariance.py",
