@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jax import Array, lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from spmd_tx.models.adapters.lora import ApplyLora, ExpertAdapters, TakeFactors
 from spmd_tx.models.declared.layers import StackPlace
@@ -12,13 +13,14 @@ from spmd_tx.models.named import Named
 from spmd_tx.models.stack_product import StackedMap
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import gather, linear, sum_scatter
-from spmd_tx.sharding.mesh import TP
+from spmd_tx.sharding.mesh import FSDP, TP
 
 # (layer, query [B,T,N,E], key [B,T,K,E], value [B,T,K,E], cache) -> (attended [B,T,N,E], cache); layers with
 # sinks or a window pass them by the names that blockwise_attention.attend_segments gives them.
 Attend = Callable[..., tuple[Array, Any]]
 # Takes a layer's arrays as they are stored, and returns those that it computes with.
 TakeWeights = Callable[[StackPlace, Named[Array]], Named[Array]]
+TILE = 8, 128  # rows and columns of a tile of a TPU
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,26 @@ class Pass:
         """Keep a map's result for one token per row as its product lays it out in memory.
 
         XLA for TPUs would choose the layout that is best for what comes next, want the map's matrix to fit
-        it, and copy the stack of all layers' matrices first. A training step loses more without that choice.
+        it, and turn each layer's first. A training step loses more without that choice.
         """
         return lax.optimization_barrier(y) if self.stationary and self.kernels.platform == "tpu" else y
 
+    def as_stored(self, kernel: Array) -> Array:
+        """Take a layer's matrix [I, O] out of its stack in the layout of the stack, that with less padding.
+
+        XLA for TPUs would choose a layout for the matrix, and copy the stack of all layers' into it first.
+        Those that fsdp splits are left to it.
+        """
+        if self.kernels.platform != "tpu" or lax.axis_size(FSDP) > 1:
+            return kernel
+        of_in, of_out = kernel.shape
+        is_turned = _padded(of_out, of_in) < _padded(of_in, of_out)
+        return with_layout_constraint(kernel, Layout((1, 0) if is_turned else (0, 1)))
+
     def linear(self, x: Array, kernel: Array, width_out: int) -> Array:
         return linear(x, kernel, width_out, stationary=self.stationary)
+
+
+def _padded(rows: int, columns: int) -> int:
+    """Return the numbers in the whole tiles of a matrix."""
+    return -(-rows // TILE[0]) * -(-columns // TILE[1])

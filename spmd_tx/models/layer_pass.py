@@ -48,7 +48,7 @@ class LayerPass:
 
         if isinstance(matrix, Packed) and self.how.remat == "none":  # which would keep what is decoded
             run = jax.checkpoint(run, prevent_cse=False)
-        return run(x, matrix)
+        return run(x, matrix if isinstance(matrix, Packed) else self.how.as_stored(matrix))
 
     def norm(self, x: Array, name: str) -> Array:
         """Apply one of the layer's norms over the model width; return all T on every device."""
