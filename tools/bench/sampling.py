@@ -46,8 +46,8 @@ class Sampler:
         model = self.engine.model
         plan, invariant = self.engine.plan, self.engine.setup.batch_invariant
         how = {"on_cpu": plan.on_cpu, "batch_invariant": invariant, "speculates": self.speculates}
-        how |= {"draft_cost": plan.draft_cost if self.speculates else 0.0}
-        shapes = SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows, **how)
+        draft_cost = plan.draft_cost if self.speculates else 0.0
+        shapes = SamplingShapes(1, CONTEXT, PAGE_SIZE, self.rows, draft_cost=draft_cost, **how)
         self.bank = VersionBank(BANK_SLOTS, Path(tempfile.gettempdir()))
         self.batch = SampleBatch(
             SamplingModel(model, CONTEXT, None, batch_invariant=invariant),
