@@ -277,7 +277,6 @@ PLACES: dict[Place, str | None] = {
 # server makes, into paths that others quote; or numbers of processes into paths of Linux.
 OTHERS = {
     "cli/main.py",
-    "cli/script_logs.py",
     "cli/server.py",
     "cli/train.py",
     "cli/watch.py",
