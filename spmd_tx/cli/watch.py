@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
+LIST_SECONDS = 1.1  # after which the server's list of runs has those that were there before
 MOST_METRICS = 256  # of one request
 MOST_WAITING = 10_000  # steps, until the script has a run
 MOST_NAMED = 3  # logs in a message
@@ -128,6 +129,7 @@ class _Watcher:
 
     def end(self, code: int) -> None:
         """Send what is left, and how the script has ended. Says so where that is not possible."""
+        time.sleep(LIST_SECONDS)  # the script may have opened a run just now
         until = time.monotonic() + (PATIENCE_SECONDS if self._waiting or self._run else 0.0)
         while True:
             try:

@@ -58,6 +58,7 @@ class Receiver:
 @pytest.fixture
 def receiver(monkeypatch):
     monkeypatch.setattr(watch, "EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "LIST_SECONDS", 0.0)
     monkeypatch.setattr(watch.signal, "signal", lambda *_: None)  # those of pytest stay
     made = Receiver()
     thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
