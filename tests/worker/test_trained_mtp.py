@@ -151,4 +151,4 @@ def test_a_trained_layer_saves_steps(engine, trained):
     counts = sample(engine, untrained)
     print(f"untrained: {counts}")
     assert counts.right < 0.2 * (counts.right + counts.wrong)
-    assert counts.wrong < 8 * TOKENS / 4  # then it is given up; a row that reads ahead costs little in so short a text
+    assert counts.wrong < 8 * TOKENS / 4  # then it is given up
