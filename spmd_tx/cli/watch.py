@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EVERY_SECONDS = 1.0
 PATIENCE_SECONDS = 10.0  # for a server, after the script has ended
-LIST_SECONDS = 1.1  # after which the server's list of runs has those that were there before
+LIST_SECONDS = 1.1  # after which a list of runs is none that the server has kept (http/shared_answers.py)
 MOST_METRICS = 256  # of one request
 MOST_WAITING = 10_000  # steps, until the script has a run
 MOST_NAMED = 3  # logs in a message

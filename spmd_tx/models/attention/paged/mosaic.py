@@ -67,19 +67,18 @@ def attend(
     if window:
         firsts_I = jnp.min(jnp.where(positions_IQ < 0, lasts_I[:, None], positions_IQ), axis=1)
         befores_I = jnp.maximum(firsts_I - window, -1)
-    last_step, tiles, kept = b * steps - 1, 1, []
-    of_steps, slots_B = [jnp.atleast_1d(index), lasts_I, befores_I], None
+    last_step, tiles, per = b * steps - 1, 1, 0
+    groups, all_queries, kept, slots_B = [], [], [], None
     if shared is not None:
         per, most = queries // group, _most_rows(heads, queries, group, e)
-        tiles = -(-most // per)
+        tiles, lasts_I = -(-most // per), lasts_I[shared.rows]
         is_first_I = shared.members > 0
         befores_I = jnp.where(is_first_I, -1, shared.blocks * pages * page_size - 1)
-        of_steps = [of_steps[0], lasts_I[shared.rows], befores_I]
-        of_steps += [shared.rows, shared.members, shared.places, shared.blocks]
+        groups = [shared.rows, shared.members, shared.places, shared.blocks]
         slots_B = jnp.zeros_like(lasts_I).at[shared.rows].set(shared.places % per, unique_indices=True)
         is_its_BR = jnp.arange(queries)[None] // group == slots_B[:, None]
         q_BKRE = jnp.where(is_its_BR[:, None, :, None], _repeated(q_BKRE[:, :, :group], queries), 0)
-        positions_BR = jnp.where(is_its_BR, positions_BT, -1)
+        positions_BR, all_queries = jnp.where(is_its_BR, positions_BT, -1), [q_BKRE]
         kept = [
             pltpu.VMEM((most, heads, queries, e), q_BTNE.dtype),
             pltpu.VMEM((tiles, heads, queries, e), q_BTNE.dtype),
@@ -99,6 +98,7 @@ def attend(
             memory_space=pltpu.SMEM,
         )
 
+    of_steps = [jnp.atleast_1d(index), lasts_I, befores_I, *groups]
     of_queries = pl.BlockSpec((1, heads, queries, e), of_step)
     sinks = []
     if sinks_N is not None:
@@ -111,7 +111,7 @@ def attend(
             *(table(0), table(1)),
             pl.BlockSpec((1, queries, 1), lambda step, *scalars: (row(step, *scalars), step % steps, 0)),
             *(pl.BlockSpec((heads, queries, 1), lambda step, *_: (0, step % steps, 0)) for _ in sinks),
-            *(of_queries, *(anywhere for _ in kept[:1]), anywhere, anywhere),
+            *(of_queries, *(anywhere for _ in all_queries), anywhere, anywhere),
         ],
         out_specs=of_queries,
         scratch_shapes=[
@@ -124,7 +124,7 @@ def attend(
         ],
     )
     call = pl.pallas_call(
-        partial(_kernel, window, bool(sinks), queries // group if shared is not None else 0),
+        partial(_kernel, window, bool(sinks), per),
         out_shape=output(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
         grid_spec=grid,
         compiler_params=None if interpret else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
@@ -132,10 +132,10 @@ def attend(
         interpret=interpret,
         name="paged_attention",
     )
-    tables, all_queries = tables_BN[:, None], [q_BKRE for _ in kept[:1]]
+    tables = tables_BN[:, None]
     y_BKRE = call(*of_steps, tables, tables, positions_BR[..., None], *sinks, q_BKRE, *all_queries, *pools)
     if slots_B is not None:
-        y_BKSGE = y_BKRE[:, :, : queries // group * group].reshape(b, heads, -1, group, e)
+        y_BKSGE = y_BKRE[:, :, : per * group].reshape(b, heads, -1, group, e)
         y_BKRE = jnp.take_along_axis(y_BKSGE, slots_B[:, None, None, None, None], axis=2)[:, :, 0]
     return by_token(y_BKRE, t, group)
 
