@@ -25,7 +25,11 @@ Line = list[str]  # its cells
 
 
 def lines(cases: Sequence[Case], found: dict[str, Reports], before: Sequence[Line] = ()) -> list[Line]:
-    """Return the lines of the table, in the order of the cases. ``before`` are those that the page has."""
+    """Return the lines of the table, in the order of the cases. ``before`` are those that the page has.
+
+    Models that also make drafts have no lines of their own.
+    """
+    cases = [case for case in cases if case.speculation == "off"]
     kept = {(*line[:3], _role(line[3])): line for line in before}
     for case in cases:
         for role in ROLES:

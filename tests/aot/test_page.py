@@ -46,6 +46,13 @@ def test_what_is_not_compiled_again_keeps_its_line():
     assert [line[3] for line in lines([CASE], {NAME: found}, [old])] == ["train mlp 4x2048"]
 
 
+def test_a_model_that_also_makes_drafts_has_no_second_line():
+    (drafting,) = read(f'["{NAME} speculation=mtp"."train"]\nsorts = 0\n')
+    old = ["qwen3-8b", "8 x h100", "8, 1, 1", "train full 4x2048", "1", "2", "3", "4"]
+    found = {drafting.name: Reports(case=drafting.name, programs={"train": program("train mlp 4x2048")})}
+    assert lines([CASE, drafting], found, [old]) == [old]
+
+
 def test_each_size_of_an_image_has_its_line():
     (case,) = read(f'["{NAME}"."encode 1024"]\nsorts = 0\n["{NAME}"."encode 4096"]\nsorts = 0\n')
     names = ["encode 1024", "encode 4096"]
