@@ -37,4 +37,4 @@ class JoinedWrites:
     def _send(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0
         if held and not self._transport.is_closing():
-            self._transport.writelines(held)
+            self._transport.write(b"".join(held))  # writelines does not hold writers up before Python 3.12.9
