@@ -1,7 +1,9 @@
 """Collectives: which devices take part, how much each of them has to send, and whether others wait for it."""
 
+import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,6 +20,8 @@ NAMES = (
 )
 LISTED = re.compile(r"replica_groups=\{(\{[\d,{} ]*\})\}")
 IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+ALONG = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}")
+AXIS = re.compile(r"([^:]+)(?::\((\d+)\)(\d+))?")
 PAIRS = re.compile(r"source_target_pairs=\{(\{[\d,{} ]*\})\}")
 SYNCHRONOUS = re.compile(r'"is_sync":\s*true')
 
@@ -70,16 +74,62 @@ def collective(module: HloModule, computation: Computation, instruction: Instruc
 
 
 def groups_of(attributes: str, devices: int) -> Groups:
-    """Return the groups of devices; all devices are one group where none is named."""
+    """Return the groups of devices; all devices are one group where none is named.
+
+    XLA lists the members, or writes a shape with its transposition, or (in JAX 0.12) names axes of a mesh.
+    """
     iota = IOTA.search(attributes)
     if iota:
-        shape, source, order = ([int(n) for n in part.split(",")] if part else [] for part in iota.groups())
-        ids = np.arange(int(np.prod(source))).reshape(source)
-        ids = ids.transpose(order) if order else ids
-        return tuple(tuple(int(one) for one in group) for group in ids.reshape(shape[0], -1))
+        shape, source, order = (_numbers(part) for part in iota.groups())
+        return _rows(_arranged(source, order).reshape(shape))
+    along = ALONG.search(attributes)
+    if along:
+        return _along(*along.groups())
     listed = LISTED.search(attributes) or PAIRS.search(attributes)
     if listed:
-        return tuple(
-            tuple(int(one) for one in group.split(",")) for group in re.findall(r"\{([\d, ]+)\}", listed[1])
-        )
+        return tuple(tuple(_numbers(group)) for group in re.findall(r"\{([\d, ]+)\}", listed[1]))
     return (tuple(range(devices)),)
+
+
+def _along(mesh: str, ids: str | None, axes: str) -> Groups:
+    """Return groups along axes of a mesh, ``'a'=2,'b'=8``; ``'b':(2)2`` is the middle of b as 2 x 2 x 2."""
+    lengths = {name: int(length) for name, length in (axis.rsplit("=", 1) for axis in mesh.split(","))}
+    parts: list[
+        tuple[str, int, int]
+    ] = []  # name, product of the lengths before it in its axis, and behind it
+    for axis in axes.split(","):
+        match = AXIS.fullmatch(axis)
+        if match is None or match[1] not in lengths:
+            raise ValueError(f"{axis!r} is no axis of the mesh {mesh}")
+        before = int(match[2] or 1)
+        parts.append((match[1], before, before * int(match[3] or lengths[match[1]])))
+    shape: list[int] = []
+    places: dict[tuple[str, int], int] = {}
+    for name, length in lengths.items():
+        cuts = {1, length, *(cut for part, *ends in parts if part == name for cut in ends)}
+        for before, behind in pairwise(sorted(cuts)):
+            places[name, before] = len(shape)
+            shape.append(behind // before)
+    grouped = [places[name, before] for name, before, behind in parts if behind > before]
+    others = [place for place in range(len(shape)) if place not in grouped]
+    if ids is None:
+        placed = np.arange(math.prod(shape))
+    elif order := re.fullmatch(r"(?:\[[\d,]+\]<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?", ids):
+        placed = _arranged(*(_numbers(part) for part in order.groups()))
+    else:
+        placed = np.array(_numbers(ids.strip("[]")))
+    members = placed.reshape(shape).transpose(*others, *grouped)
+    return _rows(members.reshape(-1, math.prod(shape[place] for place in grouped)))
+
+
+def _arranged(source: list[int], order: list[int]) -> np.ndarray:
+    ids = np.arange(math.prod(source)).reshape(source)
+    return ids.transpose(order) if order else ids
+
+
+def _rows(groups: np.ndarray) -> Groups:
+    return tuple(tuple(int(one) for one in group) for group in groups.reshape(len(groups), -1))
+
+
+def _numbers(written: str | None) -> list[int]:
+    return [int(number) for number in written.split(",")] if written else []
