@@ -66,6 +66,8 @@ class Compilation:
         self, awaited: Sequence[ProgramRequest], on_answer: Callable[[], None], *, only_awaited: bool = False
     ) -> None:
         """Send the orders that are due: for ``awaited`` programs and, if allowed, ahead of need."""
+        if not (awaited or self._awaited) and self.orders.is_complete:
+            return
         self._awaited = awaited
         self.orders.update_awaited(awaited)
         while (order := self.orders.next_order(only_awaited)) is not None:

@@ -8,7 +8,7 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.images.seen import SeenImages
@@ -82,7 +82,7 @@ class SampleBatch:
         self._pool.clear()
         of_devices = self._bank, self._shards, self._programs, self._pool
         self._admission = Admission(*of_devices, has_states=bool(limits.state_slots))
-        self._at_command: Iterable[SampleJob] = ()  # those of the command that is being planned
+        self._at_command: Callable[[], Iterable[SampleJob]] = tuple  # of the command that is being planned
         self._prefilled_last = False
         self._unanswered = 0  # Decodes
         self._speculates = False  # in the last one, so that nobody knows how many tokens it draws
@@ -90,7 +90,7 @@ class SampleBatch:
     @property
     def planned_for(self) -> set[str]:
         """The requests that were being planned when ``next_dispatch`` raised: all, unless some stand out."""
-        jobs = self._admission.at_work or self._at_command or self._jobs.values()
+        jobs = self._admission.at_work or self._at_command() or self._jobs.values()
         return {job.request_id for job in jobs if job not in self._aside}
 
     def start_over(self, lonely: Collection[str]) -> list[tuple[str, Outcome]]:
@@ -204,7 +204,7 @@ class SampleBatch:
 
     def _plan(self) -> None:
         """Plan prompts first, but never two Prefills in a row while rows wait for their next tokens."""
-        self._at_command = ()
+        self._at_command = tuple
         is_turn_of_rows = self._prefilled_last and any(shard.has_rows for shard in self._shards)
         may_prefill = self._admission.has_prompts and not is_turn_of_rows
         if may_prefill:
@@ -220,7 +220,7 @@ class SampleBatch:
         self._prefilled_last = bool(self._planned) or not admitted.plan.is_empty
         if admitted.plan.is_empty:
             return
-        self._at_command = admitted.jobs
+        self._at_command = lambda: admitted.jobs
         program = self._programs.prefill(admitted.plan.program)
         self._programs.programs.note_use(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
@@ -252,7 +252,7 @@ class SampleBatch:
         candidates = able_together(able, self._programs)
         if not any(candidates):
             return
-        self._at_command = {sample.job for samples in candidates for sample in samples}
+        self._at_command = lambda: {sample.job for samples in candidates for sample in samples}
         guessed = speculate(candidates, self._programs, self._guesses, is_known=not self._unanswered)
         if guessed is not None and self._unanswered:
             return  # what is drawn now decides what is likely to follow
@@ -268,7 +268,7 @@ class SampleBatch:
         chosen = [self._with_pages(shard, samples, steps) for shard, samples in in_shards]
         if choice.program is None:
             return
-        self._at_command = {each.job for each in (*(each for some in chosen for each in some), *riders)}
+        self._at_command = lambda: {each.job for each in chain(*chosen, riders)}
         if not any(chosen):  # all of them had to leave for lack of pages; others go on with those
             return self._plan_decode()
         self._admission.riding.decodes_read = beside is not None
@@ -294,9 +294,9 @@ class SampleBatch:
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
-        for sample in candidates:
-            self._at_command = (sample.job,)
-            while sample.is_resident and not shard.grow(sample, steps):
+        for sample in () if shard.grow(candidates, steps) else candidates:
+            self._at_command = partial(list, [sample.job])
+            while sample.is_resident and not shard.grow([sample], steps):
                 if sample.guess is not None or shard.drop_a_prompt():
                     sample.guess = None  # nobody leaves for what may be of no use
                     continue
@@ -338,7 +338,7 @@ class SampleBatch:
         if sample.stop_reason is None:
             if sample.is_spoilt and sample.is_resident:
                 self._leave(sample)
-            return self._wait_again(sample)
+            return None if sample.is_resident else self._wait_again(sample)
         self._guesses.ended(sample)
         if sample.is_resident:
             self._leave(sample)
@@ -365,7 +365,7 @@ class SampleBatch:
 
     def _wait_again(self, sample: Sample) -> None:
         """Put a preempted sample back in line once all of its tokens are known."""
-        if not sample.is_resident and not sample.outstanding:
+        if not sample.outstanding:
             self._shards[sample.shard].remember_state_left(sample)
             self._admission.put_back(sample)
 

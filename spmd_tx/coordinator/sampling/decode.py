@@ -1,6 +1,7 @@
 """Builds the Decode command for chosen samples. Pure."""
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from spmd_tx.protocol.commands import DRAFT_TOKENS, Decode
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
 COLUMNS = "source", "slots", "page_places", "page_counts", "states", "tokens", "positions", "remaining"
+OF_NOBODY = FRESH, *[0] * (len(COLUMNS) - 1)  # a row of these columns
 NO_MASK = NO_DRAFT = -1
 
 
@@ -33,18 +35,12 @@ def decode_command(
     has_images = any(sample.job.sight for samples in chosen for sample in samples)
     count = rows * len(chosen)
     placed = [place for shard, samples in enumerate(chosen) for place in rows_of(samples, shard * rows)]
-    settings = [of_nobody(vocab_size)] * count
-    for row, sample in placed:
-        alike = 1 if sample.guess is None else 1 + sample.guess.followers
-        settings[row : row + alike] = [sample.settings] * alike
-    columns, pages = _columns(placed, count, last_decode)
+    columns = _columns(placed, count, last_decode, vocab_size)
     if not has_states:
         del columns["states"]
     command = Decode(
         steps=steps,
         **columns,
-        **settings_columns(settings),
-        pages=pages,
         top=program.top,
         active=program.active,
         block=shape.block,
@@ -54,6 +50,8 @@ def decode_command(
         depths=np.zeros(count, np.int32) if program.speculative else None,
         drafts=np.full((count, DRAFT_TOKENS), NO_DRAFT, np.int32) if program.speculative else None,
     )
+    if not (has_images or shape.known_steps or program.speculative):
+        return command
     masks = dict[int, tuple[int, np.ndarray]]()  # each with its place; by their ids
     for row, sample in placed:
         if command.shifts is not None and sample.job.sight is not None:
@@ -111,24 +109,26 @@ def _constrain(command: Decode, row: int, sample: Sample, masks: dict[int, tuple
 
 
 def _columns(
-    placed: list[tuple[int, Sample]], count: int, last_decode: int
-) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the columns of whole numbers for so many rows, and the pages that come to rows."""
-    of_rows, pages = list[int](), list[int]()  # the former by rows
-    for _, sample in placed:
+    placed: list[tuple[int, Sample]], count: int, last_decode: int, vocab_size: int
+) -> dict[str, Any]:
+    """Return the columns for so many rows, and the pages that come to rows."""
+    of_rows, settings, pages = [OF_NOBODY] * count, [of_nobody(vocab_size)] * count, list[int]()
+    for row, sample in placed:
+        settings[row] = sample.settings
+        if sample.guess is not None:
+            settings[row + 1 : row + 1 + sample.guess.followers] = [sample.settings] * sample.guess.followers
+        bank, state, held = sample.bank, sample.state, len(sample.pages)
         if sample.decode == last_decode and not sample.begins_anew:  # its state is on the device
             had = sample.placed
-            of_rows += (sample.row, sample.bank, had, len(sample.pages) - had, sample.state, 0, 0, 0)
+            of_rows[row] = sample.row, bank, had, held - had, state, 0, 0, 0
             pages += sample.pages[had:]
         else:
-            of_rows += (FRESH, sample.bank, 0, len(sample.pages), sample.state)
-            of_rows += (_next_token(sample), sample.next_position, sample.steps_left)
+            fresh = _next_token(sample), sample.next_position, sample.steps_left
+            of_rows[row] = FRESH, bank, 0, held, state, *fresh
             pages += sample.pages
-    table = np.zeros((len(COLUMNS), count), np.int32)
-    table[0] = FRESH
-    rows = np.fromiter((row for row, _ in placed), np.intp, len(placed))
-    table[:, rows] = np.fromiter(of_rows, np.int32).reshape(-1, len(COLUMNS)).T
-    return dict(zip(COLUMNS, table, strict=True)), np.fromiter(pages, np.int32)
+    table = np.fromiter(chain.from_iterable(of_rows), np.int32, count * len(COLUMNS)).reshape(count, -1)
+    columns = zip(COLUMNS, table.T, strict=True)
+    return {**dict(columns), **settings_columns(settings), "pages": np.fromiter(pages, np.int32)}
 
 
 def _next_token(sample: Sample) -> int:

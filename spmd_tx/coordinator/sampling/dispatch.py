@@ -1,7 +1,7 @@
 """A command of a batch of samples, and what becomes of its reply."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from spmd_tx.coordinator.requests.failures import failure
 from spmd_tx.coordinator.requests.records import Failed, Outcome
@@ -12,8 +12,7 @@ from spmd_tx.protocol.reports import Reply
 Absorb = Callable[[Reply], list[tuple[str, Outcome]]]  # returns finished requests: (request_id, outcome)
 
 
-@dataclass(frozen=True)
-class Dispatch:
+class Dispatch(NamedTuple):
     """Holds a command that is ready to be sent."""
 
     command: AnyCommand

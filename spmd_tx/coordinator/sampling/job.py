@@ -139,7 +139,8 @@ class Sample:
     @property
     def steps_left(self) -> int:
         """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
-        return self.behind + (self.undecided if self.guide is None else self.draws_left)
+        undecided = self.job.max_tokens - len(self.tokens) - self.outstanding
+        return self.behind + (undecided if self.guide is None else self.draws_left)
 
     @property
     def steps_wanted(self) -> int:
@@ -154,9 +155,8 @@ class Sample:
         Its state must be on the device, because it was in the last Decode, or known, because no token of it
         is outstanding.
         """
-        if self.prefill is not None or not self.steps_left:
-            return False
-        return not self.outstanding or (self.decode == last_decode and not self.begins_anew)
+        is_known = not self.outstanding or (self.decode == last_decode and not self.begins_anew)
+        return is_known and self.prefill is None and self.steps_left > 0
 
     @property
     def next_position(self) -> int:

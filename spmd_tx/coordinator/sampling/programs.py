@@ -5,6 +5,7 @@ A program may be larger than needed; the better one is compiled meanwhile.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,8 +18,7 @@ from spmd_tx.protocol.commands import CHUNK_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 
 
-@dataclass(frozen=True)
-class DecodeShape:
+class DecodeShape(NamedTuple):
     """Holds the sizes of a Decode."""
 
     program: ProgramShape

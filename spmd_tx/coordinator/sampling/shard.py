@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys, PrefixCache, pages_for
 from spmd_tx.coordinator.sampling.cache.routing_pages import RoutingPages
@@ -329,14 +330,16 @@ class Shard:
         chosen = sorted(able, key=lambda sample: (ranks[sample], sample.age))[: self.rows]
         return sorted(chosen, key=lambda sample: sample.age)
 
-    def grow(self, sample: Sample, steps: int) -> bool:
-        """Give a sample the pages that a Decode of ``steps`` steps may write; False if too few are free."""
-        missing = pages_for(sample.last_position(steps) + 1, self._page_size) - len(sample.pages)
-        if missing <= 0:
-            return True
+    def grow(self, samples: Sequence[Sample], steps: int) -> bool:
+        """Give samples the pages that a Decode of ``steps`` steps may write; False if too few are free."""
+        counts = [each.last_position(steps) // self._page_size + 1 - len(each.pages) for each in samples]
+        missing = sum([count for count in counts if count > 0])
         if missing > self.pool.free:
             return False
-        sample.pages += self.pool.take(missing)
+        pages = iter(self.pool.take(missing))
+        for sample, count in zip(samples, counts, strict=True):
+            if count > 0:
+                sample.pages += islice(pages, count)
         return True
 
     def drop_a_prompt(self) -> bool:

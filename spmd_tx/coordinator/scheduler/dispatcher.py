@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from spmd_tx.coordinator.mesh.compilation import SettledProgram
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -43,8 +43,7 @@ COMMAND_COST = 256
 Outcomes = list[tuple[str, Outcome]]
 
 
-@dataclass(frozen=True)
-class _Sent:
+class _Sent(NamedTuple):
     reply: asyncio.Future[Reply]
     absorb: Callable[[Reply], Outcomes]
     side: str
@@ -120,7 +119,7 @@ class Dispatcher:
     def restart_sampling(self, without: Iterable[str]) -> Outcomes:
         """Plan samples anew, but for some; what has been sent is carried out for nobody."""
         self._sent = deque(
-            replace(sent, absorb=_nothing) if sent.side == SAMPLING and sent.requests else sent
+            sent._replace(absorb=_nothing) if sent.side == SAMPLING and sent.requests else sent
             for sent in self._sent
         )
         lonely = self._table.in_danger_of(Danger.PLANNING)
@@ -334,7 +333,8 @@ class Dispatcher:
         count_images(command)
         self._sent.append(_Sent(reply, absorb, payer.side, requests, tuple(steps)))
         self._sides.charge({payer.side: charged})
-        self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
+        if payer.sessions:
+            self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
         charge = Charge(payer, work, charged, self._clock(), requests)
         move = command if isinstance(command, Move) else None
         reply.add_done_callback(partial(self._replied, charge, move))
@@ -351,7 +351,8 @@ class Dispatcher:
         self._log.worked(charge.requests, seconds)
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})
-        self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
+        if payer.sessions:
+            self._sessions.correct({session: part * missing for session, part in payer.sessions.items()})
         if move is not None:
             measure_move(move, reply.result(), seconds)
 

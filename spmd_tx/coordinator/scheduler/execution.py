@@ -187,8 +187,7 @@ class Execution:
     def _advance(self) -> None:
         """Do all that can be done now."""
         self._tasks.raise_error()
-        with self._faults.contained():
-            self._resolve(self._dispatcher.absorb())
+        self._faults.contain(lambda: self._resolve(self._dispatcher.absorb()))
         self._discard(self._versions.bank.take_abandoned())
         arrivals, self._arrivals = self._arrivals, []
         for request in arrivals:
@@ -196,8 +195,7 @@ class Execution:
         self._gate.admit_those_who_may()
         self._release()
         ready = [self.lines[model_id].model for model_id in self._ready if model_id in self.lines]
-        with self._faults.contained():
-            self._dispatcher.dispatch(ready)
+        self._faults.contain(partial(self._dispatcher.dispatch, ready))
         self._ready = {model.id: None for model in ready if model.unsent}
 
     def _resolve(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:

@@ -5,8 +5,7 @@ then on: planned again, each in commands of its own. One that cannot be planned 
 begin anew, since what was noted for them may be half done.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.requests.records import Failed, Outcome
@@ -28,11 +27,10 @@ class PlanningFaults:
     resolve: Callable[[Iterable[tuple[str, Outcome]]], None]
     wake: Callable[[], None]
 
-    @contextmanager
-    def contained(self) -> Iterator[None]:
+    def contain(self, work: Callable[[], None]) -> None:
         """Go on after an error, unless it is intended, or planning again would not tell whom it is about."""
         try:
-            yield
+            work()
         except BaseException as error:
             let_pass(error)
             planned_for = self.dispatcher.planned_for

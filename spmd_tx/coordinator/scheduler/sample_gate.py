@@ -53,6 +53,8 @@ class SampleGate:
             self._held.append(state)
 
     def admit_those_who_may(self) -> None:
+        if not self._held:
+            return
         is_one_alone = any(
             each.status is RequestStatus.BEGUN and each.request.kind == "sample"
             for each in self.table.in_danger_of(Danger.WORKERS)

@@ -5,22 +5,23 @@ A tenant is the owner of API keys. On a server without keys there is one, whose 
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from spmd_tx.coordinator.runtime.fair_shares import MOST_AWAY, FairShares
 from spmd_tx.coordinator.scheduler.command_seconds import CommandWork
 
+NOBODY: Mapping[str, float] = MappingProxyType({})
 
-@dataclass(frozen=True)
-class Payer:
+
+class Payer(NamedTuple):
     """Says whose share of the devices' time a command takes."""
 
     side: str
-    sessions: Mapping[str, float] = field(default_factory=dict)  # the part of each; of training only
+    sessions: Mapping[str, float] = NOBODY  # the part of each; of training only
 
 
-@dataclass(frozen=True)
-class Charge:
+class Charge(NamedTuple):
     """Holds what a command was charged for when it was sent."""
 
     payer: Payer

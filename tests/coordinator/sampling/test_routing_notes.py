@@ -1,7 +1,5 @@
 """The experts that are kept of a sample are those of its tokens, whatever happened to it on the way."""
 
-from dataclasses import replace
-
 import msgspec
 import numpy as np
 import pytest
@@ -53,7 +51,7 @@ class MixtureBench(Bench):
             self.routings |= {name: outcome.notes.get("routing") for name, outcome in ended}
             return ended
 
-        self.in_flight[0] = (replace(dispatch, absorb=kept), reply)
+        self.in_flight[0] = (dispatch._replace(absorb=kept), reply)
         super().absorb()
 
     def routing(self, name: str) -> Routing:

@@ -48,7 +48,7 @@ MUTANTS = {
     "any admission": (Admission, "admit", of_line),
     "shares": (Admission, "_share", of_line),
     "end of a plan": (PrefillPlan, "command", of_plan),
-    "pages": (Shard, "grow", lambda self, sample, steps: has_poison(sample.job)),
+    "pages": (Shard, "grow", lambda self, samples, steps: any(has_poison(each.job) for each in samples)),
     "candidates": (
         Shard,
         "candidates",
