@@ -156,9 +156,10 @@ class MicroBatch:
             like = next((values for values in given if values is not None), None)
             if like is None:
                 continue
-            fill = ROUTER_CHOOSES if field == "experts" else 0
-            scattered[field] = np.full((self.size * self.blocks, *like.shape[1:]), fill, like.dtype)
+            scattered[field] = array = np.zeros((self.size * self.blocks, *like.shape[1:]), like.dtype)
+            if field == "experts":
+                array[:] = ROUTER_CHOOSES
             for values, destination in zip(given, destinations, strict=True):
                 if values is not None:
-                    scattered[field][destination] = values
+                    array[destination] = values
         return type(parts[0])(**scattered)
