@@ -3,7 +3,8 @@
 Of each kind of command it says how many there were, of how many the device had the next one when it ended
 the one before, and how long it waited for the others (pauses of the client are left out). Of the scheduler it
 says what CPU time its turns took, by the commands that they sent: to take in replies, to plan, to encode and
-to send. The first turn of each kind does not count. decode: samples alone. train: steps sent at once. rl:
+to send; and what its thread took since the turn before, with receiving and all else that it does. The first
+turn of each kind does not count. decode: samples alone. train: steps sent at once. rl:
 samples and steps of two clients side by side.
 
 With --no-device commands are answered at once. On few cores this is the cost of the scheduler's work alone:
@@ -114,15 +115,19 @@ def figures(commands: list[dict[str, Any]]) -> list[str]:
 
 def scheduler_figures(turns: list[dict[str, Any]]) -> list[str]:
     """Return a line for the turns of the scheduler that sent the same commands, without the first of them."""
-    by_sent: dict[str, list[float]] = {}
+    by_sent: dict[str, list[tuple[float, float]]] = {}
     for turn in turns:
-        by_sent.setdefault(", ".join(turn["sent"]) or "nothing", []).append(turn["cpu"] / 1e6)
+        cpu = turn["cpu"] / 1e6, turn["all"] / 1e6
+        by_sent.setdefault(", ".join(turn["sent"]) or "nothing", []).append(cpu)
     lines = []
     for sent, milliseconds in sorted(by_sent.items()):
         if len(milliseconds) > 1:
-            p50, p95 = np.percentile(milliseconds[1:], [50, 95])
+            (p50, its_thread), (p95, _) = np.percentile(milliseconds[1:], [50, 95], axis=0)
             count = len(milliseconds) - 1
-            lines.append(f"scheduler sends {sent}: p50 {p50:.3f}, p95 {p95:.3f} ms of CPU in {count} turns")
+            lines.append(
+                f"scheduler sends {sent}: p50 {p50:.3f}, p95 {p95:.3f} ms of CPU in {count} turns; "
+                f"its thread p50 {its_thread:.3f}"
+            )
     return lines
 
 

@@ -1,8 +1,8 @@
 """Serves with real workers, and notes what planning costs; host_gaps.py starts it.
 
 The file that the environment variable BENCH_PLANNING names gets a JSON line for each time that the
-scheduler has looked for something to do: when, the CPU nanoseconds of its thread, and the names of the
-commands that it has sent.
+scheduler has looked for something to do: when, the CPU nanoseconds of its thread, those since the time
+before, and the names of the commands that it has sent.
 """
 
 import argparse
@@ -27,7 +27,7 @@ PLANNING = "BENCH_PLANNING"
 def note_planning(path: str) -> None:
     advance: Callable[[Execution], None] = Execution._advance
     send = Hub.send
-    names = list[str]()
+    names, last = list[str](), 0
     file = open(path, "a", buffering=1)  # noqa: SIM115, open as long as the process
 
     def noted_send(hub: Hub, command, requests=()):  # noqa: ANN001, ANN202, those of Hub.send
@@ -35,11 +35,14 @@ def note_planning(path: str) -> None:
         return send(hub, command, requests)
 
     def noted_advance(execution: Execution) -> None:
-        cpu = time.thread_time_ns()
+        nonlocal last
+        began = time.thread_time_ns()
         advance(execution)
-        cpu = time.thread_time_ns() - cpu
-        print(json.dumps({"at": time.monotonic_ns(), "cpu": cpu, "sent": names}), file=file)
+        ended = time.thread_time_ns()
+        line = {"at": time.monotonic_ns(), "cpu": ended - began, "all": ended - last, "sent": names}
+        print(json.dumps(line), file=file)
         names.clear()
+        last = time.thread_time_ns()
 
     Hub.send = noted_send  # pyright: ignore[reportAttributeAccessIssue]
     Execution._advance = noted_advance  # pyright: ignore[reportAttributeAccessIssue]
