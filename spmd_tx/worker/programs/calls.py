@@ -117,7 +117,7 @@ class Calls:
         """Yield the call of each block. It takes what the one before has left in ``state``."""
         active, slots = _active_slots(command, self._setup.bank_slots)
         fields = {name: getattr(command, name) for name in DecodeRows.__dataclass_fields__}
-        of_rows, of_chunk = np.split(slots, [command.slots.size])
+        of_rows, of_chunk = slots[: command.slots.size], slots[command.slots.size :]
         fields |= {"slots": of_rows, "shifts": self._shifts(command)}
         if (chunk := command.chunk) is not None:
             following = np.roll(chunk.tokens, -1, axis=1)

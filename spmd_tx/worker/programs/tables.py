@@ -20,11 +20,14 @@ def table_changes(command: Decode, shards: int, rows: int) -> Iterator[tuple[np.
     of_command = command.source.reshape(shards, -1)
     source[:, : of_command.shape[1]] = of_command
     moves = bool(((source >= 0) & (source != np.arange(rows))).any())
-    counts = command.page_counts
+    counts, width = command.page_counts, of_command.shape[1]
     row = np.repeat(np.arange(counts.size), counts)
-    place = np.arange(row.size) - np.repeat(np.cumsum(counts) - counts, counts)
-    entries = np.stack([row % of_command.shape[1], place + command.page_places[row], command.pages], axis=1)
-    per_shard = np.bincount(row // of_command.shape[1], minlength=shards)
+    # By rows: the place of a page in its table, less its place in the command.
+    beyond = command.page_places + counts - np.cumsum(counts)
+    entries = np.empty((row.size, 3), np.int32)
+    entries[:, 0], entries[:, 2] = row % width, command.pages
+    entries[:, 1] = np.arange(row.size) + beyond[row]
+    per_shard = counts.reshape(shards, width).sum(axis=1)
     ends = np.cumsum(per_shard)
     calls = max(int(moves), -(-int(per_shard.max()) // TABLE_ENTRIES))
     for number in range(calls):
