@@ -17,7 +17,7 @@ from spmd_tx.protocol.commands import DRAFT_TOKENS, Decode
 FRESH = -1  # source of a row whose state comes from the coordinator
 DRAW = -1  # in place of a token that is not known
 COLUMNS = "source", "slots", "page_places", "page_counts", "states", "tokens", "positions", "remaining"
-OF_NOBODY = FRESH, *[0] * (len(COLUMNS) - 1)  # a row of these columns
+OF_NOBODY: tuple[int, ...] = (FRESH, *[0] * (len(COLUMNS) - 1))  # a row of these columns
 NO_MASK = NO_DRAFT = -1
 
 
