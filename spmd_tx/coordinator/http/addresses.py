@@ -1,9 +1,8 @@
 """Reads which checkpoint the path of a route names."""
 
-from litestar import Request
 from litestar.params import FromPath
 
-from spmd_tx.coordinator.http.services import Accessible
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.http.unknown_parameters import refuse_parameters
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -12,7 +11,7 @@ OF_THE_SDK = "x-stainless-package-version"  # a header that the SDK sends with e
 
 
 async def provide_address(
-    request: Request, access: Accessible, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
+    call: ApiCall, run_id: FromPath[str], kind: FromPath[str], name: FromPath[str]
 ) -> CheckpointPath:
     """Return the checkpoint that the route's path names; it need not exist.
 
@@ -20,7 +19,7 @@ async def provide_address(
     parameters that the route does not know.
     """
     path = checkpoint_paths.parse(f"tinker://{run_id}/{kind}/{name}")
-    if OF_THE_SDK in request.headers:
-        await access.check_meant(path)
-    refuse_parameters(request)
+    if OF_THE_SDK in call.request.headers:
+        await call.check_meant(path)
+    refuse_parameters(call.request)
     return path

@@ -38,7 +38,7 @@ from spmd_tx.coordinator.http.openai.response_routes import (
 )
 from spmd_tx.coordinator.http.openai.routes import OpenAIController, OpenAIInTrajectoryController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
-from spmd_tx.coordinator.http.services import Services, provide_access, provide_services
+from spmd_tx.coordinator.http.services import Services, provide_call, provide_services
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
 from spmd_tx.coordinator.http.tinker.downloads import DownloadsController
 from spmd_tx.coordinator.http.tinker.futures import FuturesController
@@ -102,7 +102,7 @@ def make_app(services: Services) -> Litestar:
         before_request=refuse_unknown,
         dependencies={
             "services": Provide(provide_services, sync_to_thread=False),
-            "access": Provide(provide_access, sync_to_thread=False),
+            "call": Provide(provide_call, sync_to_thread=False),
             "address": Provide(provide_address),
         },
         exception_handlers=error_shapes.handlers((OPENAI_ERRORS, ANTHROPIC_ERRORS)),

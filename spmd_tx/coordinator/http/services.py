@@ -170,8 +170,16 @@ async def open_services(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class RouteCall(Access):
+    """Is the call of a route that knows its caller: what the caller may see, and what the route needs."""
+
+    request: Request
+    services: Services
+
+
+ApiCall = NamedDependency[RouteCall]
 Service = NamedDependency[Services]
-Accessible = NamedDependency[Access]
 Addressed = NamedDependency[CheckpointPath]
 
 
@@ -179,9 +187,16 @@ def provide_services(state: State) -> Services:
     return state.services
 
 
-def provide_access(request: Request, services: Service) -> Access:
-    """Depends on the services so that Litestar resolves the two in sequence, without tasks of their own."""
-    return Access(request.auth, services.catalog, services.checkpoints, services.queue)
+def provide_call(request: Request, state: State) -> RouteCall:
+    services: Services = state.services
+    return RouteCall(
+        request.auth,
+        services.catalog,
+        services.checkpoints,
+        services.queue,
+        request=request,
+        services=services,
+    )
 
 
 def check_running(services: Services, base: ServedBase) -> None:

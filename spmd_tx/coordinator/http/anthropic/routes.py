@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Controller, Response, get, post
 from litestar.params import FromPath, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
@@ -22,7 +22,7 @@ from spmd_tx.coordinator.http.anthropic.schemas import (
     TokenCountRequest,
 )
 from spmd_tx.coordinator.http.authentication import PROMPTS, READS
-from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
@@ -35,59 +35,53 @@ class MessagesController(Controller):
     path = "/anthropic/api/v1"
 
     @get("/models")
-    async def entries(self, services: Service, access: Accessible) -> ModelEntries:
+    async def entries(self, call: ApiCall) -> ModelEntries:
         """List the base models, and the newest checkpoints that can be sampled."""
-        base = [_entry(name, 0) for each in services.bases.all for name in each.names.names]
-        checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
+        base = [_entry(name, 0) for each in call.services.bases.all for name in each.names.names]
+        checkpoints = await listings.sampler_checkpoints(call.services.database, call.caller)
         data = [*base, *(_entry(row.tinker_path, row.created_at) for row in checkpoints)]
         return ModelEntries(data, data[0].id, data[-1].id)
 
     @get("/models/{model:path}")
-    async def entry(
-        self, model: FromPath[Path], request: Request, services: Service, access: Accessible
-    ) -> ModelEntry:
+    async def entry(self, model: FromPath[Path], call: ApiCall) -> ModelEntry:
         """Return the base model, or a checkpoint that can be sampled."""
-        sent = unquote(request.scope["raw_path"].decode("latin-1").partition("/models/")[2])
+        sent = unquote(call.request.scope["raw_path"].decode("latin-1").partition("/models/")[2])
         name = sent or str(model)
-        weights = await services.implicit_samplers.find(name, access)
+        weights = await call.services.implicit_samplers.find(name, call)
         return _entry(name, weights.saved_at)
 
     @post("/messages/count_tokens", status_code=HTTP_200_OK, opt=PROMPTS | READS)
-    async def count_tokens(
-        self, data: JSONBody[TokenCountRequest], request: Request, services: Service, access: Accessible
-    ) -> TokenCount:
+    async def count_tokens(self, data: JSONBody[TokenCountRequest], call: ApiCall) -> TokenCount:
         """Count the tokens of a prompt."""
-        body = await request.body()
+        body = await call.request.body()
         fields.check(body, data)
-        base = (await services.implicit_samplers.find(data.model, access)).base
-        open_seal = partial(services.turn_seals.open, access.caller.owner)
+        base = (await call.services.implicit_samplers.find(data.model, call)).base
+        open_seal = partial(call.services.turn_seals.open, call.caller.owner)
         return TokenCount(len((await prompting.make(data, [], len(body), base, open_seal)).tokens))
 
     @post("/messages", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
-    async def messages(
-        self, data: JSONBody[MessagesRequest], request: Request, services: Service, access: Accessible
-    ) -> Response[Any]:
+    async def messages(self, data: JSONBody[MessagesRequest], call: ApiCall) -> Response[Any]:
         """Write the next message of a conversation."""
-        body, owner = await request.body(), access.caller.owner
-        kept = await kept_turns(request, services, access, "messages", data.model)
+        body, owner = await call.request.body(), call.caller.owner
+        kept = await kept_turns(call, "messages", data.model)
         data = with_settings(data, kept)
         fields.check(body, data)
-        sampler = await services.implicit_samplers.of(data.model, access)
+        sampler = await call.services.implicit_samplers.of(data.model, call)
         stops, base = data.stop_sequences or [], sampler.base
-        open_seal = partial(services.turn_seals.open, owner)
+        open_seal = partial(call.services.turn_seals.open, owner)
         prompt = await prompting.make(data, stops, len(body), base, open_seal, kept)
         settings = DrawSettings(
             stops=stops, temperature=data.temperature, top_k=data.top_k, top_p=data.top_p, seed=data.seed
         )
         ends = prompt.text.eos_token_ids
         sample = chat_sample(prompt.tokens, settings, data.max_tokens, ends, base.limits)
-        call = await begin_chat(prompt, sample, sampler, services, access)
-        (request_id,) = call.stream.request_ids
-        seal = services.turn_seals.seal(owner, f"{request_id}:0")
+        generation = await begin_chat(prompt, sample, sampler, call)
+        (request_id,) = generation.stream.request_ids
+        seal = call.services.turn_seals.seal(owner, f"{request_id}:0")
         head = MessageHead(f"msg_{request_id}", data.model, seal, len(prompt.tokens))
         if data.stream:
-            return stream_events(call, MessageEvents(head, call.stream.cached_so_far))
-        message = blocks.whole_message(head, await whole_reply(call, request))
+            return stream_events(generation, MessageEvents(head, generation.stream.cached_so_far))
+        message = blocks.whole_message(head, await whole_reply(generation, call.request))
         return Response(msgspec.json.encode(message), media_type=JSON)
 
 

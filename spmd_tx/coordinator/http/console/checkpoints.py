@@ -20,7 +20,7 @@ from spmd_tx.coordinator.catalog.listings import (
 )
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
-from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.requests.runs.curve_columns import LOSS, REWARD, TOKENS, reading_order
 from spmd_tx.coordinator.requests.runs.run_metrics import Values
@@ -43,8 +43,7 @@ class SavedCheckpointsController(Controller):
     @get("/", opt=UNMETERED, guards=[in_turn])
     async def checkpoints(
         self,
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         run: FromQuery[str | None] = None,
         metric: FromQuery[str | None] = None,
         limit: FromQuery[int] = MOST,
@@ -55,10 +54,10 @@ class SavedCheckpointsController(Controller):
             if text is not None and (len(text) > CHARACTERS or "\0" in text):
                 raise InvalidRequest(f"{name} is {text[:40]!r}...; give {CHARACTERS} characters at most")
         query = _SavedQuery(run, metric, ListingPage(offset, min(limit, MOST)))
-        room = PageRoom(services.config.bounds.answer_bytes)
-        key = "checkpoints", access.caller.owner, access.caller.role, query, services.checkpoints.changes
-        return await services.shared_answers.get_costly(
-            key, lambda: _listed(services.database, query, access.caller, room)
+        room = PageRoom(call.services.config.bounds.answer_bytes)
+        key = "checkpoints", call.caller.owner, call.caller.role, query, call.services.checkpoints.changes
+        return await call.services.shared_answers.get_costly(
+            key, lambda: _listed(call.services.database, query, call.caller, room)
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
 from spmd_tx.coordinator.storage.tables import ApiKeyRow, UsageRow
@@ -35,36 +35,34 @@ class PeopleController(Controller):
     path = "/console/api"
 
     @get("/keys", opt=UNMETERED, guards=[in_turn])
-    async def keys(self, services: Service, access: Accessible) -> KeysResponse:
+    async def keys(self, call: ApiCall) -> KeysResponse:
         """List API keys, for admins only."""
-        _check_admin(access)
+        _check_admin(call)
         newest = select(ApiKeyRow).order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(MOST_KEYS)
-        async with services.database.reading() as db:
+        async with call.services.database.reading() as db:
             rows = (await db.scalars(newest)).all()
             count = await db.scalar(select(func.count(ApiKeyRow.id))) or 0
         now = time.time()
-        return KeysResponse([_shown(row, access.caller, now) for row in rows], count - len(rows))
+        return KeysResponse([_shown(row, call.caller, now) for row in rows], count - len(rows))
 
     @delete("/keys/{key_id:str}", status_code=HTTP_200_OK)
-    async def revoke_key(
-        self, key_id: FromPath[str], services: Service, access: Accessible
-    ) -> StatusResponse:
+    async def revoke_key(self, key_id: FromPath[str], call: ApiCall) -> StatusResponse:
         """Revoke a key. Its owner's sessions, models and checkpoints stay."""
-        _check_admin(access)
-        async with services.database.transaction() as db:
+        _check_admin(call)
+        async with call.services.database.transaction() as db:
             if await db.get(ApiKeyRow, key_id) is None:
                 raise NotFound(f"key {key_id!r} does not exist")
-            await keys.revoke(db, key_id, access.caller)
-        await services.keyring.look()
+            await keys.revoke(db, key_id, call.caller)
+        await call.services.keyring.look()
         return StatusResponse("ok")
 
     @get("/usage", opt=UNMETERED, guards=[in_turn])
-    async def usage(self, services: Service, access: Accessible, hours: FromQuery[int] = 24) -> UseResponse:
+    async def usage(self, call: ApiCall, hours: FromQuery[int] = 24) -> UseResponse:
         """Return what each owner has used, by the hour, in the last hours and the present one."""
-        _check_admin(access)
+        _check_admin(call)
         last = int(clock.now()) // HOUR_SECONDS * HOUR_SECONDS
         since = last - (min(max(hours, 1), MOST_HOURS) - 1) * HOUR_SECONDS
-        async with services.database.reading() as db:
+        async with call.services.database.reading() as db:
             entries = await _use(db, since)
         return UseResponse(since, last + HOUR_SECONDS - 1, entries[:MOST_ROWS], len(entries) > MOST_ROWS)
 

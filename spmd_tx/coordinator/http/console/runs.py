@@ -23,7 +23,7 @@ from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, Listi
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console.run_states import RunStates
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis, CurveWindow
@@ -107,8 +107,7 @@ class RunsController(Controller):
     )
     async def runs(
         self,
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         selected: NamedDependency[RunQuery],
         limit: FromQuery[int] = 50,
         cursor: FromQuery[int] = 0,
@@ -118,53 +117,45 @@ class RunsController(Controller):
         A page ends when its bytes are reached, and a search when it has taken long.
         """
         page = ListingPage(cursor, min(limit, 100)).clamped()
-        whose = access.caller.owner, access.caller.role
-        key = "runs", *whose, *page, selected, services.queue.news.told
-        return await services.shared_answers.get(
-            key, lambda: _listed(services, access.caller, selected, page)
+        whose = call.caller.owner, call.caller.role
+        key = "runs", *whose, *page, selected, call.services.queue.news.told
+        return await call.services.shared_answers.get(
+            key, lambda: _listed(call.services, call.caller, selected, page)
         )
 
     @get("/{run_id:str}", opt=UNMETERED, guards=[in_turn])
-    async def run(self, run_id: FromPath[str], services: Service, access: Accessible) -> Run:
+    async def run(self, run_id: FromPath[str], call: ApiCall) -> Run:
         """Return a run, with what its client has said of it."""
-        model = await access.model(run_id)
+        model = await call.model(run_id)
 
-        key = "run", model.id, services.queue.news.told
-        return await services.shared_answers.get(key, lambda: _run_of(services, model))
+        key = "run", model.id, call.services.queue.news.told
+        return await call.services.shared_answers.get(key, lambda: _run_of(call.services, model))
 
     @patch("/{run_id:str}")
-    async def change(
-        self,
-        run_id: FromPath[str],
-        data: JSONBody[ChangeRunRequest],
-        request: Request,
-        services: Service,
-        access: Accessible,
-    ) -> Run:
+    async def change(self, run_id: FromPath[str], data: JSONBody[ChangeRunRequest], call: ApiCall) -> Run:
         """Give a run another name or group in lists, or archive it, or take it back from there."""
         if data == ChangeRunRequest():
             raise InvalidRequest("send name, group or archived")
-        model = await access.model(run_id)
-        await take_turn(request, "changes")
-        services.quotas.check_metadata(access.caller, len(msgspec.json.encode(data)))
-        await services.catalog.label_model(model, data, access.caller)
-        services.queue.news.add(model.id)
-        return await _run_of(services, await services.catalog.model(model.id))
+        model = await call.model(run_id)
+        await take_turn(call.request, "changes")
+        call.services.quotas.check_metadata(call.caller, len(msgspec.json.encode(data)))
+        await call.services.catalog.label_model(model, data, call.caller)
+        call.services.queue.news.add(model.id)
+        return await _run_of(call.services, await call.services.catalog.model(model.id))
 
     @get("/{run_id:str}/metrics", opt=UNMETERED, guards=[in_turn], responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         after: FromQuery[int] = -1,
         logged_after: FromQuery[int] = -1,
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return metrics as ``/training_runs/.../metrics`` does, as of the last news or later."""
-        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
-        key = "metrics", *selection, services.queue.news.told
-        return _json(await services.shared_answers.get(key, lambda: _points(services, selection)))
+        selection = _MetricsSelection((await call.model(run_id)).id, after, logged_after, limit)
+        key = "metrics", *selection, call.services.queue.news.told
+        return _json(await call.services.shared_answers.get(key, lambda: _points(call.services, selection)))
 
     @get(
         "/{run_id:str}/curves",
@@ -174,22 +165,17 @@ class RunsController(Controller):
         dependencies={"choice": Provide(_choice, sync_to_thread=False)},
     )
     async def curves(
-        self,
-        run_id: FromPath[str],
-        request: Request,
-        services: Service,
-        access: Accessible,
-        choice: NamedDependency[_CurveChoice],
+        self, run_id: FromPath[str], call: ApiCall, choice: NamedDependency[_CurveChoice]
     ) -> Response[bytes]:
         """Return curves, of at most 1,000 points each, of part of the axis; without names, the first."""
-        model = await access.model(run_id)
+        model = await call.model(run_id)
 
         async def answer() -> bytes:
-            content = await services.curves.read(model.id, *choice)
+            content = await call.services.curves.read(model.id, *choice)
             return await compute(len(content), partial(gzip.compress, content, compresslevel=1))
 
-        key = "curves", model.id, choice, services.queue.news.told
-        return await _unpacked(await services.shared_answers.get(key, answer), request)
+        key = "curves", model.id, choice, call.services.queue.news.told
+        return await _unpacked(await call.services.shared_answers.get(key, answer), call.request)
 
 
 class RunMetricsController(Controller):
@@ -197,38 +183,32 @@ class RunMetricsController(Controller):
     async def metrics(
         self,
         run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         after: FromQuery[int] = -1,
         logged_after: FromQuery[int] = -1,
         limit: FromQuery[int] = MOST_POINTS,
     ) -> Response[bytes]:
         """Return the steps behind the one with the seq ``after``, and a client's own behind a number."""
-        selection = _MetricsSelection((await access.model(run_id)).id, after, logged_after, limit)
-        return _json(await _points(services, selection))
+        selection = _MetricsSelection((await call.model(run_id)).id, after, logged_after, limit)
+        return _json(await _points(call.services, selection))
 
     @post(METRICS, status_code=HTTP_200_OK)
     async def log(
-        self,
-        run_id: FromPath[str],
-        data: JSONBody[LogMetricsRequest],
-        request: Request,
-        services: Service,
-        access: Accessible,
+        self, run_id: FromPath[str], data: JSONBody[LogMetricsRequest], call: ApiCall
     ) -> StatusResponse:
         """Keep what a client knows, of a step of its own or of the next one that the server finishes."""
         if not 0 < len(data.metrics) <= MOST_METRICS:
             raise InvalidRequest(f"metrics has {len(data.metrics)} entries; send 1 to {MOST_METRICS}")
         if data.step is not None and not 0 <= data.step < 2**53:
             raise InvalidRequest(f"step is {data.step}; steps count from 0, and are below 2**53")
-        model = await access.model(run_id)
-        await take_turn(request, "changes")
-        await services.metric_names.add(model.id, data.metrics)
-        async with services.database.transaction() as db:
+        model = await call.model(run_id)
+        await take_turn(call.request, "changes")
+        await call.services.metric_names.add(model.id, data.metrics)
+        async with call.services.database.transaction() as db:
             newest = await rows.highest_number(db, model.id)
             size = await run_metrics.add_of_client(db, model.id, newest, data.step, data.metrics)
-            services.quotas.check_metrics(access.caller, size + ROW_BYTES)
-        services.queue.news.add(model.id)
+            call.services.quotas.check_metrics(call.caller, size + ROW_BYTES)
+        call.services.queue.news.add(model.id)
         return StatusResponse("success")
 
 
@@ -236,35 +216,35 @@ class OpenRunsController(Controller):
     path = "/console/api/open_runs"
 
     @get("/", opt=UNMETERED, guards=[in_turn])
-    async def open_runs(self, services: Service, access: Accessible) -> OpenRunsResponse:
+    async def open_runs(self, call: ApiCall) -> OpenRunsResponse:
         """Say how the newest runs are whose sessions are open: pages ask every few seconds."""
         query = (
             select(ModelRow, SessionRow)
             .join(SessionRow, SessionRow.id == ModelRow.session_id)
-            .where(SessionFilter().of(access.caller), SessionRow.ended_at.is_(None))
+            .where(SessionFilter().of(call.caller), SessionRow.ended_at.is_(None))
             .order_by(ModelRow.created_at.desc(), ModelRow.id)
             .limit(MOST_OPEN + 1)
         )
 
         async def answer() -> OpenRunsResponse:
-            states = RunStates(services)
-            async with services.database.reading() as db:
+            states = RunStates(call.services)
+            async with call.services.database.reading() as db:
                 found = [(model, session) for model, session in await db.execute(query)]
                 shown = await states.health(db, found[:MOST_OPEN])
             return OpenRunsResponse(shown, len(found) > MOST_OPEN)
 
-        key = "open runs", access.caller.owner, access.caller.role
-        return await services.shared_answers.get_costly(key, answer)
+        key = "open runs", call.caller.owner, call.caller.role
+        return await call.services.shared_answers.get_costly(key, answer)
 
 
 class StreamController(Controller):
     path = "/console/api/stream"
 
     @get("/", opt=UNMETERED)
-    async def stream(self, services: Service, access: Accessible) -> Stream:
+    async def stream(self, call: ApiCall) -> Stream:
         """Send the ids of runs that have new metrics, at most every two seconds."""
-        services.streams.check(access.caller)
-        events = services.streams.events(access.caller, services.health.closing)
+        call.services.streams.check(call.caller)
+        events = call.services.streams.events(call.caller, call.services.health.closing)
         return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 

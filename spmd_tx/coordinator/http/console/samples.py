@@ -15,8 +15,7 @@ from litestar.params import FromPath, FromQuery
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
 from spmd_tx.coordinator.requests.runs.curve_columns import CurveAxis
@@ -101,8 +100,7 @@ class SamplesController(Controller):
     async def samples(
         self,
         run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         choice: NamedDependency[_SampleChoice],
         limit: FromQuery[int] = 20,
         start: FromQuery[int | None] = None,
@@ -113,37 +111,31 @@ class SamplesController(Controller):
         ``prompt_of`` it is what has the prompt of that request. The orders by advantage have only what the
         run was trained on.
         """
-        model = await access.model(run_id)
+        model = await call.model(run_id)
         most = min(max(limit, 1), MOST_REQUESTS)
         start = None if start is None else min(max(start, 0), MAX_OFFSET)
 
         async def answer() -> SamplesPage:
-            until = None if choice.point is None else await services.curves.moment(model.id, *choice.point)
-            return await _Reader(services, access, model).page(choice, until, start, most)
+            curves, point = call.services.curves, choice.point
+            until = None if point is None else await curves.moment(model.id, *point)
+            return await _Reader(call, model).page(choice, until, start, most)
 
-        key = "samples", access.caller.owner, access.caller.role, model.id, start, most, choice
-        return await services.shared_answers.get_costly(key, answer)
+        key = "samples", call.caller.owner, call.caller.role, model.id, start, most, choice
+        return await call.services.shared_answers.get_costly(key, answer)
 
     @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED, guards=[in_turn])
-    async def group(
-        self, run_id: FromPath[str], request_id: FromPath[str], services: Service, access: Accessible
-    ) -> SampleGroup:
+    async def group(self, run_id: FromPath[str], request_id: FromPath[str], call: ApiCall) -> SampleGroup:
         """Return the samples of a request, and of others with the same prompt, token by token."""
-        model = await access.model(run_id)
-        return await _Reader(services, access, model).group(model, request_id)
+        model = await call.model(run_id)
+        return await _Reader(call, model).group(model, request_id)
 
     @get("/{run_id:str}/samples/{request_id:str}/images/{number:int}", opt=UNMETERED, guards=[in_turn])
     async def image(
-        self,
-        run_id: FromPath[str],
-        request_id: FromPath[str],
-        number: FromPath[int],
-        services: Service,
-        access: Accessible,
+        self, run_id: FromPath[str], request_id: FromPath[str], number: FromPath[int], call: ApiCall
     ) -> Response[bytes]:
         """Return an image of a prompt, as it was sent."""
-        model = await access.model(run_id)
-        content = await _Reader(services, access, model).image(model, request_id, number)
+        model = await call.model(run_id)
+        content = await _Reader(call, model).image(model, request_id, number)
         media_type = MEDIA_TYPES[read_header(content).format]
         return Response(content, media_type=media_type, headers=OF_IMAGES)
 
@@ -159,10 +151,10 @@ class _SampleOfRequest(NamedTuple):
 class _Reader:
     """Reads samples for one answer."""
 
-    def __init__(self, services: Services, access: Access, model: ModelRow) -> None:
-        base = services.bases.of_row(model.base_model)
-        self._services, self._texts, self._samples = services, base.prompt_texts, services.samples.of(base)
-        self._caller, self._model = access.caller, model
+    def __init__(self, call: ApiCall, model: ModelRow) -> None:
+        self._services, self._caller, self._model = call.services, call.caller, model
+        base = call.services.bases.of_row(model.base_model)
+        self._texts, self._samples = base.prompt_texts, call.services.samples.of(base)
         self._steps: dict[str, int | None] = {}  # by sampler
 
     async def page(

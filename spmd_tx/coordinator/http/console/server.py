@@ -8,7 +8,7 @@ from spmd_tx.coordinator.bases.health import GroupHealth
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import tenants
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.wire.console.server_page import (
@@ -34,13 +34,13 @@ class ServerController(Controller):
     path = "/console/api/server"
 
     @get("/", opt=UNMETERED, guards=[in_turn])
-    async def server(self, services: Service, access: Accessible) -> ServerPage:
+    async def server(self, call: ApiCall) -> ServerPage:
         """Return the state of the server, for admins only."""
-        if access.caller.role != "admin":
+        if call.caller.role != "admin":
             raise Forbidden(
-                f"the state of the server is for admins, and your API key has the role {access.caller.role}"
+                f"the state of the server is for admins, and your API key has the role {call.caller.role}"
             )
-        return await services.shared_answers.get_costly("server", lambda: _page(services))
+        return await call.services.shared_answers.get_costly("server", lambda: _page(call.services))
 
 
 async def _page(services: Services) -> ServerPage:

@@ -11,7 +11,7 @@ from litestar.status_codes import HTTP_200_OK
 from spmd_tx.coordinator.http.authentication import OPEN, UNMETERED, check_console_header
 from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.security import console_cookie, cross_site
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Service, Services
 from spmd_tx.coordinator.storage.tables import Role
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.fields import StatusResponse
@@ -44,9 +44,9 @@ class SignInController(Controller):
     path = "/console/api/session"
 
     @get("/", opt=UNMETERED)
-    async def who(self, services: Service, access: Accessible) -> SignedIn:
+    async def who(self, call: ApiCall) -> SignedIn:
         """Return who is signed in."""
-        return _described(access.caller, services)
+        return _described(call.caller, call.services)
 
     @post("/", opt=OPEN, guards=[keep_out], status_code=HTTP_200_OK, request_max_body_size=MOST_BYTES)
     async def sign_in(

@@ -15,7 +15,7 @@ from spmd_tx.coordinator.bases.health import GroupHealth, trainer_first
 from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console import time_words
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.requests.runs import time_shares
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, SLICE_SECONDS, RunLine, Timed
 from spmd_tx.coordinator.requests.runs.time_shares import DeviceSeconds, StageSegment, TimeSpan
@@ -35,30 +35,26 @@ class TimelineController(Controller):
 
     @get("/{run_id:str}/timing", opt=UNMETERED, guards=[in_turn])
     async def timing(
-        self,
-        run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
-        seconds: FromQuery[float] = DEFAULT_SECONDS,
+        self, run_id: FromPath[str], call: ApiCall, seconds: FromQuery[float] = DEFAULT_SECONDS
     ) -> RunTiming:
         """Return what a run waited for in the last seconds: its model, and the samplers beside it."""
         if math.isnan(seconds):
             raise InvalidRequest("seconds is not a number; name the length of the time to be shown")
-        model = await access.model(run_id)
+        model = await call.model(run_id)
         length = SLICE_SECONDS * math.ceil(min(max(seconds, SLICE_SECONDS), KEPT_SECONDS) / SLICE_SECONDS)
 
         async def answer() -> RunTiming:
             until = clock.now()
-            known_since = max(model.created_at, services.queue.recent.known_since)
+            known_since = max(model.created_at, call.services.queue.recent.known_since)
             window = max(until - length, min(known_since, until - SLICE_SECONDS)), until
-            key = services.bases.key_of_row(model.base_model)
-            groups = trainer_first(services.health.groups, key)
-            requests = await _requests(services, model, window)
-            return await _timing(services, groups, requests, window, is_operator=is_operator)
+            key = call.services.bases.key_of_row(model.base_model)
+            groups = trainer_first(call.services.health.groups, key)
+            requests = await _requests(call.services, model, window)
+            return await _timing(call.services, groups, requests, window, is_operator=is_operator)
 
-        is_operator = access.caller.role == "admin"
+        is_operator = call.caller.role == "admin"
         key = "timing", model.id, length, is_operator
-        return await services.shared_answers.get_costly(key, answer)
+        return await call.services.shared_answers.get_costly(key, answer)
 
 
 async def _requests(services: Services, model: ModelRow, window: TimeSpan) -> list[Timed]:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK
 
@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.openai import response_fields, response_prompting
 from spmd_tx.coordinator.http.openai.response_events import ResponseEvents
 from spmd_tx.coordinator.http.openai.response_items import ResponseHead
 from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
-from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
@@ -29,29 +29,27 @@ class ResponsesController(Controller):
     path = "/oai/api/v1"
 
     @post("/responses", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
-    async def responses(
-        self, data: JSONBody[ResponsesRequest], request: Request, services: Service, access: Accessible
-    ) -> Response[Any]:
+    async def responses(self, data: JSONBody[ResponsesRequest], call: ApiCall) -> Response[Any]:
         """Write the next turn of a conversation, which is sent as a whole or behind an earlier answer."""
-        body, owner = await request.body(), access.caller.owner
-        kept = await kept_turns(request, services, access, "responses", data.model)
+        body, owner = await call.request.body(), call.caller.owner
+        kept = await kept_turns(call, "responses", data.model)
         kept = replace(kept, are_named=data.store is not False)
         data = with_settings(data, kept)
         response_fields.check(body, data)
-        sampler = await services.implicit_samplers.of(data.model, access)
-        base, size, open_seal = sampler.base, len(body), partial(services.turn_seals.open, owner)
+        sampler = await call.services.implicit_samplers.of(data.model, call)
+        base, size, open_seal = sampler.base, len(body), partial(call.services.turn_seals.open, owner)
         tools = await compute(size, response_prompting.offered_tools, data)
         prompt = await response_prompting.make(data, tools, size, base, open_seal, kept)
         settings = DrawSettings(temperature=data.temperature, top_p=data.top_p, seed=data.seed)
         ends = prompt.text.eos_token_ids
         sample = chat_sample(prompt.tokens, settings, data.max_output_tokens, ends, base.limits)
-        call = await begin_chat(prompt, sample, sampler, services, access)
-        (request_id,) = call.stream.request_ids
-        seal = services.turn_seals.seal(owner, f"{request_id}:0")
+        generation = await begin_chat(prompt, sample, sampler, call)
+        (request_id,) = generation.stream.request_ids
+        seal = call.services.turn_seals.seal(owner, f"{request_id}:0")
         head = ResponseHead(request_id, int(time.time()), seal, tools.places, data)
         if data.stream:
-            return stream_events(call, ResponseEvents(head))
-        reply = await whole_reply(call, request)
+            return stream_events(generation, ResponseEvents(head))
+        reply = await whole_reply(generation, call.request)
         items = [head.item(part, number) for number, part in enumerate(reply.parts)]
         answer = head.ended(items, reply.finish, reply.usage)
         return Response(msgspec.json.encode(answer), media_type=JSON)

@@ -32,8 +32,7 @@ from spmd_tx.coordinator.http.openai.schemas import (
     ModelList,
     Parameters,
 )
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work
+from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation import writing
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
 from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText
@@ -51,54 +50,48 @@ class OpenAIController(Controller):
     path = "/oai/api/v1"
 
     @get("/models")
-    async def models(self, services: Service, access: Accessible) -> ModelList:
+    async def models(self, call: ApiCall) -> ModelList:
         """List the base models, and the newest checkpoints that can be sampled."""
-        base = [ModelCard(name, 0) for each in services.bases.all for name in each.names.names]
-        checkpoints = await listings.sampler_checkpoints(services.database, access.caller)
+        base = [ModelCard(name, 0) for each in call.services.bases.all for name in each.names.names]
+        checkpoints = await listings.sampler_checkpoints(call.services.database, call.caller)
         return ModelList([*base, *(ModelCard(row.tinker_path, int(row.created_at)) for row in checkpoints)])
 
     @get("/models/{model:path}")
-    async def model(
-        self, model: FromPath[Path], request: Request, services: Service, access: Accessible
-    ) -> ModelCard:
+    async def model(self, model: FromPath[Path], call: ApiCall) -> ModelCard:
         """Return the base model, or a checkpoint that can be sampled."""
-        name = _name_in(request) or str(model)
-        weights = await services.implicit_samplers.find(name, access)
+        name = _name_in(call.request) or str(model)
+        weights = await call.services.implicit_samplers.find(name, call)
         return ModelCard(name, int(weights.saved_at))
 
     @post("/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
-    async def completions(
-        self, data: JSONBody[CompletionRequest], request: Request, services: Service, access: Accessible
-    ) -> Response[Any]:
+    async def completions(self, data: JSONBody[CompletionRequest], call: ApiCall) -> Response[Any]:
         """Complete texts."""
-        if IN_TRAJECTORY in request.path_params:
+        if IN_TRAJECTORY in call.request.path_params:
             raise InvalidRequest(
                 "trajectories keep chats only; send the prompt to chat/completions, or to the base URL of no "
                 "trajectory"
             )
-        requests.check(data, await request.body())
-        sampler = await services.implicit_samplers.of(data.model, access)
+        requests.check(data, await call.request.body())
+        sampler = await call.services.implicit_samplers.of(data.model, call)
         inputs = requests.completion_prompts(data, sampler.base.limits)
         tokens = iter(
             await sampler.base.prompt_texts.tokens([each for each in inputs if isinstance(each, str)])
         )
         prompts = [each if isinstance(each, list) else next(tokens) for each in inputs]
-        call, form = await _begin(data, prompts, sampler, services, access)
-        return await _answer(data, call, form, request)
+        generation, form = await _begin(data, prompts, sampler, call)
+        return await _answer(data, generation, form, call.request)
 
     @post("/chat/completions", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
-    async def chat_completions(
-        self, data: JSONBody[ChatRequest], request: Request, services: Service, access: Accessible
-    ) -> Response[Any]:
+    async def chat_completions(self, data: JSONBody[ChatRequest], call: ApiCall) -> Response[Any]:
         """Write the next message of a conversation."""
-        body = await request.body()
-        kept = await kept_turns(request, services, access, "chat", data.model)
+        body = await call.request.body()
+        kept = await kept_turns(call, "chat", data.model)
         data = with_settings(data, kept)
         requests.check(data, body)
-        sampler = await services.implicit_samplers.of(data.model, access)
+        sampler = await call.services.implicit_samplers.of(data.model, call)
         prompt = await chat.read(data, len(body), sampler.base, kept)
-        call, form = await _begin(data, [prompt.tokens], sampler, services, access, prompt)
-        return await _answer(data, call, form, request)
+        generation, form = await _begin(data, [prompt.tokens], sampler, call, prompt)
+        return await _answer(data, generation, form, call.request)
 
 
 class OpenAIInTrajectoryController(OpenAIController):
@@ -117,19 +110,18 @@ async def _begin(
     request: CompletionRequest | ChatRequest,
     prompts: list[list[int]],
     sampler: ImplicitSampler,
-    services: Services,
-    access: Access,
+    call: ApiCall,
     of_chat: ChatPrompt | None = None,
 ) -> tuple[TextGeneration, ResponseFormat]:
     text = await sampler.base.model.text.get()
     grammar = None if of_chat is not None else await _pattern(request, sampler)
     samples = requests.sample_requests(request, prompts, text.eos_token_ids, sampler.base.limits, grammar)
     if of_chat is not None:
-        call = await begin_chat(of_chat, samples[0], sampler, services, access)
-        answering = _answering(request, call.stream, samples[0], text)
-        return call, ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
+        generation = await begin_chat(of_chat, samples[0], sampler, call)
+        answering = _answering(request, generation.stream, samples[0], text)
+        return generation, ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
     echoes = prompts if _echoes(request) else None
-    stream = await begin(samples, sampler, services, access, echoes)
+    stream = await begin(samples, sampler, call, echoes)
     answering = _answering(request, stream, samples[0], text)
     stops, choices, count = requests.stop_strings(request), list[ChoiceProgress](), request.n or 1
     for index in range(count * len(prompts)):
@@ -171,24 +163,24 @@ def _echoes(request: CompletionRequest | ChatRequest) -> bool:
 
 
 async def _answer(
-    asked: CompletionRequest | ChatRequest, call: TextGeneration, form: ResponseFormat, request: Request
+    asked: CompletionRequest | ChatRequest, generation: TextGeneration, form: ResponseFormat, request: Request
 ) -> Response[Any]:
     if asked.stream:
         options = asked.stream_options
         wants_usage = options is not None and bool(options.include_usage)
-        indices = [choice.index for choice in call.choices]
-        return stream_events(call, CompletionEvents(form, indices, wants_usage))
+        indices = [choice.index for choice in generation.choices]
+        return stream_events(generation, CompletionEvents(form, indices, wants_usage))
     try:
-        await finished(call, request)
-        return await writing.response(_whole(call, form), call.stream.close)
+        await finished(generation, request)
+        return await writing.response(_whole(generation, form), generation.stream.close)
     except BaseException:
-        call.stream.close()
+        generation.stream.close()
         raise
 
 
-async def _whole(call: TextGeneration, form: ResponseFormat) -> AsyncIterator[bytes]:
+async def _whole(generation: TextGeneration, form: ResponseFormat) -> AsyncIterator[bytes]:
     answer = WholeAnswer(form)
     yield answer.begin()
-    async for piece in call.stream.pieces(call.choices):
+    async for piece in generation.stream.pieces(generation.choices):
         yield await writing.write(piece, answer.piece)
-    yield answer.end(answers.usage(await call.usage()))
+    yield answer.end(answers.usage(await generation.usage()))

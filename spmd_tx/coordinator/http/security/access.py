@@ -4,6 +4,7 @@ The owner of a session owns its models, samplers, requests and checkpoints. The 
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.served_base import ServedBase
@@ -32,7 +33,7 @@ class Access:
     queue: RequestQueue
     lender: Caller | None = None  # whose checkpoints the caller may read, too
 
-    def reading_with(self, token: str | None, keyring: Keyring) -> "Access":
+    def reading_with(self, token: str | None, keyring: Keyring) -> Self:
         """Return access that may also read what another API key may read. Raises InvalidRequest."""
         if token is None:
             return self
@@ -41,7 +42,7 @@ class Access:
         except Unauthorized as error:
             raise InvalidRequest(f"weights_access_token cannot be used: {error}") from None
 
-    def within(self, scope: AccessScope) -> "Access":
+    def within(self, scope: AccessScope) -> Self:
         """Return access to all that the caller may see, or only to what the caller owns."""
         return self if scope == "accessible" else replace(self, caller=replace(self.caller, role="user"))
 
@@ -66,7 +67,7 @@ class Access:
         await self._check(sampler.session_id, unknown(SamplerRow, sampler_id))
         return sampler
 
-    async def request(self, request_id: str, timeout: float) -> bool:
+    async def has_request(self, request_id: str, timeout: float) -> bool:
         """Return whether a request is the caller's; False when that takes more than ``timeout`` seconds."""
         session_id = await self.queue.session_of(request_id, timeout)
         if session_id is not None:

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
 from spmd_tx.coordinator.http.text_generation.kept_turns import Keeping
 from spmd_tx.coordinator.http.text_generation.prompts import ChatPrompt
@@ -46,28 +45,23 @@ class TextGeneration:
 async def begin(
     samples: Sequence[SampleRequest],
     sampler: ImplicitSampler,
-    services: Services,
-    access: Access,
+    call: ApiCall,
     echoes: Echoes = None,
     keeping: Keeping | None = None,
 ) -> SampleStream:
     """Submit sample requests, all or none. ``echoes`` are the prompts if they stand before the samples."""
     tokens = sum(most_tokens(each, sampler.base.model.max_context) for each in samples)
-    async with services.quotas.room_for_sample(access.caller, tokens, len(samples)):
-        return await submit_samples(services, sampler, samples, access.caller.owner, echoes, keeping)
+    async with call.services.quotas.room_for_sample(call.caller, tokens, len(samples)):
+        return await submit_samples(call.services, sampler, samples, call.caller.owner, echoes, keeping)
 
 
 async def begin_chat(
-    prompt: ChatPrompt,
-    sample: SampleRequest,
-    sampler: ImplicitSampler,
-    services: Services,
-    access: Access,
+    prompt: ChatPrompt, sample: SampleRequest, sampler: ImplicitSampler, call: ApiCall
 ) -> TextGeneration:
     """Begin to draw the replies to a conversation."""
     sample, sampler = prompt.of_sample(sample), replace(sampler, images=prompt.files)
     if prompt.keeping is not None:
         sample = prompt.keeping.with_notes(sample)
-    stream = await begin([sample], sampler, services, access, keeping=prompt.keeping)
+    stream = await begin([sample], sampler, call, keeping=prompt.keeping)
     choices = [prompt.choice(index, stream.request_ids[0]) for index in range(sample.num_samples)]
     return TextGeneration([prompt.tokens], stream, choices)

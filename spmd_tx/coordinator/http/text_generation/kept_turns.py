@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from sqlalchemy import Executable
@@ -18,8 +17,7 @@ from spmd_tx.coordinator.conversation.messages import Conversation, Message
 from spmd_tx.coordinator.conversation.turn_tree import TurnTree
 from spmd_tx.coordinator.conversation.turns import SampledTurn, conversation_of
 from spmd_tx.coordinator.http.authentication import IN_TRAJECTORY
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.http.text_generation.choices import PartialSample
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.runtime.threads import compute
@@ -166,15 +164,14 @@ async def of_this_trajectory(connection: ASGIConnection, _: BaseRouteHandler) ->
     await services.trajectories.check_key(connection.scope["auth"], name)
 
 
-async def kept_turns(
-    request: Request[Any, Any, Any], services: Services, access: Access, dialect: str, model: str
-) -> KeptTurns:
+async def kept_turns(call: ApiCall, dialect: str, model: str) -> KeptTurns:
     """Return where a call keeps its turns. Raises InvalidRequest, Forbidden or NotFound."""
-    name, trajectory = request.path_params.get(IN_TRAJECTORY), None
+    name, trajectory = call.request.path_params.get(IN_TRAJECTORY), None
     if name is not None:
-        trajectory = await services.trajectories.open_to_sample(access.caller, name)
-    agent = next((value for each in AGENT_HEADERS if (value := request.headers.get(each))), None)
-    return KeptTurns(services, access.caller.owner, dialect, model, trajectory, agent and agent[:MOST_AGENT])
+        trajectory = await call.services.trajectories.open_to_sample(call.caller, name)
+    agent = next((value for each in AGENT_HEADERS if (value := call.request.headers.get(each))), None)
+    agent = agent and agent[:MOST_AGENT]
+    return KeptTurns(call.services, call.caller.owner, dialect, model, trajectory, agent)
 
 
 def with_settings(body: Body, kept: KeptTurns) -> Body:

@@ -9,8 +9,7 @@ import msgspec
 import zstandard
 from litestar import Request
 
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import RequestScheduler
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.wire import protobuf_scan, training_protobuf, unknown_fields
 from spmd_tx.coordinator.wire.fields import TrainingNumber
@@ -28,28 +27,24 @@ _SMALL_BYTES = 64 << 10  # below, a thread costs more than the work
 _unpackers = ThreadPoolExecutor(UNPACKED_AT_ONCE, thread_name_prefix="unpack")
 
 
-async def read_forward_backward(
-    request: Request, scheduler: RequestScheduler, access: Access
-) -> tuple[training_protobuf.Address, bytes]:
+async def read_forward_backward(call: ApiCall) -> tuple[training_protobuf.Address, bytes]:
     """Return the address and the uncompressed protobuf body. Raises InvalidRequest."""
-    if request.content_type[0] == training_protobuf.JSON:
-        return await read_loss_request(request, scheduler, access, forward_only=False)
-    encoding = request.headers.get("content-encoding", "identity")
-    body = await _whole(request)
+    if call.request.content_type[0] == training_protobuf.JSON:
+        return await read_loss_request(call, forward_only=False)
+    encoding = call.request.headers.get("content-encoding", "identity")
+    body = await _whole(call.request)
     if len(body) < _SMALL_BYTES and encoding == "identity":
         return _read(body, encoding)
     return await asyncio.get_running_loop().run_in_executor(_unpackers, _read, body, encoding)
 
 
-async def read_loss_request(
-    request: Request, scheduler: RequestScheduler, access: Access, forward_only: bool
-) -> tuple[training_protobuf.Address, bytes]:
+async def read_loss_request(call: ApiCall, forward_only: bool) -> tuple[training_protobuf.Address, bytes]:
     """Return the address and the body of a JSON request, converted to protobuf. Raises InvalidRequest."""
-    body = await _whole(request)
+    body = await _whole(call.request)
     try:
         return await asyncio.to_thread(_read_loss, body, forward_only)
     except (*UNREADABLE, RecursionError, InvalidRequest) as error:
-        raise await _refusal(request, body, error, scheduler, access) from None
+        raise await _refusal(call, body, error) from None
 
 
 def _read_loss(body: bytes, forward_only: bool) -> tuple[training_protobuf.Address, bytes]:
@@ -61,28 +56,24 @@ class _Numbered(msgspec.Struct, frozen=True):
     seq_id: TrainingNumber
 
 
-async def read_json(
-    request: Request, schema: type[Body], scheduler: RequestScheduler, access: Access
-) -> Body:
+async def read_json(call: ApiCall, schema: type[Body]) -> Body:
     """Decode a JSON body. Raises InvalidRequest and consumes the request's number: nobody sends it again."""
-    body = await _whole(request)
+    body = await _whole(call.request)
     try:
         decoded = msgspec.json.decode(body, type=schema)
         unknown_fields.check_json(msgspec.json.decode(body), schema)
     except (*UNREADABLE, RecursionError, InvalidRequest) as error:
-        raise await _refusal(request, body, error, scheduler, access) from None
+        raise await _refusal(call, body, error) from None
     return decoded
 
 
-async def _refusal(
-    request: Request, body: bytes, problem: Exception, scheduler: RequestScheduler, access: Access
-) -> InvalidRequest:
+async def _refusal(call: ApiCall, body: bytes, problem: Exception) -> InvalidRequest:
     """Consume the number of a request whose body cannot be read; return the error to raise."""
     with suppress(*UNREADABLE, RecursionError, NotFound):
         numbered = msgspec.json.decode(body, type=_Numbered)
-        await access.model(numbered.model_id)
-        scheduler.consume(numbered.model_id, numbered.seq_id)
-    return InvalidRequest(f"{request.url.path} cannot take this body: {problem}")
+        await call.model(numbered.model_id)
+        call.services.scheduler.consume(numbered.model_id, numbered.seq_id)
+    return InvalidRequest(f"{call.request.url.path} cannot take this body: {problem}")
 
 
 async def _whole(request: Request) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import msgspec
-from litestar import Controller, Request, delete, get, post, put
+from litestar import Controller, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
@@ -13,8 +13,7 @@ from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
 from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import READS
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services, accepts_work
+from spmd_tx.coordinator.http.services import Addressed, ApiCall, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import queue_model
 from spmd_tx.coordinator.http.tinker.training import queue_training
@@ -49,78 +48,64 @@ CHECKPOINT = "/training_runs/{run_id:str}/checkpoints/{kind:str}/{name:str}"
 
 class CheckpointsController(Controller):
     @post("/save_weights", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def save_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
+    async def save_weights(self, call: ApiCall) -> FutureResponse:
         """Queue a checkpoint to continue training from."""
-        save = await read_json(request, SaveWeightsRequest, services.scheduler, access)
-        model = await access.model(save.model_id)
-        return await queue_training(services, model, "save_weights", save.seq_id, msgspec.json.encode(save))
+        save = await read_json(call, SaveWeightsRequest)
+        model = await call.model(save.model_id)
+        return await queue_training(call, model, "save_weights", save.seq_id, msgspec.json.encode(save))
 
     @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def save_weights_for_sampler(
-        self, request: Request, services: Service, access: Accessible
-    ) -> FutureResponse:
+    async def save_weights_for_sampler(self, call: ApiCall) -> FutureResponse:
         """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
-        save = await read_json(request, SaveWeightsForSamplerRequest, services.scheduler, access)
-        model, payload = await access.model(save.model_id), msgspec.json.encode(save)
+        save = await read_json(call, SaveWeightsForSamplerRequest)
+        model, payload = await call.model(save.model_id), msgspec.json.encode(save)
         number = 0 if save.path is not None else save.sampling_session_seq_id or 0
-        problem = _problem_of_number(number, services.config.bounds)
-        return await queue_training(
-            services, model, "save_weights_for_sampler", save.seq_id, payload, problem
-        )
+        problem = _problem_of_number(number, call.services.config.bounds)
+        return await queue_training(call, model, "save_weights_for_sampler", save.seq_id, payload, problem)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def load_weights(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
+    async def load_weights(self, call: ApiCall) -> FutureResponse:
         """Queue loading into a model that exists, or into a new one of a session."""
-        load = await read_json(request, LoadWeightsRequest, services.scheduler, access)
+        load = await read_json(call, LoadWeightsRequest)
         # The token is checked here, since a secret must not be written to the log.
         token, load = load.weights_access_token, msgspec.structs.replace(load, weights_access_token=None)
         if load.model_id is not None and load.seq_id is not None:
-            model, payload = await access.model(load.model_id), msgspec.json.encode(load)
-            problem = await access.problem_loading(load.path, token, services.keyring)
-            return await queue_training(services, model, "load_weights", load.seq_id, payload, problem)
+            model, payload = await call.model(load.model_id), msgspec.json.encode(load)
+            problem = await call.problem_loading(load.path, token, call.services.keyring)
+            return await queue_training(call, model, "load_weights", load.seq_id, payload, problem)
         if load.session_id is not None and load.model_seq_id is not None:
-            return await _create_from_checkpoint(services, access, load, token)
+            return await _create_from_checkpoint(call, load, token)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
 
     @post("/save_weights_external", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def save_weights_external(
-        self, request: Request, services: Service, access: Accessible
-    ) -> FutureResponse:
+    async def save_weights_external(self, call: ApiCall) -> FutureResponse:
         """Queue an export for download."""
-        save = await read_json(request, SaveWeightsExternalRequest, services.scheduler, access)
-        model, payload = await access.model(save.model_id), msgspec.json.encode(save)
-        problem = _problem_of(save.age_encryption_recipients or [], services.config.bounds)
+        save = await read_json(call, SaveWeightsExternalRequest)
+        model, payload = await call.model(save.model_id), msgspec.json.encode(save)
+        problem = _problem_of(save.age_encryption_recipients or [], call.services.config.bounds)
         if problem is not None:  # keep long invalid input out of the log
             payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
-        return await queue_training(services, model, "save_weights_external", save.seq_id, payload, problem)
+        return await queue_training(call, model, "save_weights_external", save.seq_id, payload, problem)
 
     @post("/copy_weights", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def copy_weights(
-        self,
-        data: JSONBody[CopyWeightsRequest],
-        request: Request,
-        services: Service,
-        access: Accessible,
-    ) -> CopyWeightsResponse:
+    async def copy_weights(self, data: JSONBody[CopyWeightsRequest], call: ApiCall) -> CopyWeightsResponse:
         """Copy a checkpoint at once. The same X-Idempotency-Key returns the same copy."""
-        token = request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
-        reader = access.reading_with(token, services.keyring)
-        key = request.headers.get("x-idempotency-key")
+        token = call.request.headers.get("x-tinker-weights-access-token", data.weights_access_token)
+        reader = call.reading_with(token, call.services.keyring)
+        key = call.request.headers.get("x-idempotency-key")
         if data.session_id is None:  # the copy gets a session of its own
-            await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
-        bounds = services.config.bounds
+            await call.services.quotas.check_session(call.caller, len(data.destination_project_id or ""))
+        bounds = call.services.config.bounds
         limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
-        path = await services.copies.make(data, key, access, reader)
-        owner, details = access.caller.owner, {"copied_from": data.source_path}
-        await _noted(services, access, "checkpoint_copied", path, owner, **details)
+        path = await call.services.copies.make(data, key, call, reader)
+        owner, details = call.caller.owner, {"copied_from": data.source_path}
+        await _noted(call, "checkpoint_copied", path, owner, **details)
         return CopyWeightsResponse(str(path))
 
     @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
-    async def weights_info(
-        self, data: JSONBody[WeightsInfoRequest], access: Accessible
-    ) -> WeightsInfoResponse:
+    async def weights_info(self, data: JSONBody[WeightsInfoRequest], call: ApiCall) -> WeightsInfoResponse:
         """Return what a client must know to load a checkpoint: base model, rank and adapted parts."""
-        manifest = await access.describe_checkpoint(checkpoint_paths.parse(data.tinker_path))
+        manifest = await call.describe_checkpoint(checkpoint_paths.parse(data.tinker_path))
         return WeightsInfoResponse(
             base_model=manifest.base_model,
             is_lora=manifest.rank > 0,
@@ -133,86 +118,78 @@ class CheckpointsController(Controller):
 
     @get("/checkpoints", guards=[in_turn])
     async def checkpoints(
-        self,
-        services: Service,
-        access: Accessible,
-        limit: FromQuery[int] = 100,
-        offset: FromQuery[int] = 0,
+        self, call: ApiCall, limit: FromQuery[int] = 100, offset: FromQuery[int] = 0
     ) -> CheckpointsResponse:
         """List checkpoints, newest first."""
-        page, room = listings.ListingPage(offset, limit), PageRoom(services.config.bounds.answer_bytes)
-        return await listings.checkpoints(services.database, page, access.caller, room)
+        page, room = listings.ListingPage(offset, limit), PageRoom(call.services.config.bounds.answer_bytes)
+        return await listings.checkpoints(call.services.database, page, call.caller, room)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
     async def search(
-        self, data: JSONBody[CheckpointSearchRequest], request: Request, services: Service, access: Accessible
+        self, data: JSONBody[CheckpointSearchRequest], call: ApiCall
     ) -> CheckpointSearchResponse:
         """Search checkpoints by project, metadata, kind, owner and base model."""
-        await take_turn(request, "pages")
-        return await checkpoint_search.search(services.database, data, access.caller, services.config.bounds)
+        await take_turn(call.request, "pages")
+        return await checkpoint_search.search(
+            call.services.database, data, call.caller, call.services.config.bounds
+        )
 
     @get("/training_runs/{run_id:str}/checkpoints", guards=[in_turn])
     async def run_checkpoints(
-        self,
-        run_id: FromPath[str],
-        services: Service,
-        access: Accessible,
-        offset: FromQuery[int] = 0,
+        self, run_id: FromPath[str], call: ApiCall, offset: FromQuery[int] = 0
     ) -> CheckpointsResponse:
         """List the checkpoints of a run, which may have outlived it. A cursor says where more begin."""
         checkpoint_paths.check_name("a training run", run_id)
-        room = PageRoom(services.config.bounds.answer_bytes)
-        page = await listings.run_checkpoints(services.database, run_id, access.caller, offset, room)
+        room = PageRoom(call.services.config.bounds.answer_bytes)
+        page = await listings.run_checkpoints(call.services.database, run_id, call.caller, offset, room)
         if not page.checkpoints and not (page.cursor and page.cursor.total_count):
-            await access.model(run_id)
+            await call.model(run_id)
         return page
 
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
-    async def delete_checkpoint(
-        self, address: Addressed, services: Service, access: Accessible
-    ) -> StatusResponse:
+    async def delete_checkpoint(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Delete a checkpoint for good."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.delete(address)
-        return await _noted(services, access, "checkpoint_deleted", address, owner)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.delete(address)
+        return await _noted(call, "checkpoint_deleted", address, owner)
 
     @put(CHECKPOINT + "/ttl")
     async def set_ttl(
-        self, address: Addressed, data: JSONBody[SetTtlRequest], services: Service, access: Accessible
+        self, address: Addressed, data: JSONBody[SetTtlRequest], call: ApiCall
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null: for ever."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.set_ttl(address, data.ttl_seconds)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.set_ttl(address, data.ttl_seconds)
         details = {"ttl_seconds": data.ttl_seconds}
-        return await _noted(services, access, "checkpoint_ttl_set", address, owner, **details)
+        return await _noted(call, "checkpoint_ttl_set", address, owner, **details)
 
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
-    async def publish(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+    async def publish(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Let everybody who knows the path use a checkpoint."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.set_public(address, True)
-        return await _noted(services, access, "checkpoint_published", address, owner)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.set_public(address, True)
+        return await _noted(call, "checkpoint_published", address, owner)
 
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
-    async def unpublish(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+    async def unpublish(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Take back a publication. What was loaded before stays."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.set_public(address, False)
-        return await _noted(services, access, "checkpoint_unpublished", address, owner)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.set_public(address, False)
+        return await _noted(call, "checkpoint_unpublished", address, owner)
 
     @post(CHECKPOINT + "/best", status_code=HTTP_200_OK)
-    async def mark_best(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+    async def mark_best(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Mark a checkpoint as the best of its run. The mark moves there from the one that had it."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.set_best(address, True)
-        return await _noted(services, access, "checkpoint_marked_best", address, owner)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.set_best(address, True)
+        return await _noted(call, "checkpoint_marked_best", address, owner)
 
     @delete(CHECKPOINT + "/best", status_code=HTTP_200_OK)
-    async def unmark_best(self, address: Addressed, services: Service, access: Accessible) -> StatusResponse:
+    async def unmark_best(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Take the mark away from the best checkpoint of a run."""
-        owner = (await access.checkpoint(address)).owner
-        await services.checkpoints.set_best(address, False)
-        return await _noted(services, access, "checkpoint_unmarked_best", address, owner)
+        owner = (await call.checkpoint(address)).owner
+        await call.services.checkpoints.set_best(address, False)
+        return await _noted(call, "checkpoint_unmarked_best", address, owner)
 
 
 def _problem_of_number(number: int, bounds: Bounds) -> str | None:
@@ -233,28 +210,28 @@ def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:
 
 
 async def _noted(
-    services: Services, access: Access, event: str, path: CheckpointPath, owner: str, **details: object
+    call: ApiCall, event: str, path: CheckpointPath, owner: str, **details: object
 ) -> StatusResponse:
     """Record what was done with a checkpoint of an owner, who is another one than an admin."""
-    noted = audit.AuditEvent(event, access.caller, owner, {"tinker_path": str(path), **details})
-    await audit.note(services.database, noted)
+    noted = audit.AuditEvent(event, call.caller, owner, {"tinker_path": str(path), **details})
+    await audit.note(call.services.database, noted)
     return StatusResponse("ok")
 
 
 async def _create_from_checkpoint(
-    services: Services, access: Access, request: LoadWeightsRequest, token: str | None
+    call: ApiCall, request: LoadWeightsRequest, token: str | None
 ) -> FutureResponse:
     """Queue a new model with the adapter shape of a checkpoint, and load the checkpoint into it."""
     path = checkpoint_paths.parse_to_train(request.path, optimizer=request.optimizer)
-    reader = access.reading_with(token, services.keyring)
-    wanted = None if request.base_model is None else services.bases.need(request.base_model)
-    base, opened = await reader.open_checkpoint(path, services.bases)
+    reader = call.reading_with(token, call.services.keyring)
+    wanted = None if request.base_model is None else call.services.bases.need(request.base_model)
+    base, opened = await reader.open_checkpoint(path, call.services.bases)
     check_same_base(path, base, wanted)
-    named = services.bases.need_to_train(request.base_model or base.name)
+    named = call.services.bases.need_to_train(request.base_model or base.name)
     adapter = of_loaded(opened.manifest.adapter, request)
     check_rank(path, adapter, base.limits.max_rank)
     assert request.session_id is not None
     assert request.model_seq_id is not None
     model_id = catalog.model_id(request.session_id, request.model_seq_id)
     filled = msgspec.structs.replace(request, model_id=model_id, seq_id=0)
-    return await queue_model(services, access, named.name, filled, adapter)
+    return await queue_model(call, named.name, filled, adapter)

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 from urllib.parse import quote
 
-from litestar import Controller, Request, Response, get, route
+from litestar import Controller, Response, get, route
 from litestar.enums import HttpMethod, MediaType
 from litestar.params import FromPath
 from litestar.response import Stream
@@ -25,7 +25,7 @@ from spmd_tx.coordinator.http.errors import error_response
 from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS
-from spmd_tx.coordinator.http.services import Accessible, Addressed, Service, Services
+from spmd_tx.coordinator.http.services import Addressed, ApiCall
 from spmd_tx.coordinator.http.tinker import downloads_content
 from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
 from spmd_tx.coordinator.tenancy import audit
@@ -42,73 +42,48 @@ READ = [HttpMethod.GET, HttpMethod.HEAD]
 
 class DownloadsController(Controller):
     @get(CHECKPOINT + "/external_weights_urls")
-    async def external_weights_urls(
-        self,
-        address: Addressed,
-        request: Request,
-        services: Service,
-        access: Accessible,
-    ) -> ExternalWeightsUrlsResponse:
+    async def external_weights_urls(self, address: Addressed, call: ApiCall) -> ExternalWeightsUrlsResponse:
         """Return a link to each file of an exported checkpoint."""
-        checkpoint = await _readable(access, address)
+        checkpoint = await _readable(call, address)
         if address.kind != EXTERNAL_WEIGHTS:
             raise InvalidRequest(f"{address} is not an export; download one made by save_weights_external")
         expires = write_moment(int(time.time() + LIFETIME_SECONDS))
         files = sorted(checkpoint.manifest.files)
-        links = {file: _link(request, services, access, checkpoint, FILES, file) for file in files}
-        await _note_reading(services, access, checkpoint)
+        links = {file: _link(call, checkpoint, FILES, file) for file in files}
+        await _note_reading(call, checkpoint)
         return ExternalWeightsUrlsResponse(links, expires)
 
     @get(CHECKPOINT + "/archive")
-    async def archive(
-        self,
-        address: Addressed,
-        request: Request,
-        services: Service,
-        access: Accessible,
-    ) -> Response[bytes]:
+    async def archive(self, address: Addressed, call: ApiCall) -> Response[bytes]:
         """Return a link to an archive of all files, for SDKs up to 0.35. They read it from the redirect."""
-        checkpoint = await _readable(access, address)
-        await _note_reading(services, access, checkpoint)
+        checkpoint = await _readable(call, address)
+        await _note_reading(call, checkpoint)
         headers = {
-            "Location": _link(request, services, access, checkpoint, ARCHIVES),
+            "Location": _link(call, checkpoint, ARCHIVES),
             "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
         }
         return Response(b"", status_code=HTTP_302_FOUND, headers=headers, media_type=MediaType.TEXT)
 
     @route(FILES + ADDRESS + "/{file:path}", http_method=READ, opt=SIGNED)
     async def file(
-        self,
-        address: Addressed,
-        version: FromPath[str],
-        file: FromPath[str],
-        request: Request,
-        services: Service,
-        access: Accessible,
+        self, address: Addressed, version: FromPath[str], file: FromPath[str], call: ApiCall
     ) -> Response:
         """Send one file."""
-        checkpoint = await _version(access, address, version)
+        checkpoint = await _version(call, address, version)
         file = file.removeprefix("/")
         content = _Content(
             name=PurePosixPath(file).name,
             etag=f'"{checkpoint.manifest.digests.get(file, version)}"',
             parts=downloads_content.of_file(checkpoint.manifest, file),
         )
-        return _answer(request, services, checkpoint, content)
+        return _answer(call, checkpoint, content)
 
     @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
-    async def archive_file(
-        self,
-        address: Addressed,
-        version: FromPath[str],
-        request: Request,
-        services: Service,
-        access: Accessible,
-    ) -> Response:
+    async def archive_file(self, address: Addressed, version: FromPath[str], call: ApiCall) -> Response:
         """Send all files as one archive."""
-        checkpoint = await _version(access, address, version)
+        checkpoint = await _version(call, address, version)
         parts = downloads_content.of_archive(checkpoint.manifest)
-        return _answer(request, services, checkpoint, _Content(f"{address.name}.tar", f'"{version}"', parts))
+        return _answer(call, checkpoint, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
 class _Readable(NamedTuple):
@@ -138,27 +113,25 @@ async def _version(access: Access, address: CheckpointPath, version: str) -> _Re
     return checkpoint
 
 
-async def _note_reading(services: Services, access: Access, checkpoint: _Readable) -> None:
+async def _note_reading(call: ApiCall, checkpoint: _Readable) -> None:
     """Audit that links were given out; their use is anonymous."""
     details = {"tinker_path": str(checkpoint.path), "purpose": "download"}
-    event = audit.AuditEvent("checkpoint_read", access.caller, checkpoint.manifest.owner, details)
-    await audit.note(services.database, event)
+    event = audit.AuditEvent("checkpoint_read", call.caller, checkpoint.manifest.owner, details)
+    await audit.note(call.services.database, event)
 
 
-def _link(
-    request: Request, services: Services, access: Access, checkpoint: _Readable, route: str, *file: str
-) -> str:
+def _link(call: ApiCall, checkpoint: _Readable, route: str, *file: str) -> str:
     """Sign a URL for a caller who can read the checkpoint now."""
-    caller, owner = access.caller, checkpoint.manifest.owner
+    caller, owner = call.caller, checkpoint.manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
     path = "/".join([PREFIX + route, *checkpoint.path, checkpoint.manifest.version, *file])
-    base = base_url(request, services.config.trusted_proxies)
-    return services.signed_urls.sign(base, path, reader, caller.key_id)
+    base = base_url(call.request, call.services.config.trusted_proxies)
+    return call.services.signed_urls.sign(base, path, reader, caller.key_id)
 
 
-def _answer(request: Request, services: Services, checkpoint: _Readable, content: _Content) -> Response:
+def _answer(call: ApiCall, checkpoint: _Readable, content: _Content) -> Response:
     """Send the content or the range that is asked for, or say that the client has it (304)."""
-    headers, size = dict(request.headers), downloads_content.size_of(content.parts)
+    headers, size = dict(call.request.headers), downloads_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
     if downloads_content.is_known(headers, content.etag):
         return Response(b"", status_code=HTTP_304_NOT_MODIFIED, headers=about, media_type=MediaType.TEXT)
@@ -177,7 +150,7 @@ def _answer(request: Request, services: Services, checkpoint: _Readable, content
     span = span or downloads_content.ByteRange(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
-    read = partial(services.checkpoints.read, checkpoint.path, checkpoint.manifest)
+    read = partial(call.checkpoints.read, checkpoint.path, checkpoint.manifest)
     return Stream(
         downloads_content.pieces(content.parts, span, read),
         status_code=status,

@@ -2,13 +2,12 @@
 
 import asyncio
 
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
 from spmd_tx.coordinator.http.authentication import SDK_READS
-from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.completions import Completion, SamplerClient, newest
@@ -35,62 +34,53 @@ FutureOutcome = Response[bytes] | Response[FailureResponse] | Response[TryAgainR
 
 class FuturesController(Controller):
     @post("/retrieve_future", status_code=HTTP_200_OK, opt=SDK_READS)
-    async def retrieve_future(
-        self,
-        request: Request,
-        data: JSONBody[RetrieveFutureRequest],
-        services: Service,
-        access: Accessible,
-    ) -> FutureOutcome:
+    async def retrieve_future(self, call: ApiCall, data: JSONBody[RetrieveFutureRequest]) -> FutureOutcome:
         """Answer with the result, or with 408 after a while, upon which the SDK asks again at once."""
-        waiting = _wait(services, access, data.request_id)
-        if services.queue.has_at_hand(data.request_id):
+        waiting = _wait(call, data.request_id)
+        if call.services.queue.has_at_hand(data.request_id):
             outcome = await waiting
         else:
             seconds = LONG_POLL_SECONDS + STORAGE_SECONDS
-            owner = access.caller.owner
-            done = await services.polls.wait(owner, waiting, services.health.closing, seconds)
+            owner, closing = call.caller.owner, call.services.health.closing
+            done = await call.services.polls.wait(owner, waiting, closing, seconds)
             outcome = done and done.result()
         if outcome is not None:
-            return await _response(services, data.request_id, outcome, request.headers.get("accept", ""))
-        status = services.scheduler.status(data.request_id)
-        outage = services.storage.outage
+            return await _response(call, data.request_id, outcome)
+        status, outage = call.services.scheduler.status(data.request_id), call.services.storage.outage
         state, reason = ("paused_capacity", outage) if outage else (status.queue_state, status.reason)
         pending = TryAgainResponse(data.request_id, state, reason)
         return Response(pending, status_code=HTTP_408_REQUEST_TIMEOUT)
 
     @post("/retrieve_futures", status_code=HTTP_200_OK, opt=SDK_READS)
     async def retrieve_futures(
-        self, data: JSONBody[RetrieveFuturesRequest], services: Service, access: Accessible
+        self, data: JSONBody[RetrieveFuturesRequest], call: ApiCall
     ) -> RetrieveFuturesResponse:
         """Return which of a client's samples have ended, as soon as there is one; after a while, none."""
-        sampler = await access.sampler(data.target.sampling_session_id)
+        sampler = await call.sampler(data.target.sampling_session_id)
         if data.target.cloned_sampler_id > sampler.clients:
             raise InvalidRequest(
                 f"{sampler.id} has no client {data.target.cloned_sampler_id}; join_sampling_session gives "
                 "numbers to clients"
             )
-        services.queue.let_go(data.retrieved_request_ids)
+        call.services.queue.let_go(data.retrieved_request_ids)
         target = SamplerClient(data.target.sampling_session_id, data.target.cloned_sampler_id)
-        completions = services.queue.completions
+        completions = call.services.queue.completions
         ended = await completions.after(target, data.prev_cursor)
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
         if not ended and seconds > 0:
             waiting = completions.wait(target)
-            owner, closing = access.caller.owner, services.health.closing
-            if await services.polls.wait(owner, waiting, closing, seconds) is None:
-                _check_not_closing(services)
+            owner, closing = call.caller.owner, call.services.health.closing
+            if await call.services.polls.wait(owner, waiting, closing, seconds) is None:
+                _check_not_closing(call.services)
             ended = await completions.after(target, data.prev_cursor)
         return RetrieveFuturesResponse([_entry(each) for each in ended], newest(ended, data.prev_cursor))
 
     @post("/cancel_future", status_code=HTTP_200_OK)
-    async def cancel_future(
-        self, data: JSONBody[CancelFutureRequest], services: Service, access: Accessible
-    ) -> StatusResponse:
+    async def cancel_future(self, data: JSONBody[CancelFutureRequest], call: ApiCall) -> StatusResponse:
         """Cancel a sample for good: its tokens are not drawn after a restart either."""
-        if await access.request(data.request_id, timeout=0):
-            services.scheduler.cancel(data.request_id)
-            if not await services.queue.settled(data.request_id, STORAGE_SECONDS):
+        if await call.has_request(data.request_id, timeout=0):
+            call.services.scheduler.cancel(data.request_id)
+            if not await call.services.queue.settled(data.request_id, STORAGE_SECONDS):
                 raise Unavailable("cannot store the cancellation now; send it again")
         return StatusResponse("ok")
 
@@ -107,18 +97,18 @@ def _entry(completion: Completion) -> FutureFinished | FutureFailed:
     return FutureFinished(completion.request_id, completion.size)
 
 
-async def _wait(services: Services, access: Access, request_id: str) -> Outcome | None:
+async def _wait(call: ApiCall, request_id: str) -> Outcome | None:
     """Return the outcome of a request of the caller's; None when it takes too long."""
-    if not await access.request(request_id, LONG_POLL_SECONDS):
+    if not await call.has_request(request_id, LONG_POLL_SECONDS):
         return None
-    return await services.queue.wait(request_id, LONG_POLL_SECONDS)
+    return await call.services.queue.wait(request_id, LONG_POLL_SECONDS)
 
 
-async def _response(services: Services, request_id: str, outcome: Outcome, accept: str) -> FutureOutcome:
+async def _response(call: ApiCall, request_id: str, outcome: Outcome) -> FutureOutcome:
     if isinstance(outcome, Failed):
         return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
-    if outcome.content_type == PROTOBUF and json_forms.is_wanted(accept):
-        async with services.database.reading() as db:
+    if outcome.content_type == PROTOBUF and json_forms.is_wanted(call.request.headers.get("accept", "")):
+        async with call.services.database.reading() as db:
             kind = await rows.kind_of(db, request_id)
         body = await asyncio.to_thread(json_forms.from_protobuf, kind, outcome.body)
         return Response(body, media_type=JSON, status_code=HTTP_200_OK)

@@ -4,7 +4,7 @@ import msgspec
 from litestar import Controller, delete, get
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.wire.fields import StatusResponse
@@ -39,19 +39,19 @@ class KeysController(Controller):
     path = "/auth/apikey"
 
     @get("/me")
-    async def key(self, access: Accessible) -> ApiKeyResponse:
+    async def key(self, call: ApiCall) -> ApiKeyResponse:
         """Return whose key this request was sent with, and its limits."""
-        return _described(access.caller)
+        return _described(call.caller)
 
     @delete("/me", status_code=HTTP_200_OK)
-    async def revoke_key(self, services: Service, access: Accessible) -> StatusResponse:
+    async def revoke_key(self, call: ApiCall) -> StatusResponse:
         """Revoke the key that this request was sent with."""
-        caller = access.caller
+        caller = call.caller
         if caller.key_id is None:
             raise InvalidRequest("this server has no API keys, so there is none to revoke")
-        async with services.database.transaction() as db:
+        async with call.services.database.transaction() as db:
             await keys.revoke(db, caller.key_id, caller)
-        await services.keyring.look()
+        await call.services.keyring.look()
         return StatusResponse("ok")
 
 

@@ -13,7 +13,7 @@ from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READ
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
 from spmd_tx.coordinator.http.public_address import base_url
-from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.http.services import ApiCall, Service
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.sessions import (
     ClientConfigResponse,
@@ -39,25 +39,23 @@ BYTES_OF_ID = 128  # of a model and a sampler together
 
 class TracesController(Controller):
     @get("/sessions/{session_id:str}/trace_export")
-    async def trace_export(
-        self, request: Request, session_id: FromPath[str], services: Service, access: Accessible
-    ) -> TraceExportResponse:
+    async def trace_export(self, call: ApiCall, session_id: FromPath[str]) -> TraceExportResponse:
         """Build a trace and return its URL; the SDK asks again until it is ready."""
-        session = await access.session(session_id)
-        export = await services.traces.export(session)
+        session = await call.session(session_id)
+        export = await call.services.traces.export(session)
         if export.error is not None:
             return TraceExportResponse("failed", error=export.error)
         if export.path is None:
             return TraceExportResponse("pending")
         path = f"/api/v1/sessions/{session_id}/trace"
-        base = base_url(request, services.config.trusted_proxies)
-        url = services.signed_urls.sign(base, path, session.owner, access.caller.key_id)
+        base = base_url(call.request, call.services.config.trusted_proxies)
+        url = call.services.signed_urls.sign(base, path, session.owner, call.caller.key_id)
         return TraceExportResponse("ready", url=url)
 
     @get("/sessions/{session_id:str}/trace", opt=SIGNED)
-    async def trace(self, session_id: FromPath[str], services: Service, access: Accessible) -> File:
+    async def trace(self, session_id: FromPath[str], call: ApiCall) -> File:
         """Send the trace. Any HTTP client can fetch it by its signed URL."""
-        path = await services.traces.file(await access.session(session_id))
+        path = await call.services.traces.file(await call.session(session_id))
         return File(path, filename=f"{session_id}.pftrace", media_type="application/json")
 
 
@@ -97,91 +95,79 @@ class SessionsController(Controller):
 
     @post("/create_session", status_code=HTTP_200_OK)
     async def create_session(
-        self, data: JSONBody[CreateSessionRequest], services: Service, access: Accessible
+        self, data: JSONBody[CreateSessionRequest], call: ApiCall
     ) -> CreateSessionResponse:
         """Open a session, which holds the models and samplers of a client."""
-        await services.quotas.check_session(access.caller, len(msgspec.json.encode(data)))
-        session = await services.catalog.create_session(data, access.caller)
-        message = f"the server is still {services.health.phase}; until it is ready, requests wait"
-        return CreateSessionResponse(session.id, info_message=None if services.health.ready else message)
+        await call.services.quotas.check_session(call.caller, len(msgspec.json.encode(data)))
+        session = await call.services.catalog.create_session(data, call.caller)
+        message = f"the server is still {call.services.health.phase}; until it is ready, requests wait"
+        return CreateSessionResponse(session.id, info_message=None if call.services.health.ready else message)
 
     @post("/session_heartbeat", status_code=HTTP_200_OK, opt=UNMETERED)
     async def heartbeat(
-        self, data: JSONBody[SessionHeartbeatRequest], services: Service, access: Accessible
+        self, data: JSONBody[SessionHeartbeatRequest], call: ApiCall
     ) -> Response[SessionHeartbeatResponse] | ErrorResponse:
         """Keep a session open. Once it has ended, the answer is 410."""
-        await access.session(data.session_id)
-        if await services.catalog.heartbeat(data.session_id):
+        await call.session(data.session_id)
+        if await call.services.catalog.heartbeat(data.session_id):
             return Response(SessionHeartbeatResponse(), status_code=HTTP_200_OK)
         return error_response(f"session {data.session_id!r} has ended", HTTP_410_GONE)
 
     @post("/sessions/{session_id:str}/finish", status_code=HTTP_200_OK)
     async def finish(
-        self,
-        session_id: FromPath[str],
-        data: JSONBody[FinishSessionRequest],
-        services: Service,
-        access: Accessible,
+        self, session_id: FromPath[str], data: JSONBody[FinishSessionRequest], call: ApiCall
     ) -> StatusResponse:
         """End a session; its models leave the device. A second call changes nothing."""
-        await access.session(session_id)
-        if await services.catalog.finish_session(session_id, data, access.caller):
-            services.scheduler.session_ended(session_id)
+        await call.session(session_id)
+        if await call.services.catalog.finish_session(session_id, data, call.caller):
+            call.services.scheduler.session_ended(session_id)
         return StatusResponse("ok")
 
     @get("/sessions", guards=[in_turn])
     async def sessions(
         self,
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         limit: FromQuery[int] = 20,
         offset: FromQuery[int] = 0,
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionsResponse:
         """List sessions, newest first."""
         page, which = ListingPage(offset, limit), SessionFilter(access_scope)
-        return await listings.sessions(services.database, page, access.caller, which)
+        return await listings.sessions(call.services.database, page, call.caller, which)
 
     @post("/sessions/search", status_code=HTTP_200_OK, opt=READS)
-    async def search(
-        self, data: JSONBody[SessionSearchRequest], request: Request, services: Service, access: Accessible
-    ) -> SessionSearchResponse:
+    async def search(self, data: JSONBody[SessionSearchRequest], call: ApiCall) -> SessionSearchResponse:
         """Search sessions by project, metadata, name, owner and status."""
-        await take_turn(request, "pages")
+        await take_turn(call.request, "pages")
         return await session_search.search(
-            services.database,
+            call.services.database,
             data,
-            access.caller,
-            services.config.bounds,
-            services.catalog.silent_seconds,
+            call.caller,
+            call.services.config.bounds,
+            call.services.catalog.silent_seconds,
         )
 
     @get("/sessions/{session_id:str}", guards=[in_turn])
     async def session(
         self,
         session_id: FromPath[str],
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         offset: FromQuery[int] = 0,
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionResponse:
         """Return a session with the IDs of its training runs and samplers, oldest first."""
-        most = services.config.bounds.answer_bytes // BYTES_OF_ID
-        session = await access.within(access_scope).session(session_id)
-        response = await listings.session(services.database, session, offset, most)
-        is_open = not services.catalog.has_ended(session_id)
-        silent_seconds = services.catalog.silent_seconds(session_id)
+        most = call.services.config.bounds.answer_bytes // BYTES_OF_ID
+        session = await call.within(access_scope).session(session_id)
+        response = await listings.session(call.services.database, session, offset, most)
+        is_open = not call.services.catalog.has_ended(session_id)
+        silent_seconds = call.services.catalog.silent_seconds(session_id)
         return msgspec.structs.replace(response, is_open=is_open, silent_seconds=silent_seconds)
 
     @put("/sessions/{session_id:str}/project")
     async def set_project(
-        self,
-        session_id: FromPath[str],
-        data: JSONBody[SetProjectRequest],
-        services: Service,
-        access: Accessible,
+        self, session_id: FromPath[str], data: JSONBody[SetProjectRequest], call: ApiCall
     ) -> StatusResponse:
         """Move a session to another project."""
-        await access.session(session_id)
-        await services.catalog.set_project(session_id, data.project_id, access.caller)
+        await call.session(session_id)
+        await call.services.catalog.set_project(session_id, data.project_id, call.caller)
         return StatusResponse("ok")

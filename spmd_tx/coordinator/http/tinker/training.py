@@ -8,12 +8,12 @@ import asyncio
 from collections.abc import Mapping
 
 import msgspec
-from litestar import Controller, Request, Response, post
+from litestar import Controller, Response, post
 from litestar.status_codes import HTTP_200_OK
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
-from spmd_tx.coordinator.http.services import Accessible, Service, Services, accepts_work, check_running
+from spmd_tx.coordinator.http.services import ApiCall, accepts_work, check_running
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
 from spmd_tx.coordinator.images import arrival
 from spmd_tx.coordinator.requests.records import CHUNKED_KINDS, Failed, RequestKind
@@ -31,19 +31,17 @@ from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 class CustomLossesController(Controller):
     @post("/create_custom_loss", status_code=HTTP_200_OK, guards=[accepts_work])
-    async def create_custom_loss(
-        self, request: Request, services: Service, access: Accessible
-    ) -> FutureResponse:
+    async def create_custom_loss(self, call: ApiCall) -> FutureResponse:
         """Validate and store a traced loss; a refused loss fails through its future.
 
         The same (session_id, custom_loss_seq_id) is the same loss.
         """
-        loss = _read(await request.body())
-        await access.open_session(loss.session_id)
+        loss = _read(await call.request.body())
+        await call.open_session(loss.session_id)
         definition = Definition(loss.name, loss.inputs, loss.graph)
-        number, bounds = loss.custom_loss_seq_id, services.config.bounds
+        number, bounds = loss.custom_loss_seq_id, call.services.config.bounds
         problem = await asyncio.to_thread(_problem, definition, number, bounds)
-        request_id = await services.queue.submit(
+        request_id = await call.services.queue.submit(
             KIND,
             line_of(loss.session_id),
             loss.custom_loss_seq_id,
@@ -81,33 +79,31 @@ class TrainingController(Controller):
     guards = [accepts_work]  # noqa: RUF012 (Litestar's own name)
 
     @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)
-    async def forward_backward(
-        self, request: Request, services: Service, access: Accessible
-    ) -> Response[FutureResponse]:
+    async def forward_backward(self, call: ApiCall) -> Response[FutureResponse]:
         """Queue a batch whose gradient is added to the model's; with forward_only just its losses."""
-        address, body = await read_forward_backward(request, services.scheduler, access)
+        address, body = await read_forward_backward(call)
         kind = "forward" if address.forward_only else "forward_backward"
-        model = await access.model(address.model_id)
-        future = await queue_training(services, model, kind, address.seq_id, body)
-        return Response(future, headers=services.notices.of_training(model.session_id, address.loss_fn))
+        model = await call.model(address.model_id)
+        future = await queue_training(call, model, kind, address.seq_id, body)
+        return Response(future, headers=call.services.notices.of_training(model.session_id, address.loss_fn))
 
     @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
-    async def forward(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
+    async def forward(self, call: ApiCall) -> FutureResponse:
         """Queue a batch without gradient, which SDKs before 0.25 send instead of forward_only."""
-        address, body = await read_loss_request(request, services.scheduler, access, forward_only=True)
-        model = await access.model(address.model_id)
-        return await queue_training(services, model, "forward", address.seq_id, body)
+        address, body = await read_loss_request(call, forward_only=True)
+        model = await call.model(address.model_id)
+        return await queue_training(call, model, "forward", address.seq_id, body)
 
     @post("/optim_step", status_code=HTTP_200_OK)
-    async def optim_step(self, request: Request, services: Service, access: Accessible) -> FutureResponse:
+    async def optim_step(self, call: ApiCall) -> FutureResponse:
         """Queue one update from the accumulated gradient."""
-        step = await read_json(request, OptimStepRequest, services.scheduler, access)
-        model = await access.model(step.model_id)
-        return await queue_training(services, model, "optim_step", step.seq_id, msgspec.json.encode(step))
+        step = await read_json(call, OptimStepRequest)
+        model = await call.model(step.model_id)
+        return await queue_training(call, model, "optim_step", step.seq_id, msgspec.json.encode(step))
 
 
 async def queue_training(
-    services: Services,
+    call: ApiCall,
     model: ModelRow,
     kind: RequestKind,
     seq_id: int,
@@ -120,17 +116,17 @@ async def queue_training(
     """
     if seq_id < 1:
         raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")
-    misnumbered = await services.line_numbers.problem(model.id, seq_id)
-    problem = misnumbered or await services.catalog.problem(model) or problem
+    misnumbered = await call.services.line_numbers.problem(model.id, seq_id)
+    problem = misnumbered or await call.catalog.problem(model) or problem
     refused = None if problem is None else Failed(problem, "user")
-    base = services.bases.of_row(model.base_model)
-    check_running(services, base)
+    base = call.services.bases.of_row(model.base_model)
+    check_running(call.services, base)
     images: Mapping[str, bytes] = {}
     if kind in CHUNKED_KINDS and base.limits.images is not None:
         payload, images = await compute(len(payload), arrival.of_training, payload, base.limits)
-    request_id = await services.queue.submit(
+    request_id = await call.queue.submit(
         *(kind, model.id, seq_id, model.session_id, payload), base=base.key, refused=refused, images=images
     )
     if refused is not None and misnumbered is None:
-        services.scheduler.consume(model.id, seq_id)
+        call.services.scheduler.consume(model.id, seq_id)
     return FutureResponse(request_id, model_id=model.id)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 import msgspec
-from litestar import Controller, Request, delete, get, post
+from litestar import Controller, delete, get, post
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 from litestar.status_codes import HTTP_200_OK
@@ -16,7 +16,7 @@ from spmd_tx.coordinator.http.answer_guard import in_turn
 from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.security import trajectory_keys
-from spmd_tx.coordinator.http.services import Accessible, Service, Services
+from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import TrajectoryRow
 from spmd_tx.coordinator.tenancy import audit
@@ -83,23 +83,21 @@ class TrajectoriesController(Controller):
 
     @post("/", status_code=HTTP_200_OK)
     async def create_trajectory(
-        self, data: JSONBody[CreateTrajectoryRequest], services: Service, access: Accessible
+        self, data: JSONBody[CreateTrajectoryRequest], call: ApiCall
     ) -> TrajectoryEntry:
         """Create a trajectory. The first call below its base URL does so, too."""
-        services.quotas.check_metadata(access.caller, len(msgspec.json.encode(data)))
+        call.services.quotas.check_metadata(call.caller, len(msgspec.json.encode(data)))
         if data.model is not None:
-            await services.implicit_samplers.find(data.model, access)
-        async with services.database.transaction() as db:
-            row = await catalog.create(db, access.caller, data, services.config.bounds)
+            await call.services.implicit_samplers.find(data.model, call)
+        async with call.services.database.transaction() as db:
+            row = await catalog.create(db, call.caller, data, call.services.config.bounds)
             return (await views.entries(db, [row]))[0]
 
     @get("/", guards=[in_turn], dependencies={"page": Provide(_page, sync_to_thread=False)})
-    async def trajectories(
-        self, services: Service, access: Accessible, page: NamedDependency[TrajectoryQuery]
-    ) -> TrajectoryList:
+    async def trajectories(self, call: ApiCall, page: NamedDependency[TrajectoryQuery]) -> TrajectoryList:
         """List trajectories by what their names begin with and have in them; the newest first."""
-        async with services.database.reading() as db:
-            rows = await listing.listed(db, access.caller, page)
+        async with call.services.database.reading() as db:
+            rows = await listing.listed(db, call.caller, page)
             entries = await views.entries(db, rows)
         return TrajectoryList(entries, page.order.cursor(rows[-1]) if len(rows) == PAGE else None)
 
@@ -111,8 +109,7 @@ class TrajectoriesController(Controller):
     async def trajectory(
         self,
         trajectory_id: FromPath[str],
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         selected: NamedDependency[TurnQuery],
         tokens: FromQuery[bool] = False,
         outline: FromQuery[bool] = False,
@@ -122,81 +119,66 @@ class TrajectoriesController(Controller):
         With ``outline`` turns have no messages; with ``turns_of`` only those of these requests are there. If
         the answer has a ``cursor``, the next page has further turns.
         """
-        async with services.database.reading() as db:
-            row = await catalog.find(db, access.caller, trajectory_id)
+        async with call.services.database.reading() as db:
+            row = await catalog.find(db, call.caller, trajectory_id)
             (entry,) = await views.entries(db, [row])
             if outline:
                 return TrajectoryTree(entry, views.outline_entries(await catalog.outlines_of(db, row.id)))
-        turns, last = await _page_of_turns(services, row.id, selected, with_tokens=tokens)
+        turns, last = await _page_of_turns(call.services, row.id, selected, with_tokens=tokens)
         return TrajectoryTree(entry, turns, None if last is None else str(last))
 
     @post("/{trajectory_id:str}/rewards", status_code=HTTP_200_OK)
     async def reward(
-        self,
-        trajectory_id: FromPath[str],
-        data: JSONBody[TrajectoryReward],
-        services: Service,
-        access: Accessible,
+        self, trajectory_id: FromPath[str], data: JSONBody[TrajectoryReward], call: ApiCall
     ) -> StatusResponse:
         """Reward a turn, or the trajectory. A later reward replaces it."""
-        services.quotas.check_metrics(access.caller, len(msgspec.json.encode(data)))
-        async with services.database.transaction() as db:
-            await catalog.reward(db, await catalog.find(db, access.caller, trajectory_id), data)
+        call.services.quotas.check_metrics(call.caller, len(msgspec.json.encode(data)))
+        async with call.services.database.transaction() as db:
+            await catalog.reward(db, await catalog.find(db, call.caller, trajectory_id), data)
         return StatusResponse("ok")
 
     @post("/{trajectory_id:str}/finish", status_code=HTTP_200_OK)
-    async def finish(
-        self, trajectory_id: FromPath[str], services: Service, access: Accessible
-    ) -> StatusResponse:
+    async def finish(self, trajectory_id: FromPath[str], call: ApiCall) -> StatusResponse:
         """Let a trajectory take no more turns."""
-        async with services.database.transaction() as db:
-            row = await catalog.find(db, access.caller, trajectory_id)
-            await catalog.finish(db, row, access.caller)
+        async with call.services.database.transaction() as db:
+            row = await catalog.find(db, call.caller, trajectory_id)
+            await catalog.finish(db, row, call.caller)
         return StatusResponse("ok")
 
     @delete("/{trajectory_id:str}", status_code=HTTP_200_OK)
-    async def delete_trajectory(
-        self, trajectory_id: FromPath[str], services: Service, access: Accessible
-    ) -> StatusResponse:
+    async def delete_trajectory(self, trajectory_id: FromPath[str], call: ApiCall) -> StatusResponse:
         """Delete a trajectory with its turns."""
-        async with services.database.transaction() as db:
-            row = await catalog.find(db, access.caller, trajectory_id)
-            await catalog.remove(db, row, access.caller)
-        services.trajectories.trees.forget(trajectory_id)
+        async with call.services.database.transaction() as db:
+            row = await catalog.find(db, call.caller, trajectory_id)
+            await catalog.remove(db, row, call.caller)
+        call.services.trajectories.trees.forget(trajectory_id)
         return StatusResponse("ok")
 
     @post("/{trajectory_id:str}/keys", status_code=HTTP_200_OK)
     async def create_key(
-        self,
-        trajectory_id: FromPath[str],
-        data: JSONBody[CreateKeyRequest],
-        services: Service,
-        access: Accessible,
-        request: Request,
+        self, trajectory_id: FromPath[str], data: JSONBody[CreateKeyRequest], call: ApiCall
     ) -> TrajectoryKey:
         """Make a key that can only sample in one trajectory, for a sandbox."""
-        async with services.database.transaction() as db:
-            row = await catalog.find(db, access.caller, trajectory_id)
+        async with call.services.database.transaction() as db:
+            row = await catalog.find(db, call.caller, trajectory_id)
             audit.add(
-                db, AuditEvent("trajectory_key_created", access.caller, row.owner, {"trajectory": row.id})
+                db, AuditEvent("trajectory_key_created", call.caller, row.owner, {"trajectory": row.id})
             )
         expires_at = int(clock.now() + data.expires_seconds)
-        key = trajectory_keys.seal(services.signed_urls, access.caller, row.owner, row.id, expires_at)
-        server = base_url(request, services.config.trusted_proxies)
+        key = trajectory_keys.seal(call.services.signed_urls, call.caller, row.owner, row.id, expires_at)
+        server = base_url(call.request, call.services.config.trusted_proxies)
         urls = {dialect: server + path.format(row.id) for dialect, path in BASES_OF_DIALECTS.items()}
         return TrajectoryKey(key, datetime.fromtimestamp(expires_at, UTC), urls)
 
     @post("/sequences", status_code=HTTP_200_OK, opt=READS)
-    async def sequences(
-        self, data: JSONBody[SequencesRequest], services: Service, access: Accessible
-    ) -> SequencesResponse:
+    async def sequences(self, data: JSONBody[SequencesRequest], call: ApiCall) -> SequencesResponse:
         """Return the tokens of trajectories as sequences to train on, which counts as a use of them."""
         if (data.ids is None) == (data.name is None):
             raise InvalidRequest("send either the IDs of trajectories, or name, with which their names begin")
-        room, found = PageRoom(services.config.bounds.answer_bytes), list[Segment]()
-        texts, before = await _texts(services), None
-        async for row in _selected(services, access.caller, data):
-            async with services.database.reading() as db:
+        room, found = PageRoom(call.services.config.bounds.answer_bytes), list[Segment]()
+        texts, before = await _texts(call.services), None
+        async for row in _selected(call.services, call.caller, data):
+            async with call.services.database.reading() as db:
                 turns = await catalog.turns_of(db, row.id)
             made = await asyncio.to_thread(segments, row, turns, texts, data.leaves)
             size = await asyncio.to_thread(lambda made=made: len(msgspec.json.encode(made)))

@@ -10,7 +10,7 @@ from litestar.status_codes import HTTP_200_OK, HTTP_308_PERMANENT_REDIRECT
 from spmd_tx.coordinator.http.authentication import SIGNED, STREAMED
 from spmd_tx.coordinator.http.checkpoint_uploads import Sent
 from spmd_tx.coordinator.http.public_address import base_url
-from spmd_tx.coordinator.http.services import Accessible, Service, accepts_work
+from spmd_tx.coordinator.http.services import ApiCall, Service, accepts_work
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire.checkpoints import (
@@ -31,30 +31,26 @@ INCOMPLETE = HTTP_308_PERMANENT_REDIRECT  # as resumable uploads of Google's Clo
 class UploadsController(Controller):
     @post("/external_weights_upload_start", status_code=HTTP_200_OK, guards=[accepts_work])
     async def start(
-        self,
-        data: JSONBody[ExternalWeightsUploadStartRequest],
-        request: Request,
-        services: Service,
-        access: Accessible,
+        self, data: JSONBody[ExternalWeightsUploadStartRequest], call: ApiCall
     ) -> ExternalWeightsUploadStartResponse:
         """Begin an upload. Its files are those that save_weights_external writes."""
-        limits = services.bases.need(data.base_model).base.limits
+        limits = call.services.bases.need(data.base_model).base.limits
         if not limits.max_rank:
             raise InvalidRequest(
                 "uploads are LoRA adapters and this server trains all weights (--full-parameters); upload to "
                 "one that trains adapters, or merge the adapter with spmd-tx export and serve the result"
             )
         adapter = validation.check_lora(data.lora_config, None, limits)
-        await services.quotas.check_session(access.caller, len(data.destination_project_id or ""))
-        owner = access.caller.owner
-        upload = await services.uploads.begin(owner, data.base_model, adapter, data.destination_project_id)
-        base = base_url(request, services.config.trusted_proxies)
+        owner, project = call.caller.owner, data.destination_project_id
+        await call.services.quotas.check_session(call.caller, len(project or ""))
+        upload = await call.services.uploads.begin(owner, data.base_model, adapter, project)
+        base = base_url(call.request, call.services.config.trusted_proxies)
         urls = {
-            file: services.signed_urls.sign(
+            file: call.services.signed_urls.sign(
                 base,
                 PREFIX + FILE.replace("{upload_id:str}", upload.id).replace("{file:str}", file),
                 owner,
-                access.caller.key_id,
+                call.caller.key_id,
                 upload.expires_at,
             )
             for file in upload.most_bytes
@@ -85,13 +81,13 @@ class UploadsController(Controller):
 
     @post("/external_weights_upload_finish", status_code=HTTP_200_OK, guards=[accepts_work])
     async def finish(
-        self, data: JSONBody[ExternalWeightsUploadFinishRequest], services: Service, access: Accessible
+        self, data: JSONBody[ExternalWeightsUploadFinishRequest], call: ApiCall
     ) -> ExternalWeightsUploadFinishResponse:
         """Check the files, and make a checkpoint of them. Repeated, it returns the same checkpoint."""
-        path = await services.uploads.finish(data.upload_id, access)
+        path = await call.services.uploads.finish(data.upload_id, call)
         details = {"tinker_path": str(path)}
-        event = audit.AuditEvent("checkpoint_uploaded", access.caller, access.caller.owner, details)
-        await audit.note(services.database, event)
+        event = audit.AuditEvent("checkpoint_uploaded", call.caller, call.caller.owner, details)
+        await audit.note(call.services.database, event)
         return ExternalWeightsUploadFinishResponse(str(path))
 
 

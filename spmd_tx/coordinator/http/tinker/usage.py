@@ -10,7 +10,7 @@ from litestar import Controller, get
 from litestar.params import FromQuery
 
 from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.services import Accessible, Service
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import AuditRow
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage_report
@@ -33,35 +33,33 @@ class UsageController(Controller):
     @get("/billing/usage/events", guards=[in_turn])
     async def usage(
         self,
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         starting_on: FromQuery[Moment],
         ending_before: FromQuery[Moment],
         offset: FromQuery[int | None] = None,
     ) -> UsageResponse:
         """Return usage by the hour: all of a window, or from an ``offset`` on as much as a page has."""
         window, now = usage_report.window(starting_on, ending_before), clock.now()
-        async with services.database.transaction() as db:
+        async with call.services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
-        page = usage_report.EventPage(offset, services.config.bounds.answer_bytes)
-        async with services.database.reading() as db:
-            response = await usage_report.usage(db, window, access.caller, now, page)
+        page = usage_report.EventPage(offset, call.services.config.bounds.answer_bytes)
+        async with call.services.database.reading() as db:
+            response = await usage_report.usage(db, window, call.caller, now, page)
         return await asyncio.to_thread(_encoded, response)
 
     @get("/billing/usage/checkpoints/current", guards=[in_turn])
     async def current_storage(
-        self, services: Service, access: Accessible, project_id: FromQuery[str | None] = None
+        self, call: ApiCall, project_id: FromQuery[str | None] = None
     ) -> StorageResponse:
         """Return the bytes of the checkpoints that there are now."""
-        async with services.database.reading() as db:
-            most = services.config.bounds.answer_bytes
-            return await usage_report.current_storage(db, project_id, access.caller, most)
+        async with call.services.database.reading() as db:
+            most = call.services.config.bounds.answer_bytes
+            return await usage_report.current_storage(db, project_id, call.caller, most)
 
     @get("/audit", guards=[in_turn])
     async def audit(
         self,
-        services: Service,
-        access: Accessible,
+        call: ApiCall,
         event_type: FromQuery[EventType] = "all",
         day: FromQuery[date | None] = None,
         before: FromQuery[int | None] = None,
@@ -69,10 +67,10 @@ class UsageController(Controller):
         """Return the audit log of one day, UTC; by default of today. If it is long, its newest part."""
         end = None if before is None else min(max(before, 0), MOST_NUMBER)
         query = audit.AuditQuery(event_type, day or datetime.now(UTC).date(), end)
-        room, entries, last = PageRoom(services.config.bounds.answer_bytes), list[AuditEntry](), 0
+        room, entries, last = PageRoom(call.services.config.bounds.answer_bytes), list[AuditEntry](), 0
         async with (
-            services.database.reading() as db,
-            aclosing(audit.entries(db, query, access.caller)) as pieces,
+            call.services.database.reading() as db,
+            aclosing(audit.entries(db, query, call.caller)) as pieces,
         ):
             async for row in (row async for piece in pieces for (row,) in piece):
                 entry = _entry(row)
