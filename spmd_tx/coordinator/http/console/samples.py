@@ -127,7 +127,7 @@ class SamplesController(Controller):
     async def group(self, run_id: FromPath[str], request_id: FromPath[str], call: ApiCall) -> SampleGroup:
         """Return the samples of a request, and of others with the same prompt, token by token."""
         model = await call.model(run_id)
-        return await _Reader(call, model).group(model, request_id)
+        return await _Reader(call, model).group(request_id)
 
     @get("/{run_id:str}/samples/{request_id:str}/images/{number:int}", opt=UNMETERED, guards=[in_turn])
     async def image(
@@ -135,7 +135,7 @@ class SamplesController(Controller):
     ) -> Response[bytes]:
         """Return an image of a prompt, as it was sent."""
         model = await call.model(run_id)
-        content = await _Reader(call, model).image(model, request_id, number)
+        content = await _Reader(call, model).image(request_id, number)
         media_type = MEDIA_TYPES[read_header(content).format]
         return Response(content, media_type=media_type, headers=OF_IMAGES)
 
@@ -186,8 +186,6 @@ class _Reader:
             return WantedSamples(choice.search), None
         async with self._services.database.reading() as db:
             logged = await sample_log.one(db, self._model, self._caller, choice.prompt_of)
-        if logged is None:
-            raise not_kept(choice.prompt_of)
         (body,) = await self._samples.read([sample_log.stored(logged)], EXCERPT)
         if body is None:
             raise not_kept(choice.prompt_of)
@@ -206,11 +204,9 @@ class _Reader:
             found = await sample_log.in_order(db, samples, ids[start:], most)
         return [(start + place + 1, logged) for place, logged in found]
 
-    async def group(self, model: ModelRow, request_id: str) -> SampleGroup:
+    async def group(self, request_id: str) -> SampleGroup:
         async with self._services.database.reading() as db:
-            logged = await sample_log.one(db, model, self._caller, request_id)
-            if logged is None:
-                raise not_kept(request_id)
+            logged = await sample_log.one(db, self._model, self._caller, request_id)
             beside = await sample_log.neighbours(db, logged)
         # The request itself comes first, then what is near: time may end before all are read.
         nearest = sorted(beside, key=lambda each: abs(each.row.number - logged.row.number))
@@ -247,12 +243,10 @@ class _Reader:
             ],
         )
 
-    async def image(self, model: ModelRow, request_id: str, number: int) -> bytes:
+    async def image(self, request_id: str, number: int) -> bytes:
         """Read an image of a prompt. Raises NotFound."""
         async with self._services.database.reading() as db:
-            logged = await sample_log.one(db, model, self._caller, request_id)
-        if logged is None:
-            raise not_kept(request_id)
+            logged = await sample_log.one(db, self._model, self._caller, request_id)
         (body,) = await self._samples.read([sample_log.stored(logged)], EXCERPT)
         if body is None or not 0 <= number < len(body.images):
             raise NotFound(f"request {request_id!r} has no image {number}, or it is no longer kept")

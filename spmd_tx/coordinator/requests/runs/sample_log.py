@@ -59,10 +59,12 @@ async def in_order(
     return sorted(((places[row.id], Logged(row, sampler)) for row, sampler in rows), key=itemgetter(0))
 
 
-async def one(db: AsyncSession, model: ModelRow, caller: Caller, request_id: str) -> Logged | None:
-    """Return a request of a run, if it has ended."""
+async def one(db: AsyncSession, model: ModelRow, caller: Caller, request_id: str) -> Logged:
+    """Return a request of a run. Raises NotFound unless it has ended, and is kept."""
     row = (await db.execute(_of_run(model, caller).where(RequestRow.id == request_id))).first()
-    return None if row is None else Logged(*row)
+    if row is None:
+        raise rows.not_kept(request_id)
+    return Logged(*row)
 
 
 async def neighbours(db: AsyncSession, of: Logged) -> Sequence[Logged]:
