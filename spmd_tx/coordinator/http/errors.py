@@ -48,25 +48,18 @@ def error_response(message: str, status: int) -> ErrorResponse:
 
 
 def status_of(error: SpmdTxError) -> int:
-    """Return the status of an error, for a stream whose own status has been sent already."""
+    """Return the status of an error, also for a stream whose own status has been sent already."""
     if isinstance(error, RequestError):
         return error.status
     return HTTP_503_SERVICE_UNAVAILABLE if isinstance(error, Unavailable) else HTTP_500_INTERNAL_SERVER_ERROR
 
 
-def _request_error(_: Request, error: RequestError) -> ErrorResponse:
-    return error_response(str(error), error.status)
-
-
-def _too_many_requests(_: Request, error: TooManyRequests) -> ErrorResponse:
-    response = error_response(str(error), error.status)
-    response.headers["Retry-After"] = str(math.ceil(error.seconds))
-    return response
-
-
-def _body_too_slow(_: Request, error: BodyTooSlow) -> ErrorResponse:
-    response = error_response(str(error), error.status)
-    response.headers["Connection"] = "close"  # the rest of the body may still arrive
+def _known_error(_: Request, error: SpmdTxError) -> ErrorResponse:
+    response = error_response(str(error), status_of(error))
+    if isinstance(error, TooManyRequests):
+        response.headers["Retry-After"] = str(math.ceil(error.seconds))
+    if isinstance(error, BodyTooSlow):
+        response.headers["Connection"] = "close"  # the rest of the body may still arrive
     return response
 
 
@@ -78,14 +71,6 @@ def _nested_too_deeply(request: Request, _: RecursionError) -> ErrorResponse:
 def _not_utf8(request: Request, error: UnicodeDecodeError) -> ErrorResponse:
     """Of what routes decode, only JSON bodies are not the server's own."""
     return error_response(f"the body of {request.url.path} is no valid JSON: {error}", HTTP_400_BAD_REQUEST)
-
-
-def _abandoned(_: Request, error: Abandoned) -> ErrorResponse:
-    return error_response(str(error), HTTP_500_INTERNAL_SERVER_ERROR)
-
-
-def _unavailable(_: Request, error: Unavailable) -> ErrorResponse:
-    return error_response(str(error), HTTP_503_SERVICE_UNAVAILABLE)
 
 
 def _storage_error(request: Request, error: SQLAlchemyError | OSError) -> ErrorResponse:
@@ -148,13 +133,11 @@ def _internal_error(request: Request, error: Exception) -> ErrorResponse:
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
-    RequestError: _request_error,
-    TooManyRequests: _too_many_requests,
-    BodyTooSlow: _body_too_slow,
+    RequestError: _known_error,
     RecursionError: _nested_too_deeply,
     UnicodeDecodeError: _not_utf8,
-    Abandoned: _abandoned,
-    Unavailable: _unavailable,
+    Abandoned: _known_error,
+    Unavailable: _known_error,
     SQLAlchemyError: _storage_error,
     OSError: _storage_error,
     DatabaseDamaged: _end_of_storage,
