@@ -15,28 +15,23 @@ from spmd_tx.coordinator.runtime.owner_turns import OWNER
 from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.errors import Forbidden, InvalidRequest
 
-IS_OPEN = "is_open"
-IS_READING = "is_reading"
-IS_UNMETERED = "is_unmetered"
-IS_SIGNED = "is_signed"
-IS_DROPPED = "is_dropped"
-IS_STREAMED = "is_streamed"
-HAS_PROMPTS = "has_prompts"
-HAS_BATCH = "has_batch"
-
-OPEN: dict[str, Any] = {IS_OPEN: True}  # needs no key: for probes
-READS: dict[str, Any] = {IS_READING: True}  # changes nothing, although it is no GET
-UNMETERED: dict[str, Any] = {IS_UNMETERED: True}  # the SDK sends it whatever its user does
-SIGNED: dict[str, Any] = {IS_SIGNED: True}  # needs a signature in the URL instead of a key (signed_urls.py)
+OPEN: dict[str, Any] = {"is_open": True}  # needs no key: for probes
+READS: dict[str, Any] = {"is_reading": True}  # changes nothing, although it is no GET
+UNMETERED: dict[str, Any] = {"is_unmetered": True}  # the SDK sends it whatever its user does
+SIGNED: dict[str, Any] = {"is_signed": True}  # needs a signature in the URL instead of a key (signed_urls.py)
 SDK_READS: dict[str, Any] = READS | UNMETERED
-DROPS: dict[str, Any] = SDK_READS | {IS_DROPPED: True}  # its body is dropped as it arrives
+DROPS: dict[str, Any] = SDK_READS | {"is_dropped": True}  # its body is dropped as it arrives
 # Its body goes to disk as it arrives; the route bounds it.
-STREAMED: dict[str, Any] = {IS_STREAMED: True}
-PROMPTS: dict[str, Any] = {HAS_PROMPTS: True}  # its body may be as large as prompts
-BATCH: dict[str, Any] = {HAS_BATCH: True}  # its body may be as large as any
+STREAMED: dict[str, Any] = {"is_streamed": True}
+PROMPTS: dict[str, Any] = {"has_prompts": True}  # its body may be as large as prompts
+BATCH: dict[str, Any] = {"has_batch": True}  # its body may be as large as any
 
 BEARER = "bearer "
 IN_TRAJECTORY = "trajectory"  # the parameter of paths whose calls are kept in one
+
+
+def has_mark(route: BaseRouteHandler, mark: dict[str, Any]) -> bool:
+    return mark.items() <= route.opt.items()
 
 
 async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> None:
@@ -45,27 +40,27 @@ async def authenticate(connection: ASGIConnection, route: BaseRouteHandler) -> N
     A URL without a valid signature is refused with 403, too. This is a coroutine, although it never waits:
     another guard would run in a thread, which costs more than the check.
     """
-    if IS_OPEN in route.opt:
+    if has_mark(route, OPEN):
         return
     if "\0" in connection.scope["path"] or b"%00" in connection.scope["query_string"]:
         raise InvalidRequest("the address holds the character NUL, which no name has; leave it out")
     services: Services = connection.app.state.services
     if services.keyring.is_open:
-        is_signed_file = IS_SIGNED in route.opt and IS_STREAMED in route.opt
+        is_signed_file = has_mark(route, SIGNED | STREAMED)
         cross_site.keep_out(connection.headers, services.config, is_signed_file=is_signed_file)
-    if IS_SIGNED in route.opt:
+    if has_mark(route, SIGNED):
         reader = services.signed_urls.caller(connection.scope["path"], connection.query_params)
         services.keyring.vouch(reader)
         connection.scope["auth"] = reader
         return
     caller = _caller(connection, services)
     method = connection.scope.get("method")
-    if caller.role == "read-only" and method != "GET" and IS_READING not in route.opt:
+    if caller.role == "read-only" and method != "GET" and not has_mark(route, READS):
         raise Forbidden(
             f"API key {caller.key_id} may only read, and {method} {connection.url.path} changes something; "
             "use a key with the role user"
         )
-    if IS_UNMETERED in route.opt:
+    if has_mark(route, UNMETERED):
         services.quotas.count_poll(caller)
     else:
         services.quotas.count_request(caller)

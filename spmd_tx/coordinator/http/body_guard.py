@@ -15,13 +15,7 @@ from litestar.types import (
 )
 from litestar.utils.scope.state import CONNECTION_STATE_KEY
 
-from spmd_tx.coordinator.http.authentication import (
-    HAS_BATCH,
-    HAS_PROMPTS,
-    IS_DROPPED,
-    IS_READING,
-    IS_STREAMED,
-)
+from spmd_tx.coordinator.http.authentication import BATCH, DROPS, PROMPTS, READS, STREAMED, has_mark
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
 from spmd_tx.coordinator.http.security.body_room import BodyRoom, BodyShare
 from spmd_tx.coordinator.http.services import Services
@@ -110,27 +104,27 @@ class _Body:
 
     def _begin(self) -> None:
         """Read from the headers how large the body may be, and choose its room."""
-        headers, opt = self._headers, self._scope["route_handler"].opt
-        if IS_STREAMED in opt:
+        headers, route = self._headers, self._scope["route_handler"]
+        if has_mark(route, STREAMED):
             self._is_streamed, self._most = True, math.inf
             return
-        if HAS_PROMPTS in opt:
+        if has_mark(route, PROMPTS):
             self._most = self._bounds.prompt_body_bytes
             if self._services.bases.take_images:
                 self._most = max(self._most, self._bounds.image_prompt_body_bytes)
-        elif IS_READING in opt:
+        elif has_mark(route, READS):
             self._most = self._bounds.reading_body_bytes
-        elif HAS_BATCH not in opt:
+        elif not has_mark(route, BATCH):
             self._most = self._bounds.plain_body_bytes
         length = headers.get(b"content-length", b"")
         size = int(length) if length.isdigit() else int(self._most)
         if size > self._most:
             raise self._too_large()
-        if size <= SMALL_BYTES or IS_DROPPED in opt:
+        if size <= SMALL_BYTES or has_mark(route, DROPS):
             return
         self._weight = 1 if headers.get(b"content-encoding", b"identity") == b"identity" else UNPACKED
         rooms, caller = self._services.body_rooms, self._scope.get("auth")
-        self._room = rooms.reading if IS_READING in opt else rooms.working
+        self._room = rooms.reading if has_mark(route, READS) else rooms.working
         owner = NOBODY if caller is None else caller.owner
         self._place = self._room.place(owner, (size - SMALL_BYTES) * self._weight, self._give_way)
 

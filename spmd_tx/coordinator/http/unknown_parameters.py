@@ -14,7 +14,7 @@ from litestar.exceptions import SerializationException
 from litestar.handlers import BaseRouteHandler
 from litestar.params import QueryParameter
 
-from spmd_tx.coordinator.http.authentication import IS_OPEN, IS_SIGNED
+from spmd_tx.coordinator.http.authentication import OPEN, SIGNED, has_mark
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.wire import unknown_fields
 from spmd_tx.errors import InvalidRequest
@@ -31,7 +31,7 @@ async def refuse_unknown(request: Request) -> None:
     """Raise InvalidRequest, which names the first that is not known. Runs before each route."""
     handler: BaseRouteHandler = request.route_handler
     path = request.url.path
-    if not path.startswith(CHECKED) or IS_SIGNED in handler.opt or IS_OPEN in handler.opt:
+    if not path.startswith(CHECKED) or has_mark(handler, SIGNED) or has_mark(handler, OPEN):
         return
     if not request.path_params.keys() >= ADDRESS:
         refuse_parameters(request)
@@ -45,7 +45,7 @@ async def refuse_unknown(request: Request) -> None:
 
 def refuse_parameters(request: Request) -> None:
     """Raise InvalidRequest, which names the first parameter of the address that the route does not know."""
-    if IS_SIGNED in request.route_handler.opt:  # whose parameters are of all routes alike
+    if has_mark(request.route_handler, SIGNED):  # whose parameters are of all routes alike
         return
     known = _parameters_of(request.route_handler)
     unknown = request.query_params.keys() - known
