@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, cast
 
+from litestar import get
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import ASGIApp, HTTPResponseBodyEvent, Message, Receive, Scope, Send
 
+from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.security.turns import Turn
 from spmd_tx.coordinator.http.services import Services
 
@@ -35,6 +38,10 @@ async def take_turn(
     services: Services = connection.app.state.services
     turn = await services.turns.take(connection.scope["auth"].owner, what)
     cast(dict[str, Any], connection.scope)[TURN] = turn
+
+
+# The pages of the console ask such routes again and again.
+polled = partial(get, opt=UNMETERED, guards=[in_turn])
 
 
 class AnswerGuard:

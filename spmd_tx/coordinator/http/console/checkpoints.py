@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import NamedTuple
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.params import FromQuery
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -18,8 +18,7 @@ from spmd_tx.coordinator.catalog.listings import (
     is_there,
     on_the_wire,
 )
-from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.answer_guard import polled
 from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.requests.runs import metric_pages, run_metrics
 from spmd_tx.coordinator.requests.runs.curve_columns import LOSS, REWARD, TOKENS, reading_order
@@ -40,7 +39,7 @@ CHARACTERS = 200
 class SavedCheckpointsController(Controller):
     path = "/console/api/checkpoints"
 
-    @get("/", opt=UNMETERED, guards=[in_turn])
+    @polled("/")
     async def checkpoints(
         self,
         call: ApiCall,

@@ -3,14 +3,13 @@
 import time
 from dataclasses import asdict
 
-from litestar import Controller, delete, get
+from litestar import Controller, delete
 from litestar.params import FromPath, FromQuery
 from litestar.status_codes import HTTP_200_OK
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.answer_guard import polled
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.runtime import clock
@@ -34,7 +33,7 @@ AMOUNTS = (UsageRow.trained, UsageRow.forwarded, UsageRow.prompt, UsageRow.cache
 class PeopleController(Controller):
     path = "/console/api"
 
-    @get("/keys", opt=UNMETERED, guards=[in_turn])
+    @polled("/keys")
     async def keys(self, call: ApiCall) -> KeysResponse:
         """List API keys, for admins only."""
         _check_admin(call)
@@ -56,7 +55,7 @@ class PeopleController(Controller):
         await call.services.keyring.look()
         return StatusResponse("ok")
 
-    @get("/usage", opt=UNMETERED, guards=[in_turn])
+    @polled("/usage")
     async def usage(self, call: ApiCall, hours: FromQuery[int] = 24) -> UseResponse:
         """Return what each owner has used, by the hour, in the last hours and the present one."""
         _check_admin(call)

@@ -20,7 +20,7 @@ from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET, ROWS_AT_ONCE, ListingPage, SessionFilter
-from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
+from spmd_tx.coordinator.http.answer_guard import polled, take_turn
 from spmd_tx.coordinator.http.authentication import UNMETERED
 from spmd_tx.coordinator.http.console.run_states import RunStates
 from spmd_tx.coordinator.http.services import ApiCall, Services
@@ -99,12 +99,7 @@ def _selected(
 class RunsController(Controller):
     path = "/console/api/runs"
 
-    @get(
-        "/",
-        opt=UNMETERED,
-        guards=[in_turn],
-        dependencies={"selected": Provide(_selected, sync_to_thread=False)},
-    )
+    @polled("/", dependencies={"selected": Provide(_selected, sync_to_thread=False)})
     async def runs(
         self,
         call: ApiCall,
@@ -123,7 +118,7 @@ class RunsController(Controller):
             key, lambda: _listed(call.services, call.caller, selected, page)
         )
 
-    @get("/{run_id:str}", opt=UNMETERED, guards=[in_turn])
+    @polled("/{run_id:str}")
     async def run(self, run_id: FromPath[str], call: ApiCall) -> Run:
         """Return a run, with what its client has said of it."""
         model = await call.model(run_id)
@@ -143,7 +138,7 @@ class RunsController(Controller):
         call.services.queue.news.add(model.id)
         return await _run_of(call.services, await call.services.catalog.model(model.id))
 
-    @get("/{run_id:str}/metrics", opt=UNMETERED, guards=[in_turn], responses=POINTS)
+    @polled("/{run_id:str}/metrics", responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
@@ -157,10 +152,8 @@ class RunsController(Controller):
         key = "metrics", *selection, call.services.queue.news.told
         return _json(await call.services.shared_answers.get(key, lambda: _points(call.services, selection)))
 
-    @get(
+    @polled(
         "/{run_id:str}/curves",
-        opt=UNMETERED,
-        guards=[in_turn],
         responses=CURVES,
         dependencies={"choice": Provide(_choice, sync_to_thread=False)},
     )
@@ -179,7 +172,7 @@ class RunsController(Controller):
 
 
 class RunMetricsController(Controller):
-    @get(METRICS, opt=UNMETERED, guards=[in_turn], responses=POINTS)
+    @polled(METRICS, responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
@@ -215,7 +208,7 @@ class RunMetricsController(Controller):
 class OpenRunsController(Controller):
     path = "/console/api/open_runs"
 
-    @get("/", opt=UNMETERED, guards=[in_turn])
+    @polled("/")
     async def open_runs(self, call: ApiCall) -> OpenRunsResponse:
         """Say how the newest runs are whose sessions are open: pages ask every few seconds."""
         query = (

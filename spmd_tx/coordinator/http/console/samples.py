@@ -8,13 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from litestar import Controller, Response, get
+from litestar import Controller, Response
 from litestar.di import NamedDependency, Provide
 from litestar.params import FromPath, FromQuery
 
 from spmd_tx.coordinator.catalog.listings import MAX_OFFSET
-from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.answer_guard import polled
 from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.requests.rows import not_kept
 from spmd_tx.coordinator.requests.runs import sample_log
@@ -91,12 +90,7 @@ def _choice(
 class SamplesController(Controller):
     path = "/console/api/runs"
 
-    @get(
-        "/{run_id:str}/samples",
-        opt=UNMETERED,
-        guards=[in_turn],
-        dependencies={"choice": Provide(_choice, sync_to_thread=False)},
-    )
+    @polled("/{run_id:str}/samples", dependencies={"choice": Provide(_choice, sync_to_thread=False)})
     async def samples(
         self,
         run_id: FromPath[str],
@@ -123,13 +117,13 @@ class SamplesController(Controller):
         key = "samples", call.caller.owner, call.caller.role, model.id, start, most, choice
         return await call.services.shared_answers.get_costly(key, answer)
 
-    @get("/{run_id:str}/samples/{request_id:str}", opt=UNMETERED, guards=[in_turn])
+    @polled("/{run_id:str}/samples/{request_id:str}")
     async def group(self, run_id: FromPath[str], request_id: FromPath[str], call: ApiCall) -> SampleGroup:
         """Return the samples of a request, and of others with the same prompt, token by token."""
         model = await call.model(run_id)
         return await _Reader(call, model).group(request_id)
 
-    @get("/{run_id:str}/samples/{request_id:str}/images/{number:int}", opt=UNMETERED, guards=[in_turn])
+    @polled("/{run_id:str}/samples/{request_id:str}/images/{number:int}")
     async def image(
         self, run_id: FromPath[str], request_id: FromPath[str], number: FromPath[int], call: ApiCall
     ) -> Response[bytes]:

@@ -2,11 +2,10 @@
 
 from importlib.metadata import version
 
-from litestar import Controller, get
+from litestar import Controller
 
 from spmd_tx.coordinator.bases.health import GroupHealth
-from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.answer_guard import polled
 from spmd_tx.coordinator.http.console import tenants
 from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.requests import overview
@@ -33,7 +32,7 @@ MOST_SUSPECTS = 50
 class ServerController(Controller):
     path = "/console/api/server"
 
-    @get("/", opt=UNMETERED, guards=[in_turn])
+    @polled("/")
     async def server(self, call: ApiCall) -> ServerPage:
         """Return the state of the server, for admins only."""
         if call.caller.role != "admin":

@@ -6,14 +6,13 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from litestar import Controller, get
+from litestar import Controller
 from litestar.params import FromPath, FromQuery
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.bases.health import GroupHealth, trainer_first
-from spmd_tx.coordinator.http.answer_guard import in_turn
-from spmd_tx.coordinator.http.authentication import UNMETERED
+from spmd_tx.coordinator.http.answer_guard import polled
 from spmd_tx.coordinator.http.console import time_words
 from spmd_tx.coordinator.http.services import ApiCall, Services
 from spmd_tx.coordinator.requests.runs import time_shares
@@ -33,7 +32,7 @@ KEYS_PER_QUERY = 500
 class TimelineController(Controller):
     path = "/console/api/runs"
 
-    @get("/{run_id:str}/timing", opt=UNMETERED, guards=[in_turn])
+    @polled("/{run_id:str}/timing")
     async def timing(
         self, run_id: FromPath[str], call: ApiCall, seconds: FromQuery[float] = DEFAULT_SECONDS
     ) -> RunTiming:
