@@ -13,8 +13,8 @@ from spmd_tx.coordinator.http import error_shapes
 from spmd_tx.coordinator.http.addresses import provide_address
 from spmd_tx.coordinator.http.answer_guard import AnswerGuard
 from spmd_tx.coordinator.http.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
-from spmd_tx.coordinator.http.anthropic.routes import MessagesController, MessagesInTrajectoryController
-from spmd_tx.coordinator.http.authentication import authenticate
+from spmd_tx.coordinator.http.anthropic.routes import MessagesController
+from spmd_tx.coordinator.http.authentication import IN_TRAJECTORY, authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.checkpoints import SavedCheckpointsController
 from spmd_tx.coordinator.http.console.pages import PagesController, RootController
@@ -32,13 +32,11 @@ from spmd_tx.coordinator.http.console.sign_in import SignInController
 from spmd_tx.coordinator.http.console.timeline import TimelineController
 from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.errors import ERRORS as OPENAI_ERRORS
-from spmd_tx.coordinator.http.openai.response_routes import (
-    ResponsesController,
-    ResponsesInTrajectoryController,
-)
-from spmd_tx.coordinator.http.openai.routes import OpenAIController, OpenAIInTrajectoryController
+from spmd_tx.coordinator.http.openai.response_routes import ResponsesController
+from spmd_tx.coordinator.http.openai.routes import OpenAIController
 from spmd_tx.coordinator.http.operator import HealthController, MetricsController
 from spmd_tx.coordinator.http.services import Services, provide_call, provide_services
+from spmd_tx.coordinator.http.text_generation.kept_turns import of_this_trajectory
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
 from spmd_tx.coordinator.http.tinker.downloads import DownloadsController
 from spmd_tx.coordinator.http.tinker.futures import FuturesController
@@ -71,6 +69,15 @@ TINKER: list[ControllerRouterHandler] = [
 ]
 
 
+def _sampling(api: str, *controllers: ControllerRouterHandler) -> list[Router]:
+    """Mount routes of an API, and again below the base URLs of trajectories, which keep what is sampled."""
+    in_trajectory = f"{api}/in/{{{IN_TRAJECTORY}:str}}/v1"
+    return [
+        Router(f"{api}/v1", route_handlers=controllers),
+        Router(in_trajectory, guards=[of_this_trajectory], route_handlers=controllers),
+    ]
+
+
 def make_app(services: Services) -> Litestar:
     """Build the application."""
     return Litestar(
@@ -78,12 +85,8 @@ def make_app(services: Services) -> Litestar:
             Router("/api/v1", route_handlers=TINKER),
             HealthController,
             MetricsController,
-            OpenAIController,
-            ResponsesController,
-            MessagesController,
-            OpenAIInTrajectoryController,
-            ResponsesInTrajectoryController,
-            MessagesInTrajectoryController,
+            *_sampling("/oai/api", OpenAIController, ResponsesController),
+            *_sampling("/anthropic/api", MessagesController),
             RunsController,
             SavedCheckpointsController,
             RunMetricsController,

@@ -25,15 +25,13 @@ from spmd_tx.coordinator.http.authentication import PROMPTS, READS
 from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import begin_chat
-from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
 from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
 from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 
 
 class MessagesController(Controller):
-    path = "/anthropic/api/v1"
-
     @get("/models")
     async def entries(self, call: ApiCall) -> ModelEntries:
         """List the base models, and the newest checkpoints that can be sampled."""
@@ -83,13 +81,6 @@ class MessagesController(Controller):
             return stream_events(generation, MessageEvents(head, generation.stream.cached_so_far))
         message = blocks.whole_message(head, await whole_reply(generation, call.request))
         return Response(msgspec.json.encode(message), media_type=JSON)
-
-
-class MessagesInTrajectoryController(MessagesController):
-    """The same routes below the base URL of a trajectory, which keeps what is sampled."""
-
-    path = "/anthropic/api/in/{trajectory:str}/v1"
-    guards = (of_this_trajectory,)
 
 
 def _entry(name: str, created_at: float) -> ModelEntry:

@@ -18,7 +18,7 @@ from spmd_tx.coordinator.http.openai.response_schemas import ResponsesRequest
 from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import begin_chat
-from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
 from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
 from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
 from spmd_tx.coordinator.runtime.threads import compute
@@ -26,8 +26,6 @@ from spmd_tx.coordinator.wire.training_protobuf import JSON
 
 
 class ResponsesController(Controller):
-    path = "/oai/api/v1"
-
     @post("/responses", status_code=HTTP_200_OK, guards=[accepts_work], opt=PROMPTS)
     async def responses(self, data: JSONBody[ResponsesRequest], call: ApiCall) -> Response[Any]:
         """Write the next turn of a conversation, which is sent as a whole or behind an earlier answer."""
@@ -53,10 +51,3 @@ class ResponsesController(Controller):
         items = [head.item(part, number) for number, part in enumerate(reply.parts)]
         answer = head.ended(items, reply.finish, reply.usage)
         return Response(msgspec.json.encode(answer), media_type=JSON)
-
-
-class ResponsesInTrajectoryController(ResponsesController):
-    """The same route below the base URL of a trajectory, which keeps what is sampled."""
-
-    path = "/oai/api/in/{trajectory:str}/v1"
-    guards = (of_this_trajectory,)

@@ -38,7 +38,7 @@ from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
 from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText
 from spmd_tx.coordinator.http.text_generation.event_streams import finished, stream_events
 from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, begin, begin_chat
-from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, of_this_trajectory, with_settings
+from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
 from spmd_tx.coordinator.http.text_generation.prompts import ChatPrompt
 from spmd_tx.coordinator.http.text_generation.sample_stream import SampleStream
 from spmd_tx.coordinator.text.model_text import ModelText
@@ -47,8 +47,6 @@ from spmd_tx.errors import InvalidRequest
 
 
 class OpenAIController(Controller):
-    path = "/oai/api/v1"
-
     @get("/models")
     async def models(self, call: ApiCall) -> ModelList:
         """List the base models, and the newest checkpoints that can be sampled."""
@@ -92,13 +90,6 @@ class OpenAIController(Controller):
         prompt = await chat.read(data, len(body), sampler.base, kept)
         generation, form = await _begin(data, [prompt.tokens], sampler, call, prompt)
         return await _answer(data, generation, form, call.request)
-
-
-class OpenAIInTrajectoryController(OpenAIController):
-    """The same routes below the base URL of a trajectory, which keeps what chats sample."""
-
-    path = "/oai/api/in/{trajectory:str}/v1"
-    guards = (of_this_trajectory,)
 
 
 def _name_in(request: Request) -> str:
