@@ -17,16 +17,11 @@ from spmd_tx.coordinator.http.anthropic.routes import MessagesController
 from spmd_tx.coordinator.http.authentication import IN_TRAJECTORY, authenticate
 from spmd_tx.coordinator.http.body_guard import BodyGuard
 from spmd_tx.coordinator.http.console.checkpoints import SavedCheckpointsController
-from spmd_tx.coordinator.http.console.pages import PagesController, RootController
+from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.people import PeopleController
-from spmd_tx.coordinator.http.console.runs import (
-    OpenRunsController,
-    RunMetricsController,
-    RunsController,
-    StreamController,
-)
+from spmd_tx.coordinator.http.console.runs import RunMetricsController, RunsController
 from spmd_tx.coordinator.http.console.samples import SamplesController
-from spmd_tx.coordinator.http.console.sdk_links import SdkLinksController
+from spmd_tx.coordinator.http.console.sdk_links import LinksController
 from spmd_tx.coordinator.http.console.server import ServerController
 from spmd_tx.coordinator.http.console.sign_in import SignInController
 from spmd_tx.coordinator.http.console.timeline import TimelineController
@@ -34,7 +29,7 @@ from spmd_tx.coordinator.http.errors import MAX_BODY_BYTES
 from spmd_tx.coordinator.http.openai.errors import ERRORS as OPENAI_ERRORS
 from spmd_tx.coordinator.http.openai.response_routes import ResponsesController
 from spmd_tx.coordinator.http.openai.routes import OpenAIController
-from spmd_tx.coordinator.http.operator import HealthController, MetricsController
+from spmd_tx.coordinator.http.operator import OperatorController
 from spmd_tx.coordinator.http.services import Services, provide_call, provide_services
 from spmd_tx.coordinator.http.text_generation.kept_turns import of_this_trajectory
 from spmd_tx.coordinator.http.tinker.checkpoints import CheckpointsController
@@ -83,8 +78,7 @@ def make_app(services: Services) -> Litestar:
     return Litestar(
         route_handlers=[
             Router("/api/v1", route_handlers=TINKER),
-            HealthController,
-            MetricsController,
+            OperatorController,
             *_sampling("/oai/api", OpenAIController, ResponsesController),
             *_sampling("/anthropic/api", MessagesController),
             RunsController,
@@ -94,11 +88,8 @@ def make_app(services: Services) -> Litestar:
             SamplesController,
             ServerController,
             PeopleController,
-            OpenRunsController,
-            StreamController,
-            RootController,
             PagesController,
-            SdkLinksController,
+            LinksController,
             SignInController,
         ],
         guards=[authenticate],

@@ -13,15 +13,11 @@ from spmd_tx.errors import NotFound
 from spmd_tx.group_names import template_of
 
 
-class MetricsController(Controller):
+class OperatorController(Controller):
     @get("/metrics")
     async def metrics(self) -> Response[bytes]:
         """Return the server's metrics, for Prometheus."""
         return Response(metrics.exposition(), media_type=metrics.CONTENT_TYPE, status_code=HTTP_200_OK)
-
-
-class HealthController(Controller):
-    path = "/"
 
     @get("/healthz", opt=OPEN)
     async def healthz(self, services: Service) -> HealthResponse:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from litestar import Controller, Response, get
 from litestar.params import FromPath
-from litestar.response import Redirect
 
 from spmd_tx.coordinator.http.authentication import OPEN
 from spmd_tx.errors import NotFound
@@ -20,17 +19,6 @@ HEADERS = {
 }
 INDEX = (STATIC / "index.html").read_bytes()
 ASSETS = {path.name: path.read_bytes() for path in sorted((STATIC / "assets").iterdir())}
-
-
-class RootController(Controller):
-    path = "/"
-    opt = OPEN
-    include_in_schema = False
-
-    @get("/")
-    async def root(self) -> Redirect:
-        """Lead people who have opened the server's address to the console."""
-        return Redirect(CONSOLE)
 
 
 class PagesController(Controller):

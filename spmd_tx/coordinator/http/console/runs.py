@@ -97,9 +97,9 @@ def _selected(
 
 
 class RunsController(Controller):
-    path = "/console/api/runs"
+    path = "/console/api"
 
-    @polled("/", dependencies={"selected": Provide(_selected, sync_to_thread=False)})
+    @polled("/runs", dependencies={"selected": Provide(_selected, sync_to_thread=False)})
     async def runs(
         self,
         call: ApiCall,
@@ -118,7 +118,7 @@ class RunsController(Controller):
             key, lambda: _listed(call.services, call.caller, selected, page)
         )
 
-    @polled("/{run_id:str}")
+    @polled("/runs/{run_id:str}")
     async def run(self, run_id: FromPath[str], call: ApiCall) -> Run:
         """Return a run, with what its client has said of it."""
         model = await call.model(run_id)
@@ -126,7 +126,7 @@ class RunsController(Controller):
         key = "run", model.id, call.services.queue.news.told
         return await call.services.shared_answers.get(key, lambda: _run_of(call.services, model))
 
-    @patch("/{run_id:str}")
+    @patch("/runs/{run_id:str}")
     async def change(self, run_id: FromPath[str], data: JSONBody[ChangeRunRequest], call: ApiCall) -> Run:
         """Give a run another name or group in lists, or archive it, or take it back from there."""
         if data == ChangeRunRequest():
@@ -138,7 +138,7 @@ class RunsController(Controller):
         call.services.queue.news.add(model.id)
         return await _run_of(call.services, await call.services.catalog.model(model.id))
 
-    @polled("/{run_id:str}/metrics", responses=POINTS)
+    @polled("/runs/{run_id:str}/metrics", responses=POINTS)
     async def metrics(
         self,
         run_id: FromPath[str],
@@ -153,7 +153,7 @@ class RunsController(Controller):
         return _json(await call.services.shared_answers.get(key, lambda: _points(call.services, selection)))
 
     @polled(
-        "/{run_id:str}/curves",
+        "/runs/{run_id:str}/curves",
         responses=CURVES,
         dependencies={"choice": Provide(_choice, sync_to_thread=False)},
     )
@@ -169,6 +169,34 @@ class RunsController(Controller):
 
         key = "curves", model.id, choice, call.services.queue.news.told
         return await _unpacked(await call.services.shared_answers.get(key, answer), call.request)
+
+    @polled("/open_runs")
+    async def open_runs(self, call: ApiCall) -> OpenRunsResponse:
+        """Say how the newest runs are whose sessions are open: pages ask every few seconds."""
+        query = (
+            select(ModelRow, SessionRow)
+            .join(SessionRow, SessionRow.id == ModelRow.session_id)
+            .where(SessionFilter().of(call.caller), SessionRow.ended_at.is_(None))
+            .order_by(ModelRow.created_at.desc(), ModelRow.id)
+            .limit(MOST_OPEN + 1)
+        )
+
+        async def answer() -> OpenRunsResponse:
+            states = RunStates(call.services)
+            async with call.services.database.reading() as db:
+                found = [(model, session) for model, session in await db.execute(query)]
+                shown = await states.health(db, found[:MOST_OPEN])
+            return OpenRunsResponse(shown, len(found) > MOST_OPEN)
+
+        key = "open runs", call.caller.owner, call.caller.role
+        return await call.services.shared_answers.get_costly(key, answer)
+
+    @get("/stream", opt=UNMETERED)
+    async def stream(self, call: ApiCall) -> Stream:
+        """Send the ids of runs that have new metrics, at most every two seconds."""
+        call.services.streams.check(call.caller)
+        events = call.services.streams.events(call.caller, call.services.health.closing)
+        return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 class RunMetricsController(Controller):
@@ -203,42 +231,6 @@ class RunMetricsController(Controller):
             call.services.quotas.check_metrics(call.caller, size + ROW_BYTES)
         call.services.queue.news.add(model.id)
         return StatusResponse("success")
-
-
-class OpenRunsController(Controller):
-    path = "/console/api/open_runs"
-
-    @polled("/")
-    async def open_runs(self, call: ApiCall) -> OpenRunsResponse:
-        """Say how the newest runs are whose sessions are open: pages ask every few seconds."""
-        query = (
-            select(ModelRow, SessionRow)
-            .join(SessionRow, SessionRow.id == ModelRow.session_id)
-            .where(SessionFilter().of(call.caller), SessionRow.ended_at.is_(None))
-            .order_by(ModelRow.created_at.desc(), ModelRow.id)
-            .limit(MOST_OPEN + 1)
-        )
-
-        async def answer() -> OpenRunsResponse:
-            states = RunStates(call.services)
-            async with call.services.database.reading() as db:
-                found = [(model, session) for model, session in await db.execute(query)]
-                shown = await states.health(db, found[:MOST_OPEN])
-            return OpenRunsResponse(shown, len(found) > MOST_OPEN)
-
-        key = "open runs", call.caller.owner, call.caller.role
-        return await call.services.shared_answers.get_costly(key, answer)
-
-
-class StreamController(Controller):
-    path = "/console/api/stream"
-
-    @get("/", opt=UNMETERED)
-    async def stream(self, call: ApiCall) -> Stream:
-        """Send the ids of runs that have new metrics, at most every two seconds."""
-        call.services.streams.check(call.caller)
-        events = call.services.streams.events(call.caller, call.services.health.closing)
-        return Stream(events, media_type="text/event-stream", headers=STREAM_HEADERS)
 
 
 class _MetricsSelection(NamedTuple):

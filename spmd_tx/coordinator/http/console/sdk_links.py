@@ -1,4 +1,4 @@
-"""Leads from the addresses that the SDK's ``get_console_url`` builds to the pages of this console.
+"""Leads to the pages of this console from the server's address, and from those of ``get_console_url``.
 
 The SDK names a host that it has in its source; the rest of the address is the same here.
 """
@@ -12,9 +12,14 @@ from litestar.response import Redirect
 from spmd_tx.coordinator.http.authentication import OPEN
 
 
-class SdkLinksController(Controller):
+class LinksController(Controller):
     opt = OPEN  # an address tells nothing; the page that it leads to needs a key
     include_in_schema = False
+
+    @get("/")
+    async def root(self) -> Redirect:
+        """Lead people who have opened the server's address to the console."""
+        return Redirect("/console")
 
     @get("/training_runs/{run_id:str}")
     async def training_run(self, run_id: FromPath[str]) -> Redirect:
