@@ -1,6 +1,7 @@
 """Gives the same answer to all who ask for the same at about the same time, such as several open consoles."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
@@ -20,11 +21,7 @@ class SharedAnswers:
 
     async def get(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """Return the answer under a key. It is made at once, unless it was asked for a moment ago."""
-        now = time.monotonic()
-        self._forget(now)
-        if key not in self._answers:
-            self._answers[key] = now + KEPT_SECONDS, asyncio.ensure_future(make())
-        return await asyncio.shield(self._answers[key][1])  # others wait for it, even if this one leaves
+        return await self._get(key, make, time.monotonic() + KEPT_SECONDS)
 
     async def get_costly(self, key: Hashable, make: Callable[[], Awaitable[T]]) -> T:
         """Return the answer under a key, which is kept for COSTLY_TIMES as long as it took to make."""
@@ -39,11 +36,12 @@ class SharedAnswers:
             finally:
                 self._answers[key] = time.monotonic() + seconds, self._answers[key][1]
 
-        self._forget(time.monotonic())
-        if key not in self._answers:
-            self._answers[key] = float("inf"), asyncio.ensure_future(timed())
-        return await asyncio.shield(self._answers[key][1])
+        return await self._get(key, timed, math.inf)
 
-    def _forget(self, now: float) -> None:
-        for old in [key for key, (until, _) in self._answers.items() if until < now]:
+    async def _get(self, key: Hashable, make: Callable[[], Awaitable[T]], until: float) -> T:
+        now = time.monotonic()
+        for old in [key for key, (end, _) in self._answers.items() if end < now]:
             del self._answers[old]
+        if key not in self._answers:
+            self._answers[key] = until, asyncio.ensure_future(make())
+        return await asyncio.shield(self._answers[key][1])  # others wait for it, even if this one leaves
