@@ -44,48 +44,36 @@ async def take_turn(
 polled = partial(get, opt=UNMETERED, guards=[in_turn])
 
 
-class AnswerGuard:
-    """Ends the turns that ``in_turn`` has begun, as middleware."""
+def guard_answers(app: ASGIApp) -> ASGIApp:
+    """End the turns that ``in_turn`` has begun. A middleware."""
 
-    def __call__(self, app: ASGIApp) -> ASGIApp:
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            answer = _Answer(cast(dict[str, Any], scope), send)
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        state = cast(dict[str, Any], scope)
+
+        async def send_in_turn(message: Message) -> None:
+            turn: Turn | None = state.get(TURN)
+            if turn is None or message["type"] != "http.response.body":
+                await send(message)
+                return
+            turn.made()
+            bounds = state["litestar_app"].state.services.config.bounds
+            waiting = asyncio.get_running_loop().call_later(TURN_SECONDS, turn.sent)
             try:
-                await app(scope, receive, answer.send)
+                async with asyncio.timeout(bounds.answer_send_seconds):
+                    for piece in _pieces(message):
+                        await send(piece)
+            except TimeoutError:
+                pass  # its client does not read: the server closes a connection whose answer is not complete
             finally:
-                if answer.turn is not None:
-                    answer.turn.sent()
+                waiting.cancel()
 
-        return guarded
-
-
-class _Answer:
-    """Sends one answer. Only those that have a turn are watched."""
-
-    def __init__(self, scope: dict[str, Any], send: Send) -> None:
-        self._scope = scope
-        self._send = send
-
-    @property
-    def turn(self) -> Turn | None:
-        return self._scope.get(TURN)
-
-    async def send(self, message: Message) -> None:
-        turn = self.turn
-        if turn is None or message["type"] != "http.response.body":
-            await self._send(message)
-            return
-        turn.made()
-        services: Services = self._scope["litestar_app"].state.services
-        waiting = asyncio.get_running_loop().call_later(TURN_SECONDS, turn.sent)
         try:
-            async with asyncio.timeout(services.config.bounds.answer_send_seconds):
-                for piece in _pieces(message):
-                    await self._send(piece)
-        except TimeoutError:
-            pass  # its client does not read: the server closes a connection whose answer is not complete
+            await app(scope, receive, send_in_turn)
         finally:
-            waiting.cancel()
+            if TURN in state:
+                state[TURN].sent()
+
+    return guarded
 
 
 def _pieces(message: HTTPResponseBodyEvent) -> Iterator[HTTPResponseBodyEvent]:

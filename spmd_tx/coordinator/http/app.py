@@ -11,11 +11,11 @@ from litestar.types import ControllerRouterHandler
 
 from spmd_tx.coordinator.http import error_shapes
 from spmd_tx.coordinator.http.addresses import provide_address
-from spmd_tx.coordinator.http.answer_guard import AnswerGuard
+from spmd_tx.coordinator.http.answer_guard import guard_answers
 from spmd_tx.coordinator.http.anthropic.errors import ERRORS as ANTHROPIC_ERRORS
 from spmd_tx.coordinator.http.anthropic.routes import MessagesController
 from spmd_tx.coordinator.http.authentication import IN_TRAJECTORY, authenticate
-from spmd_tx.coordinator.http.body_guard import BodyGuard
+from spmd_tx.coordinator.http.body_guard import guard_bodies
 from spmd_tx.coordinator.http.console.checkpoints import SavedCheckpointsController
 from spmd_tx.coordinator.http.console.pages import PagesController
 from spmd_tx.coordinator.http.console.people import PeopleController
@@ -43,7 +43,7 @@ from spmd_tx.coordinator.http.tinker.training import CustomLossesController, Tra
 from spmd_tx.coordinator.http.tinker.trajectories import TrajectoriesController
 from spmd_tx.coordinator.http.tinker.uploads import UploadsController
 from spmd_tx.coordinator.http.tinker.usage import UsageController
-from spmd_tx.coordinator.http.trace_headers import TraceHeaders
+from spmd_tx.coordinator.http.trace_headers import read_trace
 from spmd_tx.coordinator.http.unknown_parameters import refuse_unknown
 
 # Controllers of the Tinker API
@@ -102,7 +102,7 @@ def make_app(services: Services) -> Litestar:
         exception_handlers=error_shapes.handlers((OPENAI_ERRORS, ANTHROPIC_ERRORS)),
         state=State({"services": services}),
         request_max_body_size=MAX_BODY_BYTES,
-        middleware=[AnswerGuard(), BodyGuard(), TraceHeaders()],
+        middleware=[guard_answers, guard_bodies, read_trace],
         openapi_config=OpenAPIConfig(
             title="spmd_tx",
             version=version("spmd_tx"),

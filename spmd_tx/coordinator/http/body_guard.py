@@ -26,28 +26,27 @@ UNPACKED = 4  # factor by which a compressed body grows, at least
 NOBODY = ""  # the owner of a body without a caller
 
 
-class BodyGuard:
-    """Guards the bodies of all requests, as middleware.
+def guard_bodies(app: ASGIApp) -> ASGIApp:
+    """Guard the bodies of all requests. A middleware.
 
     A route reads the body after authentication, so only known callers take room.
     """
 
-    def __call__(self, app: ASGIApp) -> ASGIApp:
-        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-            headers = dict(scope["headers"])
-            if b"content-length" not in headers and b"transfer-encoding" not in headers:
-                await app(scope, receive, send)
-                return
-            body = _Body(cast(HTTPScope, scope), headers, receive)
-            try:
-                await app(scope, body.receive, send)
-            finally:
-                body.leave()
-                # It holds the body, and is part of a cycle: both would stay until the next collection of
-                # garbage, which is rare.
-                scope["state"].pop(CONNECTION_STATE_KEY, None)
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        if b"content-length" not in headers and b"transfer-encoding" not in headers:
+            await app(scope, receive, send)
+            return
+        body = _Body(cast(HTTPScope, scope), headers, receive)
+        try:
+            await app(scope, body.receive, send)
+        finally:
+            body.leave()
+            # It holds the body, and is part of a cycle: both would stay until the next collection of
+            # garbage, which is rare.
+            scope["state"].pop(CONNECTION_STATE_KEY, None)
 
-        return guarded
+    return guarded
 
 
 class _Body:

@@ -7,16 +7,15 @@ from spmd_tx.coordinator.runtime.trace_context import HEADER, TRACEPARENT
 MOST_BYTES = 200  # of a header, which has 55 today
 
 
-class TraceHeaders:
-    """Puts the header ``traceparent`` into TRACEPARENT, as middleware."""
+def read_trace(app: ASGIApp) -> ASGIApp:
+    """Put the header ``traceparent`` into TRACEPARENT. A middleware."""
 
-    def __call__(self, app: ASGIApp) -> ASGIApp:
-        async def traced(scope: Scope, receive: Receive, send: Send) -> None:
-            header = next((value for name, value in scope["headers"] if name == HEADER), b"")
-            before = TRACEPARENT.set(header.decode("latin-1") if 0 < len(header) <= MOST_BYTES else None)
-            try:
-                await app(scope, receive, send)
-            finally:
-                TRACEPARENT.reset(before)
+    async def traced(scope: Scope, receive: Receive, send: Send) -> None:
+        header = next((value for name, value in scope["headers"] if name == HEADER), b"")
+        before = TRACEPARENT.set(header.decode("latin-1") if 0 < len(header) <= MOST_BYTES else None)
+        try:
+            await app(scope, receive, send)
+        finally:
+            TRACEPARENT.reset(before)
 
-        return traced
+    return traced
