@@ -35,7 +35,7 @@ from spmd_tx.coordinator.http.openai.schemas import (
 from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation import writing
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
-from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText
+from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.http.text_generation.event_streams import finished, stream_events
 from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, begin, begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
@@ -117,7 +117,7 @@ async def _begin(
     stops, choices, count = requests.stop_strings(request), list[ChoiceProgress](), request.n or 1
     for index in range(count * len(prompts)):
         prompt = echoes[index // count] if echoes else []
-        shown = EchoedText(text.tokenizer, stops, len(prompt))
+        shown = SampleText(text.tokenizer, stops, prompt_tokens=len(prompt))
         choices.append(ChoiceProgress(index, shown, answering.has_logprobs))
     echoed = sum(map(len, prompts)) * count if echoes else 0
     return TextGeneration(prompts, stream, choices, echoed), CompletionFormat(answering)

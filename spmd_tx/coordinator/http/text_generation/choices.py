@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from spmd_tx.coordinator.http.text_generation.detokenize import EchoedText, SampleText
+from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.http.text_generation.replies import ReplyPart, ReplyProgress
 from spmd_tx.coordinator.sampling.job import Sample
 from spmd_tx.coordinator.text.replies import ReplyContent
@@ -67,7 +67,7 @@ class ChoiceProgress:
     """Tracks one sample of a call, and how much of it was sent."""
 
     def __init__(
-        self, index: int, text: EchoedText | SampleText, has_offsets: bool, reply: ReplyProgress | None = None
+        self, index: int, text: SampleText, has_offsets: bool, reply: ReplyProgress | None = None
     ) -> None:
         """``reply`` reads the text of a chat; None: all of it is content."""
         self.index = index

@@ -79,51 +79,39 @@ class TextUntilStop:
 
 
 class SampleText:
-    """Decodes tokens and ends the text at a stop string."""
+    """Decodes a sample, perhaps behind an echoed prompt, and ends its text at a stop string.
 
-    def __init__(self, decoder: Decoder, stops: Sequence[str], *, shows_special_tokens: bool = False) -> None:
+    Nothing in the prompt is a stop string.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stops: Sequence[str],
+        *,
+        prompt_tokens: int = 0,
+        shows_special_tokens: bool = False,
+    ) -> None:
         self.length = 0  # characters, with those that are held back as they may begin a stop string
-        self._detokenizer = Detokenizer(decoder, shows_special_tokens=shows_special_tokens)
+        self._left = prompt_tokens  # of the prompt that are still to come
+        self._prompt = Detokenizer(decoder)
+        self._sample = Detokenizer(decoder, shows_special_tokens=shows_special_tokens)
         self._until_stop = TextUntilStop(stops)
 
     def add(self, tokens: Sequence[int]) -> str:
-        text = self._detokenizer.add(tokens)
-        self.length += len(text)
-        return self._until_stop.add(text)
+        ours, others = tokens[: self._left], tokens[self._left :]
+        echoed = self._prompt.add(ours) if ours else ""
+        self._left -= len(ours)
+        if ours and not self._left:
+            echoed += self._prompt.end()
+        drawn = self._sample.add(others) if others else ""
+        self.length += len(echoed) + len(drawn)
+        return echoed + self._until_stop.add(drawn)
 
     def end(self) -> str:
-        return self._until_stop.add(self._detokenizer.end()) + self._until_stop.end()
+        return self._until_stop.add(self._sample.end()) + self._until_stop.end()
 
     @property
     def stop(self) -> str | None:
         """The stop string that has ended the text."""
         return self._until_stop.found
-
-
-class EchoedText:
-    """Decodes a prompt, in which nothing is a stop string, and the sample behind it."""
-
-    def __init__(self, decoder: Decoder, stops: Sequence[str], prompt_tokens: int) -> None:
-        self.length = 0  # characters, as in SampleText
-        self._left = prompt_tokens  # tokens of the prompt that are still to come
-        self._prompt, self._sample = Detokenizer(decoder), SampleText(decoder, stops)
-        self._of_prompt = 0  # characters
-
-    def add(self, tokens: Sequence[int]) -> str:
-        ours, others = tokens[: self._left], tokens[self._left :]
-        text = self._prompt.add(ours) if ours else ""
-        self._left -= len(ours)
-        if ours and not self._left:
-            text += self._prompt.end()
-        self._of_prompt += len(text)
-        text += self._sample.add(others) if others else ""
-        self.length = self._of_prompt + self._sample.length
-        return text
-
-    def end(self) -> str:
-        return self._sample.end()
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that has ended the text."""
-        return self._sample.stop

@@ -4,7 +4,6 @@ from hypothesis import strategies as st
 
 from spmd_tx.coordinator.http.text_generation.detokenize import (
     Detokenizer,
-    EchoedText,
     SampleText,
     TextUntilStop,
 )
@@ -85,7 +84,7 @@ def test_text_ends_before_the_first_stop_string(stops, arrivals, told):
 @given(st.text("ab\n", max_size=12), st.text("ab\n", max_size=12), st.integers(1, 9))
 def test_stop_strings_in_an_echoed_prompt_end_nothing(prompt, sample, step):
     alone = "".join(pieces(SampleText(Bytes(), ["ab"]), sample.encode()))
-    text, tokens = EchoedText(Bytes(), ["ab"], len(prompt)), list((prompt + sample).encode())
+    text, tokens = SampleText(Bytes(), ["ab"], prompt_tokens=len(prompt)), list((prompt + sample).encode())
     arrivals = [tokens[start : start + step] for start in range(0, len(tokens), step)]
     told = "".join([text.add(each) for each in arrivals] + [text.end()])
     assert told == prompt + alone
