@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Hashable
+from contextlib import ExitStack
 
 from spmd_tx.bounds import Bounds
 from spmd_tx.errors import TooManyRequests
@@ -32,28 +33,14 @@ class Turns:
                 "operator raises the limit answers_waiting)",
                 RETRY_SECONDS,
             )
-        self._in_line[line] += 1
-        try:
+        with ExitStack() as end:
+            self._in_line[line] += 1
+            end.callback(self._leave, line)
             lock = self._lines.setdefault(line, asyncio.Lock())
             await lock.acquire()
-            try:
-                await self._makers.acquire()
-            except BaseException:
-                lock.release()
-                raise
-        except BaseException:
-            self._leave(line)
-            raise
-        return Turn(self, line)
-
-    def made(self) -> None:
-        """Let another answer be made."""
-        self._makers.release()
-
-    def end(self, line: TurnKey) -> None:
-        """Let the next one of a line have its turn."""
-        self._lines[line].release()
-        self._leave(line)
+            end.callback(lock.release)
+            await self._makers.acquire()
+            return Turn(self._makers, end.pop_all())
 
     def _leave(self, line: TurnKey) -> None:
         self._in_line[line] -= 1
@@ -65,26 +52,26 @@ class Turns:
 class Turn:
     """Is the time in which one answer is made, and sent."""
 
-    def __init__(self, turns: Turns, line: TurnKey) -> None:
-        self._turns = turns
-        self._line = line
+    def __init__(self, makers: asyncio.Semaphore, end: ExitStack) -> None:
+        """``end`` lets the next one of the line have its turn."""
+        self._makers = makers
+        self._end = end
         self._began_at = time.monotonic()
         self._rest: float | None = None  # seconds; None: it is not made yet
-        self._has_ended = False
 
-    def made(self) -> None:
-        """Note that the answer is made, or failed. A second call changes nothing."""
+    def made(self) -> float:
+        """Note that the answer is made, or failed, and return for how long its owner rests then.
+
+        A second call changes nothing.
+        """
         if self._rest is None:
             self._rest = min(time.monotonic() - self._began_at, MOST_REST_SECONDS)
-            self._turns.made()
+            self._makers.release()
+        return self._rest
 
     def sent(self) -> None:
         """End the turn, after as long a rest as the answer took to make: others have half of the time.
 
         A second call changes nothing.
         """
-        self.made()
-        assert self._rest is not None
-        if not self._has_ended:
-            self._has_ended = True
-            asyncio.get_running_loop().call_later(self._rest, self._turns.end, self._line)
+        asyncio.get_running_loop().call_later(self.made(), self._end.close)
