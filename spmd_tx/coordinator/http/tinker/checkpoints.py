@@ -1,13 +1,12 @@
 """Routes that save, load, copy, list, publish and delete checkpoints."""
 
-from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 from litestar import Controller, delete, get, post, put
 from litestar.params import FromPath, FromQuery, JSONBody
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.bases.bases import check_same_base
 from spmd_tx.coordinator.catalog import catalog, checkpoint_search, listings
 from spmd_tx.coordinator.checkpoints import age_recipients
@@ -16,7 +15,7 @@ from spmd_tx.coordinator.http.authentication import READS
 from spmd_tx.coordinator.http.services import Addressed, ApiCall, accepts_work
 from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import queue_model
-from spmd_tx.coordinator.http.tinker.training import queue_training
+from spmd_tx.coordinator.http.tinker.training import problem_of, queue_training
 from spmd_tx.coordinator.sampling.versions import check_rank
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training.optimizers import config_of, of_loaded
@@ -60,7 +59,8 @@ class CheckpointsController(Controller):
         save = await read_json(call, SaveWeightsForSamplerRequest)
         model, payload = await call.model(save.model_id), msgspec.json.encode(save)
         number = 0 if save.path is not None else save.sampling_session_seq_id or 0
-        problem = _problem_of_number(number, call.services.config.bounds)
+        name, bounds = "sampling_session_seq_id", call.services.config.bounds
+        problem = problem_of(partial(limits.check_number, name, number, bounds, "samplers_per_session"))
         return await queue_training(call, model, "save_weights_for_sampler", save.seq_id, payload, problem)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[accepts_work])
@@ -82,7 +82,12 @@ class CheckpointsController(Controller):
         """Queue an export for download."""
         save = await read_json(call, SaveWeightsExternalRequest)
         model, payload = await call.model(save.model_id), msgspec.json.encode(save)
-        problem = _problem_of(save.age_encryption_recipients or [], call.services.config.bounds)
+        recipients, bounds = save.age_encryption_recipients or [], call.services.config.bounds
+        most, length = bounds.age_recipients, bounds.age_recipient_characters
+        problem = problem_of(
+            partial(age_recipients.check_bounds, recipients, most, length),
+            partial(age_recipients.check_recipients, recipients),
+        )
         if problem is not None:  # keep long invalid input out of the log
             payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
         return await queue_training(call, model, "save_weights_external", save.seq_id, payload, problem)
@@ -190,23 +195,6 @@ class CheckpointsController(Controller):
         owner = (await call.checkpoint(address)).owner
         await call.services.checkpoints.set_best(address, False)
         return await _noted(call, "checkpoint_unmarked_best", address, owner)
-
-
-def _problem_of_number(number: int, bounds: Bounds) -> str | None:
-    try:
-        limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
-    except InvalidRequest as error:
-        return str(error)
-    return None
-
-
-def _problem_of(recipients: Sequence[str], bounds: Bounds) -> str | None:
-    try:
-        age_recipients.check_bounds(recipients, bounds.age_recipients, bounds.age_recipient_characters)
-        age_recipients.check_recipients(recipients)
-    except InvalidRequest as error:
-        return str(error)
-    return None
 
 
 async def _noted(

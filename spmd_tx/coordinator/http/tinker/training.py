@@ -5,13 +5,13 @@ the POST of one chunk of a call is refused.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import msgspec
 from litestar import Controller, Response, post
 from litestar.status_codes import HTTP_200_OK
 
-from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.http.authentication import BATCH
 from spmd_tx.coordinator.http.services import ApiCall, accepts_work, check_running
 from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_json, read_loss_request
@@ -40,7 +40,8 @@ class CustomLossesController(Controller):
         await call.open_session(loss.session_id)
         definition = Definition(loss.name, loss.inputs, loss.graph)
         number, bounds = loss.custom_loss_seq_id, call.services.config.bounds
-        problem = await asyncio.to_thread(_problem, definition, number, bounds)
+        is_allowed = partial(check_number, "custom_loss_seq_id", number, bounds, "custom_losses_per_session")
+        problem = await asyncio.to_thread(problem_of, is_allowed, partial(custom_loss.read, definition))
         request_id = await call.services.queue.submit(
             KIND,
             line_of(loss.session_id),
@@ -66,10 +67,11 @@ def _read(body: bytes) -> CreateCustomLossRequest:
     return loss
 
 
-def _problem(definition: Definition, number: int, bounds: Bounds) -> str | None:
+def problem_of(*checks: Callable[[], object]) -> str | None:
+    """Return why the first of some checks refuses a request, whose future then fails with it."""
     try:
-        check_number("custom_loss_seq_id", number, bounds, "custom_losses_per_session")
-        custom_loss.read(definition)
+        for check in checks:
+            check()
     except InvalidRequest as problem:
         return str(problem)
     return None
