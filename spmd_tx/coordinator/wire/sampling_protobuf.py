@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +115,7 @@ def encode_sample_response(
     return b"".join(parts)
 
 
-class SampledSequences(Sequence[SampledSequence]):
+class SampledSequences:
     """Reads the samples that ``encode_sample_response`` has written, each when it is asked for."""
 
     def __init__(self, body: bytes) -> None:
@@ -140,13 +140,10 @@ class SampledSequences(Sequence[SampledSequence]):
     def __len__(self) -> int:
         return len(self._sequences)
 
-    @overload
-    def __getitem__(self, index: int) -> SampledSequence: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[SampledSequence]: ...
-    def __getitem__(self, index: int | slice) -> SampledSequence | list[SampledSequence]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+    def __iter__(self) -> Iterator[SampledSequence]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> SampledSequence:
         sequence = self._sequences[index]
         has_top = sequence.HasField("topk_sampled_logprobs")
         return SampledSequence(
