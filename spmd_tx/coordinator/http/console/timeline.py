@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from litestar import Controller
 from litestar.params import FromPath, FromQuery
@@ -85,13 +84,6 @@ async def _of_other_models(db: AsyncSession, model: ModelRow, lines: Collection[
     return found
 
 
-class _Shares(NamedTuple):
-    """Holds what is computed of a window."""
-
-    staged: list[tuple[Timed, list[StageSegment]]]
-    slices: list[TimeSlice]
-
-
 async def _timing(
     services: Services,
     groups: Sequence[GroupHealth],
@@ -103,8 +95,9 @@ async def _timing(
     """Say where the time of a run went. ``groups`` are those of its base model; the first one trains it."""
     until = window[1]
     lines = {(each.request.session_id, each.request.line) for each in requests}
-    devices = _DeviceSeconds(services, [group.name for group in groups], lines, window)
-    outages = groups[0].record.outages(until) if groups else [window]
+    devices = _device_seconds(services, [group.name for group in groups], lines, window)
+    first, is_only = groups[0] if groups else None, len(services.health.groups) == 1
+    outages = first.record.outages(until) if first else [window]
     staged, slices = await asyncio.to_thread(_shares, requests, outages, window, devices)
     seconds = time_shares.total(slices)
     shown = sorted(staged, key=lambda each: each[0].request.number)[-MOST_SHOWN:]
@@ -115,7 +108,7 @@ async def _timing(
         since=window[0],
         until=until,
         summary=time_words.summary(seconds) if requests else time_words.IDLE,
-        group=_group(groups[0], is_only=len(services.health.groups) == 1) if groups else None,
+        group=GroupOfRun(first.name, is_only, first.state, first.phase) if first else None,
         shares=[
             Share(cause, seconds[cause], helps(cause) if requests else "")
             for cause in time_shares.largest_first(seconds)
@@ -127,36 +120,28 @@ async def _timing(
     )
 
 
-def _group(group: GroupHealth, *, is_only: bool) -> GroupOfRun:
-    return GroupOfRun(group.name, is_only, group.state, group.phase)
-
-
 def _shares(
     requests: Sequence[Timed], outages: Sequence[TimeSpan], window: TimeSpan, devices: DeviceSeconds
-) -> _Shares:
-    """Divide a window among causes. Takes a second where there are many requests; blocks."""
+) -> tuple[list[tuple[Timed, list[StageSegment]]], list[TimeSlice]]:
+    """Divide requests into stages, and a window among causes. Takes a second for many requests; blocks."""
     staged = [(timed, time_shares.segments(timed, window[1])) for timed in requests]
     stages = [stage for _, stages in staged for stage in stages]
-    return _Shares(staged, time_shares.slices(stages, outages, window, SLICE_SECONDS, devices))
+    return staged, time_shares.slices(stages, outages, window, SLICE_SECONDS, devices)
 
 
-class _DeviceSeconds:
-    """Says how long devices of some groups worked for some lines, and how long for others, in each slice."""
-
-    def __init__(
-        self, services: Services, groups: Collection[str], lines: Collection[RunLine], window: TimeSpan
-    ) -> None:
-        first, last = (int(moment // SLICE_SECONDS) for moment in window)
-        self._by_slice = dict[int, tuple[float, float]]()
-        for number in range(first, last + 1):
-            devices = services.queue.recent.devices(number * SLICE_SECONDS)
-            own_seconds = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
-            total = sum(devices.by_group.get(group, 0.0) for group in groups)
-            own_seconds = min(own_seconds, total)  # lines may share a command
-            self._by_slice[number] = own_seconds, total - own_seconds
-
-    def __call__(self, at: float) -> tuple[float, float]:
-        return self._by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))
+def _device_seconds(
+    services: Services, groups: Collection[str], lines: Collection[RunLine], window: TimeSpan
+) -> DeviceSeconds:
+    """Say how long devices of some groups worked for some lines, and how long for others, in each slice."""
+    first, last = (int(moment // SLICE_SECONDS) for moment in window)
+    by_slice = dict[int, tuple[float, float]]()
+    for number in range(first, last + 1):
+        devices = services.queue.recent.devices(number * SLICE_SECONDS)
+        own_seconds = sum(seconds for line, seconds in devices.by_line.items() if line in lines)
+        total = sum(devices.by_group.get(group, 0.0) for group in groups)
+        own_seconds = min(own_seconds, total)  # lines may share a command
+        by_slice[number] = own_seconds, total - own_seconds
+    return lambda at: by_slice.get(int(at // SLICE_SECONDS), (0.0, 0.0))
 
 
 def _shown(timed: Timed, stages: Sequence[StageSegment], reason: str | None) -> TimedRequest:
