@@ -25,7 +25,7 @@ from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
 from spmd_tx.coordinator.http.security.access import Access
-from spmd_tx.coordinator.http.security.body_room import BodyRooms, make_rooms
+from spmd_tx.coordinator.http.security.body_room import make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
 from spmd_tx.coordinator.http.security.signed_urls import SignedUrls, open_secret
 from spmd_tx.coordinator.http.security.turn_seals import TurnSeals
@@ -46,7 +46,7 @@ from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
 from spmd_tx.coordinator.text.turn_memory import TurnMemory
-from spmd_tx.coordinator.trajectories.trajectories import Trajectories, make_trajectories
+from spmd_tx.coordinator.trajectories.trajectories import make_trajectories
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import Unavailable
 
@@ -94,80 +94,57 @@ class Backend:
     progress: SampleProgress
 
 
-@dataclass(frozen=True, kw_only=True)
 class Services(Stores, Backend):
     """Holds everything that the routes need."""
 
-    config: ServerConfig
-    bases: Bases
-    copies: CheckpointCopies
-    uploads: CheckpointUploads
-    keyring: Keyring
-    signed_urls: SignedUrls
-    turn_seals: TurnSeals
-    traces: TraceExports
-    quotas: Quotas
-    samples: SampleReaders
-    images: LoggedImages
-    implicit_samplers: ImplicitSamplers
-    notices: Notices
-    line_numbers: LineNumbers
-    polls: Polls
-    turns: Turns
-    metric_names: MetricNames
-    curves: CurveStore
-    streams: NewsStreams
-    shared_answers: SharedAnswers
-    body_rooms: BodyRooms
-    turn_memory: TurnMemory
-    trajectories: Trajectories
+    def __init__(
+        self,
+        config: ServerConfig,
+        bases: Bases,
+        stores: Stores,
+        backend: Backend,
+        keyring: Keyring,
+        secret: bytes,
+    ) -> None:
+        Stores.__init__(self, **vars(stores))
+        Backend.__init__(self, **vars(backend))
+        bounds, payloads = config.bounds, config.data_dir / "payloads"
+        uploads = Uploads(config.data_dir, bounds.open_uploads)
+        self.config = config
+        self.bases = bases
+        self.keyring = keyring
+        self.copies = CheckpointCopies(self.checkpoints, self.queue, bases)
+        self.uploads = CheckpointUploads(uploads, self.checkpoints, self.queue, self.storage, bases)
+        self.signed_urls = SignedUrls(secret)
+        self.turn_seals = TurnSeals(secret)
+        self.traces = TraceExports(self.database, config.data_dir)
+        self.quotas = Quotas(self.database, self.catalog, self.queue, bounds)
+        self.samples = SampleReaders(payloads, bounds)
+        self.images = LoggedImages(self.database, payloads)
+        self.implicit_samplers = ImplicitSamplers(self.catalog, bases)
+        self.notices = Notices()
+        self.body_rooms = make_rooms(bounds)
+        self.turns = Turns(bounds)
+        self.polls = Polls(bounds.polls)
+        self.line_numbers = LineNumbers(self.database, bounds.seq_ids_ahead)
+        self.metric_names = MetricNames(self.database, bounds.metric_names, bounds.metric_name_characters)
+        self.curves = CurveStore(self.database)
+        self.streams = NewsStreams(self.queue.news, self.catalog, keyring, bounds)
+        self.shared_answers = SharedAnswers()
+        self.turn_memory = TurnMemory(bounds.turn_memory_bytes)
+        self.trajectories = make_trajectories(self.database, bounds)
 
 
 async def open_services(
     config: ServerConfig, bases: Bases, stores: Stores, backend: Backend, stack: AsyncExitStack
 ) -> Services:
     """Make what the routes need, around a scheduler; the stack closes it."""
-    database, queue, bounds = stores.database, stores.queue, config.bounds
-    keyring = await open_keyring(database, config.data_dir)
+    keyring = await open_keyring(stores.database, config.data_dir)
     secret = await asyncio.to_thread(open_secret, config.data_dir)
-    samples = SampleReaders(config.data_dir / "payloads", bounds)
-    stack.push_async_callback(samples.close)
-    uploads = CheckpointUploads(
-        Uploads(config.data_dir, bounds.open_uploads),
-        stores.checkpoints,
-        queue,
-        stores.storage,
-        bases,
-    )
-    trajectories = make_trajectories(database, bounds)
-    stack.push_async_callback(trajectories.close)
-    return Services(
-        **vars(stores),
-        **vars(backend),
-        config=config,
-        bases=bases,
-        copies=CheckpointCopies(stores.checkpoints, queue, bases),
-        uploads=uploads,
-        keyring=keyring,
-        signed_urls=SignedUrls(secret),
-        turn_seals=TurnSeals(secret),
-        traces=TraceExports(database, config.data_dir),
-        quotas=Quotas(database, stores.catalog, queue, bounds),
-        samples=samples,
-        images=LoggedImages(database, config.data_dir / "payloads"),
-        implicit_samplers=ImplicitSamplers(stores.catalog, bases),
-        notices=Notices(),
-        body_rooms=make_rooms(bounds),
-        turns=Turns(bounds),
-        polls=Polls(bounds.polls),
-        line_numbers=LineNumbers(database, bounds.seq_ids_ahead),
-        metric_names=MetricNames(database, bounds.metric_names, bounds.metric_name_characters),
-        curves=CurveStore(database),
-        streams=NewsStreams(queue.news, stores.catalog, keyring, bounds),
-        shared_answers=SharedAnswers(),
-        turn_memory=TurnMemory(bounds.turn_memory_bytes),
-        trajectories=trajectories,
-    )
+    services = Services(config, bases, stores, backend, keyring, secret)
+    stack.push_async_callback(services.samples.close)
+    stack.push_async_callback(services.trajectories.close)
+    return services
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 
 import httpx
 import msgspec
@@ -45,12 +44,11 @@ async def client(port):
 
 
 @pytest.fixture
-def bound(app, services):
+def bound(services):
     """Change bounds of the running server."""
 
     def bound(**bounds):
-        config = msgspec.structs.replace(services.config, bounds=Bounds(**bounds))
-        app.state.services = replace(services, config=config)
+        services.config = msgspec.structs.replace(services.config, bounds=Bounds(**bounds))
 
     return bound
 

@@ -1,5 +1,4 @@
 import asyncio
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -258,10 +257,9 @@ async def test_a_wide_answer_waits_until_others_are_sent(services, oai):
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-async def test_a_wide_answer_that_gets_no_room_is_to_be_asked_for_again(app, services, oai, streamed):
+async def test_a_wide_answer_that_gets_no_room_is_to_be_asked_for_again(services, oai, streamed):
     bounds = msgspec.structs.replace(services.config.bounds, body_room_seconds=0.05)
-    config = msgspec.structs.replace(services.config, bounds=bounds)
-    app.state.services = dataclasses.replace(services, config=config)
+    services.config = msgspec.structs.replace(services.config, bounds=bounds)
     room = services.body_rooms.answers
     for owner in ("a", "b"):
         await room.take(room.place(owner, room.capacity, lambda: None), room.capacity)
