@@ -8,8 +8,9 @@ algorithm), so partly received bodies never deadlock.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spmd_tx.bounds import Bounds
 
@@ -30,15 +31,6 @@ class BodyShare:
         return self.most - self.held
 
 
-@dataclass
-class _Owner:
-    """Adds up the places of one owner's bodies."""
-
-    held: int = 0
-    most: int = 0
-    places: set[BodyShare] = field(default_factory=set)
-
-
 def can_all_end(free: int, bodies: Iterable[tuple[int, int]]) -> bool:
     """Return whether bodies of (missing, held) bytes can end in some order, each freeing what it held."""
     for missing, held in sorted(bodies):
@@ -56,7 +48,7 @@ class BodyRoom:
         self.free = self.capacity = capacity  # bytes
         self._patience = patience
         self._clock = clock
-        self._owners: dict[str, _Owner] = {}  # with bodies that hold room
+        self._holding: set[BodyShare] = set()
         self._waiting: dict[BodyShare, tuple[asyncio.Future[None], int]] = {}  # with the bytes they wait for
 
     def place(self, owner: str, most: int, give_up: Callable[[], None]) -> BodyShare:
@@ -87,54 +79,41 @@ class BodyRoom:
     def be_whole(self, place: BodyShare) -> None:
         """Note that the whole body has arrived."""
         place.is_whole = True
-        if place.held:
-            self._owners[place.owner].most -= place.missing
         place.most = place.held
         self._let_in()
 
     def leave(self, place: BodyShare) -> None:
         """Give back the room of a body that was handled or refused."""
         if place.held:
-            owner = self._owners[place.owner]
-            owner.places.discard(place)
-            owner.held -= place.held
-            owner.most -= place.most
+            self._holding.discard(place)
             self.free += place.held
             place.held = 0
-            if not owner.places:
-                del self._owners[place.owner]
             self._let_in()
 
     def _fits(self, place: BodyShare, size: int) -> bool:
         if size > self.free:
             return False
-        owner = self._owners.get(place.owner)
-        if not place.held and owner is not None and owner.most + place.most > self.capacity // 2:
-            return False
+        if not place.held:
+            owners_most = sum(each.most for each in self._holding if each.owner == place.owner)
+            if owners_most + place.most > self.capacity // 2:
+                return False
         if place.missing <= self.free:
             return True  # it can end first and give back its room
-        bodies = [
-            (each.missing, each.held)
-            for owner in self._owners.values()
-            for each in owner.places
-            if each is not place
-        ]
+        bodies = [(each.missing, each.held) for each in self._holding if each is not place]
         return can_all_end(self.free - size, [*bodies, (place.missing - size, place.held + size)])
 
     def _give(self, place: BodyShare, size: int) -> None:
-        owner = self._owners.setdefault(place.owner, _Owner())
-        if size and not place.held:
-            owner.places.add(place)
-            owner.most += place.most
+        if size:
+            self._holding.add(place)
         place.held += size
-        owner.held += size
         self.free -= size
 
     def _let_in(self) -> None:
         """Give room to those who wait, first to those whose owners hold least, then in order of arrival."""
         if not self._waiting or not self.free:
             return
-        for place in sorted(self._waiting, key=lambda each: self._held_by(each.owner)):
+        held = self._held_by_owner()
+        for place in sorted(self._waiting, key=lambda each: held[each.owner]):
             turn, size = self._waiting[place]
             if not turn.done() and self._fits(place, size):
                 self._give(place, size)
@@ -142,10 +121,11 @@ class BodyRoom:
 
     def _ask_for_room(self, place: BodyShare) -> None:
         """Make bodies of owners with more than an even share yield, slowest first, to an owner with less."""
-        share = self.capacity // len(self._owners.keys() | {each.owner for each in self._waiting})
-        shortage = min(place.missing, share - self._held_by(place.owner)) - self.free
-        excess = {name: owner.held - share for name, owner in self._owners.items()}
-        coming = [each for owner in self._owners.values() for each in owner.places if not each.is_whole]
+        held = self._held_by_owner()
+        share = self.capacity // len(held.keys() | {each.owner for each in self._waiting})
+        shortage = min(place.missing, share - held[place.owner]) - self.free
+        excess = {owner: size - share for owner, size in held.items()}
+        coming = [each for each in self._holding if not each.is_whole]
         for each in sorted(coming, key=self._pace):
             if shortage <= 0:
                 return
@@ -157,8 +137,11 @@ class BodyRoom:
     def _pace(self, place: BodyShare) -> float:
         return place.held / max(self._clock() - place.since, 1e-3)
 
-    def _held_by(self, owner: str) -> int:
-        return self._owners[owner].held if owner in self._owners else 0
+    def _held_by_owner(self) -> Counter[str]:
+        held = Counter[str]()
+        for each in self._holding:
+            held[each.owner] += each.held
+        return held
 
 
 @dataclass(frozen=True)
