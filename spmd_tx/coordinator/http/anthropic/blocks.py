@@ -10,7 +10,7 @@ from msgspec import Raw
 from spmd_tx.coordinator.conversation.messages_reader import CALL_ID, TOOL_USE_ID
 from spmd_tx.coordinator.http.anthropic import schemas
 from spmd_tx.coordinator.http.anthropic.errors import error_body
-from spmd_tx.coordinator.http.anthropic.schemas import Block, MessageEvent, MessageStopReason
+from spmd_tx.coordinator.http.anthropic.schemas import Block, Delta, MessageEvent, MessageStopReason
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
@@ -119,12 +119,12 @@ class MessageEvents:
         return b"event: error\ndata: " + msgspec.json.encode(error_body(message, status)) + b"\n\n"
 
     def _write(self, part: ReplyPart) -> None:
-        kind = type(part)
-        if kind is not self._open or isinstance(part, NumberedCall):
+        block, delta = _streamed(part)
+        if type(part) is not self._open or isinstance(part, NumberedCall):
             self._close_block()
-            self._open = kind
-            self._events.append(schemas.BlockStart(self._index, _empty(part)))
-        self._events.append(schemas.BlockDelta(self._index, _delta(part)))
+            self._open = type(part)
+            self._events.append(schemas.BlockStart(self._index, block))
+        self._events.append(schemas.BlockDelta(self._index, delta))
 
     def _close_block(self) -> None:
         if self._open is None:
@@ -143,28 +143,16 @@ class MessageEvents:
         return b"".join(map(_encoded, events))
 
 
-def _empty(part: ReplyPart) -> Block:
+def _streamed(part: ReplyPart) -> tuple[Block, Delta]:
+    """Return the block that a part begins, without content, and the part itself."""
     match part:
         case Reasoning():
-            return schemas.ThinkingBlock("", "")
+            return schemas.ThinkingBlock("", ""), schemas.ThinkingDelta(part.text)
         case ReplyContent():
-            return schemas.TextBlock("")
+            return schemas.TextBlock(""), schemas.ContentTextDelta(part.text)
         case NumberedCall():
-            return schemas.ToolUseBlock(_id(part), part.call.name, Raw(b"{}"))
-        case _:
-            assert_never(part)
-
-
-def _delta(
-    part: ReplyPart,
-) -> schemas.ThinkingDelta | schemas.ContentTextDelta | schemas.InputDelta:
-    match part:
-        case Reasoning():
-            return schemas.ThinkingDelta(part.text)
-        case ReplyContent():
-            return schemas.ContentTextDelta(part.text)
-        case NumberedCall():
-            return schemas.InputDelta(part.call.arguments)
+            block = schemas.ToolUseBlock(_id(part), part.call.name, Raw(b"{}"))
+            return block, schemas.InputDelta(part.call.arguments)
         case _:
             assert_never(part)
 

@@ -131,9 +131,12 @@ class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_
     partial_json: str
 
 
+Delta = ThinkingDelta | SignatureDelta | ContentTextDelta | InputDelta
+
+
 class BlockDelta(MessageEvent, frozen=True, tag="content_block_delta"):
     index: int
-    delta: ThinkingDelta | SignatureDelta | ContentTextDelta | InputDelta
+    delta: Delta
 
 
 class BlockStop(MessageEvent, frozen=True, tag="content_block_stop"):
