@@ -26,7 +26,7 @@ from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
-from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_sample
+from spmd_tx.coordinator.http.text_generation.sample_requests import chat_sample
 from spmd_tx.coordinator.http.text_generation.whole_replies import whole_reply
 from spmd_tx.coordinator.wire.training_protobuf import JSON
 
@@ -68,11 +68,7 @@ class MessagesController(Controller):
         stops, base = data.stop_sequences or [], sampler.base
         open_seal = partial(call.services.turn_seals.open, owner)
         prompt = await prompting.make(data, stops, len(body), base, open_seal, kept)
-        settings = DrawSettings(
-            stops=stops, temperature=data.temperature, top_k=data.top_k, top_p=data.top_p, seed=data.seed
-        )
-        ends = prompt.text.eos_token_ids
-        sample = chat_sample(prompt.tokens, settings, data.max_tokens, ends, base.limits)
+        sample = chat_sample(prompt, data, data.max_tokens, base.limits)
         generation = await begin_chat(prompt, sample, sampler, call)
         (request_id,) = generation.stream.request_ids
         seal = call.services.turn_seals.seal(owner, f"{request_id}:0")

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai import fields
 from spmd_tx.coordinator.http.openai.schemas import ChatRequest, CompletionRequest, Parameters
-from spmd_tx.coordinator.http.text_generation.sample_requests import DrawSettings, chat_tokens
 from spmd_tx.coordinator.http.text_generation.sample_requests import check as check_sample
+from spmd_tx.coordinator.http.text_generation.sample_requests import sampling_params
 from spmd_tx.coordinator.requests.backlog import most_cells
 from spmd_tx.coordinator.sampling.request.prompt_scores import MOST_CELLS, MOST_PER_TOKEN
 from spmd_tx.coordinator.sampling.request.validation import MAX_SAMPLES
@@ -24,9 +24,9 @@ def check(request: CompletionRequest | ChatRequest, body: bytes) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidRequest("stream_options is only for streams; leave it out, or set stream")
     name = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
-    if not 0 <= _top_logprobs(request) <= MOST_PER_TOKEN:
+    if not 0 <= top_logprobs(request) <= MOST_PER_TOKEN:
         raise InvalidRequest(
-            f"{name} is {_top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, the number of "
+            f"{name} is {top_logprobs(request)}; it must be between 0 and {MOST_PER_TOKEN}, the number of "
             "most likely tokens to return"
         )
     if isinstance(request, ChatRequest):
@@ -53,11 +53,11 @@ def _check_chat(request: ChatRequest) -> None:
             raise InvalidRequest(f"{name} is given twice, once in chat_template_kwargs; send one of them")
 
 
-def _top_logprobs(request: Parameters) -> int:
+def top_logprobs(request: CompletionRequest | ChatRequest) -> int:
     """Return how many of the likeliest tokens are wanted in the place of each drawn one."""
     if isinstance(request, CompletionRequest):
         return request.logprobs or 0
-    return (request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0
+    return request.top_logprobs or 0
 
 
 def completion_prompts(request: CompletionRequest, limits: Limits) -> list[str | list[int]]:
@@ -93,12 +93,7 @@ def stop_strings(request: Parameters) -> list[str]:
     return [request.stop] if isinstance(request.stop, str) else list(request.stop or ())
 
 
-def _max_tokens(
-    request: CompletionRequest | ChatRequest, prompt: Sequence[int], limits: Limits
-) -> int | None:
-    """Return the most tokens to draw; None: as many as fit in the context, for which chats may ask too."""
-    if isinstance(request, ChatRequest):
-        return chat_tokens(request.max_completion_tokens or request.max_tokens, prompt, limits)
+def _max_tokens(request: CompletionRequest, prompt: Sequence[int], limits: Limits) -> int:
     if request.max_tokens is not None:
         return request.max_tokens
     least = 0 if request.echo else 1
@@ -106,36 +101,28 @@ def _max_tokens(
 
 
 def sample_requests(
-    request: CompletionRequest | ChatRequest,
+    request: CompletionRequest,
     prompts: Sequence[list[int]],
     end_of_text: Sequence[int],
     limits: Limits,
-    grammar: str | None = None,
+    grammar: str | None,
 ) -> list[SampleRequest]:
     """Return a request for each prompt, all with this grammar."""
-    settings = DrawSettings(
-        stops=stop_strings(request),
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        seed=request.seed,
-    )
-    params = settings.params(end_of_text, limits)
-    samples = []
-    top = _top_logprobs(request)
-    is_scored = isinstance(request, CompletionRequest) and bool(request.echo)
-    for prompt in prompts:
-        sample = SampleRequest(
+    params, top = sampling_params(request, stop_strings(request), end_of_text, limits), request.logprobs or 0
+    samples = [
+        SampleRequest(
             prompt=ModelInput([ModelInputChunk(tokens=prompt)]),
             sampling_params=replace(params, max_tokens=_max_tokens(request, prompt, limits)),
             num_samples=request.n or 1,
             topk_sample_logprobs=top,
-            prompt_logprobs=is_scored or None,
-            topk_prompt_logprobs=top if is_scored else None,
+            prompt_logprobs=request.echo or None,
+            topk_prompt_logprobs=top if request.echo else None,
             grammar=grammar,
         )
+        for prompt in prompts
+    ]
+    for sample in samples:
         check_sample(sample, limits)
-        samples.append(sample)
     _check_cells(prompts, samples, limits)
     return samples
 

@@ -39,10 +39,9 @@ from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.http.text_generation.event_streams import finished, stream_events
 from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, begin, begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
-from spmd_tx.coordinator.http.text_generation.prompts import ChatPrompt
+from spmd_tx.coordinator.http.text_generation.sample_requests import chat_sample
 from spmd_tx.coordinator.http.text_generation.sample_stream import SampleStream
 from spmd_tx.coordinator.text.model_text import ModelText
-from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.errors import InvalidRequest
 
 
@@ -88,7 +87,11 @@ class OpenAIController(Controller):
         requests.check(data, body)
         sampler = await call.services.implicit_samplers.of(data.model, call)
         prompt = await chat.read(data, len(body), sampler.base, kept)
-        generation, form = await _begin(data, [prompt.tokens], sampler, call, prompt)
+        most, limits = data.max_completion_tokens or data.max_tokens, sampler.base.limits
+        sample = chat_sample(prompt, data, most, limits, data.n or 1, requests.top_logprobs(data))
+        generation = await begin_chat(prompt, sample, sampler, call)
+        answering = _answering(data, generation.stream, prompt.text)
+        form = ChatFormat(answering, prompt.tokens if answering.has_token_ids else UNSET)
         return await _answer(data, generation, form, call.request)
 
 
@@ -98,22 +101,13 @@ def _name_in(request: Request) -> str:
 
 
 async def _begin(
-    request: CompletionRequest | ChatRequest,
-    prompts: list[list[int]],
-    sampler: ImplicitSampler,
-    call: ApiCall,
-    of_chat: ChatPrompt | None = None,
-) -> tuple[TextGeneration, ResponseFormat]:
-    text = await sampler.base.model.text.get()
-    grammar = None if of_chat is not None else await _pattern(request, sampler)
+    request: CompletionRequest, prompts: list[list[int]], sampler: ImplicitSampler, call: ApiCall
+) -> tuple[TextGeneration, CompletionFormat]:
+    text, grammar = await sampler.base.model.text.get(), await _pattern(request, sampler)
     samples = requests.sample_requests(request, prompts, text.eos_token_ids, sampler.base.limits, grammar)
-    if of_chat is not None:
-        generation = await begin_chat(of_chat, samples[0], sampler, call)
-        answering = _answering(request, generation.stream, samples[0], text)
-        return generation, ChatFormat(answering, of_chat.tokens if answering.has_token_ids else UNSET)
-    echoes = prompts if _echoes(request) else None
+    echoes = prompts if request.echo else None
     stream = await begin(samples, sampler, call, echoes)
-    answering = _answering(request, stream, samples[0], text)
+    answering = _answering(request, stream, text)
     stops, choices, count = requests.stop_strings(request), list[ChoiceProgress](), request.n or 1
     for index in range(count * len(prompts)):
         prompt = echoes[index // count] if echoes else []
@@ -123,9 +117,7 @@ async def _begin(
     return TextGeneration(prompts, stream, choices, echoed), CompletionFormat(answering)
 
 
-def _answering(
-    request: CompletionRequest | ChatRequest, stream: SampleStream, sample: SampleRequest, text: ModelText
-) -> Answering:
+def _answering(request: CompletionRequest | ChatRequest, stream: SampleStream, text: ModelText) -> Answering:
     prefix = "chatcmpl" if isinstance(request, ChatRequest) else "cmpl"
     return Answering(
         id=f"{prefix}-{stream.request_ids[0]}",
@@ -134,7 +126,7 @@ def _answering(
         texts=TokenTextCache(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
-        width=sample.topk_sample_logprobs or 0,
+        width=requests.top_logprobs(request),
     )
 
 
@@ -146,11 +138,6 @@ async def _pattern(request: Parameters, sampler: ImplicitSampler) -> str | None:
     grammar = pattern_grammar(pattern)
     await sampler.base.grammars.compile(grammar)
     return grammar
-
-
-def _echoes(request: CompletionRequest | ChatRequest) -> bool:
-    """Say whether the prompts stand before the answers."""
-    return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
 async def _answer(

@@ -1,36 +1,39 @@
 """Makes sample requests of what the APIs that answer in text ask for. Pure; raises InvalidRequest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
+from spmd_tx.coordinator.http.text_generation.prompts import ChatPrompt
 from spmd_tx.coordinator.sampling.request import validation
 from spmd_tx.coordinator.wire.limits import Limits
 from spmd_tx.coordinator.wire.sampling import ModelInput, ModelInputChunk, SampleRequest, SamplingParams
 from spmd_tx.errors import PromptTooLong
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawSettings:
-    """Says how tokens are drawn. None stands for what happens without a setting."""
+class DrawSettings(msgspec.Struct, frozen=True):
+    """Holds what requests of all dialects say of how tokens are drawn. None: as without a setting."""
 
-    stops: Sequence[str] = ()
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
     seed: int | None = None
 
-    def params(self, end_of_text: Sequence[int], limits: Limits) -> SamplingParams:
-        """Return parameters. End-of-text tokens always stop a sample, as clients of these APIs expect."""
-        validation.check_stop_strings(list(self.stops), limits.bounds)
-        return SamplingParams(
-            seed=self.seed,
-            stop=[*self.stops, *end_of_text] if self.stops else None,
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or -1,
-            top_p=1.0 if self.top_p is None else self.top_p,
-        )
+
+def sampling_params(
+    request: msgspec.Struct, stops: Sequence[str], end_of_text: Sequence[int], limits: Limits
+) -> SamplingParams:
+    """Return parameters. End-of-text tokens always stop a sample, as clients of these APIs expect."""
+    validation.check_stop_strings(list(stops), limits.bounds)
+    settings = msgspec.convert(request, DrawSettings, from_attributes=True)
+    return SamplingParams(
+        seed=settings.seed,
+        stop=[*stops, *end_of_text] if stops else None,
+        temperature=1.0 if settings.temperature is None else settings.temperature,
+        top_k=settings.top_k or -1,
+        top_p=1.0 if settings.top_p is None else settings.top_p,
+    )
 
 
 def chat_tokens(asked: int | None, prompt: Sequence[int], limits: Limits) -> int | None:
@@ -45,16 +48,20 @@ def chat_tokens(asked: int | None, prompt: Sequence[int], limits: Limits) -> int
 
 
 def chat_sample(
-    prompt: list[int],
-    settings: DrawSettings,
+    prompt: ChatPrompt,
+    request: msgspec.Struct,
     most: int | None,
-    end_of_text: Sequence[int],
     limits: Limits,
+    num_samples: int = 1,
+    topk_sample_logprobs: int | None = None,
 ) -> SampleRequest:
-    """Return the request for one reply of at most so many tokens."""
-    params = replace(settings.params(end_of_text, limits), max_tokens=chat_tokens(most, prompt, limits))
+    """Return the request for replies of at most so many tokens."""
+    params = sampling_params(request, prompt.stops, prompt.text.eos_token_ids, limits)
     sample = SampleRequest(
-        prompt=ModelInput([ModelInputChunk(tokens=prompt)]), sampling_params=params, num_samples=1
+        prompt=ModelInput([ModelInputChunk(tokens=prompt.tokens)]),
+        sampling_params=replace(params, max_tokens=chat_tokens(most, prompt.tokens, limits)),
+        num_samples=num_samples,
+        topk_sample_logprobs=topk_sample_logprobs,
     )
     check(sample, limits)
     return sample
