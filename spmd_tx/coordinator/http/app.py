@@ -38,8 +38,8 @@ from spmd_tx.coordinator.http.tinker.futures import FuturesController
 from spmd_tx.coordinator.http.tinker.keys import KeysController
 from spmd_tx.coordinator.http.tinker.models import ModelsController
 from spmd_tx.coordinator.http.tinker.sampling import SamplingController
-from spmd_tx.coordinator.http.tinker.sessions import SessionsController, TracesController
-from spmd_tx.coordinator.http.tinker.training import CustomLossesController, TrainingController
+from spmd_tx.coordinator.http.tinker.sessions import SessionsController
+from spmd_tx.coordinator.http.tinker.training import TrainingController
 from spmd_tx.coordinator.http.tinker.trajectories import TrajectoriesController
 from spmd_tx.coordinator.http.tinker.uploads import UploadsController
 from spmd_tx.coordinator.http.tinker.usage import UsageController
@@ -49,12 +49,10 @@ from spmd_tx.coordinator.http.unknown_parameters import refuse_unknown
 # Controllers of the Tinker API
 TINKER: list[ControllerRouterHandler] = [
     SessionsController,
-    TracesController,
     UsageController,
     KeysController,
     ModelsController,
     TrainingController,
-    CustomLossesController,
     SamplingController,
     CheckpointsController,
     DownloadsController,

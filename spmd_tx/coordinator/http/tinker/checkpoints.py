@@ -50,18 +50,18 @@ class CheckpointsController(Controller):
     async def save_weights(self, call: ApiCall) -> FutureResponse:
         """Queue a checkpoint to continue training from."""
         save = await read_json(call, SaveWeightsRequest)
-        model = await call.model(save.model_id)
-        return await queue_training(call, model, "save_weights", save.seq_id, msgspec.json.encode(save))
+        payload = msgspec.json.encode(save)
+        return await queue_training(call, "save_weights", save.model_id, save.seq_id, payload)
 
     @post("/save_weights_for_sampler", status_code=HTTP_200_OK, guards=[accepts_work])
     async def save_weights_for_sampler(self, call: ApiCall) -> FutureResponse:
         """Queue a version to sample from: a named checkpoint, or one for a single sampling session."""
         save = await read_json(call, SaveWeightsForSamplerRequest)
-        model, payload = await call.model(save.model_id), msgspec.json.encode(save)
+        kind, payload = "save_weights_for_sampler", msgspec.json.encode(save)
         number = 0 if save.path is not None else save.sampling_session_seq_id or 0
         name, bounds = "sampling_session_seq_id", call.services.config.bounds
         problem = problem_of(partial(limits.check_number, name, number, bounds, "samplers_per_session"))
-        return await queue_training(call, model, "save_weights_for_sampler", save.seq_id, payload, problem)
+        return await queue_training(call, kind, save.model_id, save.seq_id, payload, problem)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def load_weights(self, call: ApiCall) -> FutureResponse:
@@ -70,9 +70,9 @@ class CheckpointsController(Controller):
         # The token is checked here, since a secret must not be written to the log.
         token, load = load.weights_access_token, msgspec.structs.replace(load, weights_access_token=None)
         if load.model_id is not None and load.seq_id is not None:
-            model, payload = await call.model(load.model_id), msgspec.json.encode(load)
+            kind, payload = "load_weights", msgspec.json.encode(load)
             problem = await call.problem_loading(load.path, token, call.services.keyring)
-            return await queue_training(call, model, "load_weights", load.seq_id, payload, problem)
+            return await queue_training(call, kind, load.model_id, load.seq_id, payload, problem)
         if load.session_id is not None and load.model_seq_id is not None:
             return await _create_from_checkpoint(call, load, token)
         raise InvalidRequest("send model_id and seq_id, or session_id and model_seq_id to create a model")
@@ -81,7 +81,7 @@ class CheckpointsController(Controller):
     async def save_weights_external(self, call: ApiCall) -> FutureResponse:
         """Queue an export for download."""
         save = await read_json(call, SaveWeightsExternalRequest)
-        model, payload = await call.model(save.model_id), msgspec.json.encode(save)
+        kind, payload = "save_weights_external", msgspec.json.encode(save)
         recipients, bounds = save.age_encryption_recipients or [], call.services.config.bounds
         most, length = bounds.age_recipients, bounds.age_recipient_characters
         problem = problem_of(
@@ -90,7 +90,7 @@ class CheckpointsController(Controller):
         )
         if problem is not None:  # keep long invalid input out of the log
             payload = msgspec.json.encode(msgspec.structs.replace(save, age_encryption_recipients=[]))
-        return await queue_training(call, model, "save_weights_external", save.seq_id, payload, problem)
+        return await queue_training(call, kind, save.model_id, save.seq_id, payload, problem)
 
     @post("/copy_weights", status_code=HTTP_200_OK, guards=[accepts_work])
     async def copy_weights(self, data: JSONBody[CopyWeightsRequest], call: ApiCall) -> CopyWeightsResponse:

@@ -37,28 +37,6 @@ from spmd_tx.coordinator.wire.sessions import (
 BYTES_OF_ID = 128  # of a model and a sampler together
 
 
-class TracesController(Controller):
-    @get("/sessions/{session_id:str}/trace_export")
-    async def trace_export(self, call: ApiCall, session_id: FromPath[str]) -> TraceExportResponse:
-        """Build a trace and return its URL; the SDK asks again until it is ready."""
-        session = await call.session(session_id)
-        export = await call.services.traces.export(session)
-        if export.error is not None:
-            return TraceExportResponse("failed", error=export.error)
-        if export.path is None:
-            return TraceExportResponse("pending")
-        path = f"/api/v1/sessions/{session_id}/trace"
-        base = base_url(call.request, call.services.config.trusted_proxies)
-        url = call.services.signed_urls.sign(base, path, session.owner, call.caller.key_id)
-        return TraceExportResponse("ready", url=url)
-
-    @get("/sessions/{session_id:str}/trace", opt=SIGNED)
-    async def trace(self, session_id: FromPath[str], call: ApiCall) -> File:
-        """Send the trace. Any HTTP client can fetch it by its signed URL."""
-        path = await call.services.traces.file(await call.session(session_id))
-        return File(path, filename=f"{session_id}.pftrace", media_type="application/json")
-
-
 class SessionsController(Controller):
     @post("/client/config", status_code=HTTP_200_OK, opt=SDK_READS)
     async def client_config(self) -> ClientConfigResponse:
@@ -171,3 +149,23 @@ class SessionsController(Controller):
         await call.session(session_id)
         await call.services.catalog.set_project(session_id, data.project_id, call.caller)
         return StatusResponse("ok")
+
+    @get("/sessions/{session_id:str}/trace_export")
+    async def trace_export(self, call: ApiCall, session_id: FromPath[str]) -> TraceExportResponse:
+        """Build a trace and return its URL; the SDK asks again until it is ready."""
+        session = await call.session(session_id)
+        export = await call.services.traces.export(session)
+        if export.error is not None:
+            return TraceExportResponse("failed", error=export.error)
+        if export.path is None:
+            return TraceExportResponse("pending")
+        path = f"/api/v1/sessions/{session_id}/trace"
+        base = base_url(call.request, call.services.config.trusted_proxies)
+        url = call.services.signed_urls.sign(base, path, session.owner, call.caller.key_id)
+        return TraceExportResponse("ready", url=url)
+
+    @get("/sessions/{session_id:str}/trace", opt=SIGNED)
+    async def trace(self, session_id: FromPath[str], call: ApiCall) -> File:
+        """Send the trace. Any HTTP client can fetch it by its signed URL."""
+        path = await call.services.traces.file(await call.session(session_id))
+        return File(path, filename=f"{session_id}.pftrace", media_type="application/json")

@@ -18,7 +18,6 @@ from spmd_tx.coordinator.http.tinker.bodies import read_forward_backward, read_j
 from spmd_tx.coordinator.images import arrival
 from spmd_tx.coordinator.requests.records import CHUNKED_KINDS, Failed, RequestKind
 from spmd_tx.coordinator.runtime.threads import compute
-from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training.custom_loss_catalog import KIND, line_of
 from spmd_tx.coordinator.wire import unknown_fields
 from spmd_tx.coordinator.wire.futures import FutureResponse
@@ -29,8 +28,32 @@ from spmd_tx.custom_loss.definition import MAX_BYTES, Definition
 from spmd_tx.errors import UNREADABLE, InvalidRequest
 
 
-class CustomLossesController(Controller):
-    @post("/create_custom_loss", status_code=HTTP_200_OK, guards=[accepts_work])
+class TrainingController(Controller):
+    guards = [accepts_work]  # noqa: RUF012 (Litestar's own name)
+
+    @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)
+    async def forward_backward(self, call: ApiCall) -> Response[FutureResponse]:
+        """Queue a batch whose gradient is added to the model's; with forward_only just its losses."""
+        address, body = await read_forward_backward(call)
+        kind = "forward" if address.forward_only else "forward_backward"
+        future = await queue_training(call, kind, address.model_id, address.seq_id, body)
+        session_id = (await call.model(address.model_id)).session_id
+        return Response(future, headers=call.services.notices.of_training(session_id, address.loss_fn))
+
+    @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
+    async def forward(self, call: ApiCall) -> FutureResponse:
+        """Queue a batch without gradient, which SDKs before 0.25 send instead of forward_only."""
+        address, body = await read_loss_request(call, forward_only=True)
+        return await queue_training(call, "forward", address.model_id, address.seq_id, body)
+
+    @post("/optim_step", status_code=HTTP_200_OK)
+    async def optim_step(self, call: ApiCall) -> FutureResponse:
+        """Queue one update from the accumulated gradient."""
+        step = await read_json(call, OptimStepRequest)
+        payload = msgspec.json.encode(step)
+        return await queue_training(call, "optim_step", step.model_id, step.seq_id, payload)
+
+    @post("/create_custom_loss", status_code=HTTP_200_OK)
     async def create_custom_loss(self, call: ApiCall) -> FutureResponse:
         """Validate and store a traced loss; a refused loss fails through its future.
 
@@ -77,45 +100,19 @@ def problem_of(*checks: Callable[[], object]) -> str | None:
     return None
 
 
-class TrainingController(Controller):
-    guards = [accepts_work]  # noqa: RUF012 (Litestar's own name)
-
-    @post("/forward_backward", status_code=HTTP_200_OK, opt=BATCH)
-    async def forward_backward(self, call: ApiCall) -> Response[FutureResponse]:
-        """Queue a batch whose gradient is added to the model's; with forward_only just its losses."""
-        address, body = await read_forward_backward(call)
-        kind = "forward" if address.forward_only else "forward_backward"
-        model = await call.model(address.model_id)
-        future = await queue_training(call, model, kind, address.seq_id, body)
-        return Response(future, headers=call.services.notices.of_training(model.session_id, address.loss_fn))
-
-    @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
-    async def forward(self, call: ApiCall) -> FutureResponse:
-        """Queue a batch without gradient, which SDKs before 0.25 send instead of forward_only."""
-        address, body = await read_loss_request(call, forward_only=True)
-        model = await call.model(address.model_id)
-        return await queue_training(call, model, "forward", address.seq_id, body)
-
-    @post("/optim_step", status_code=HTTP_200_OK)
-    async def optim_step(self, call: ApiCall) -> FutureResponse:
-        """Queue one update from the accumulated gradient."""
-        step = await read_json(call, OptimStepRequest)
-        model = await call.model(step.model_id)
-        return await queue_training(call, model, "optim_step", step.seq_id, msgspec.json.encode(step))
-
-
 async def queue_training(
     call: ApiCall,
-    model: ModelRow,
     kind: RequestKind,
+    model_id: str,
     seq_id: int,
     payload: bytes,
     problem: str | None = None,
 ) -> FutureResponse:
-    """Put a request into its model's line. Raises InvalidRequest only for an invalid number.
+    """Put a request into its model's line. Raises NotFound, and InvalidRequest only for an invalid number.
 
     A request with a ``problem`` fails through its future.
     """
+    model = await call.model(model_id)
     if seq_id < 1:
         raise InvalidRequest(f"seq_id is {seq_id}; requests of a model are numbered from 1")
     misnumbered = await call.services.line_numbers.problem(model.id, seq_id)
