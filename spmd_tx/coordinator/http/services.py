@@ -44,6 +44,7 @@ from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.disk import DiskGuard
+from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
 from spmd_tx.coordinator.text.turn_memory import TurnMemory
 from spmd_tx.coordinator.trajectories.trajectories import make_trajectories
@@ -153,6 +154,10 @@ class RouteCall(Access):
 
     request: Request
     services: Services
+
+    async def note(self, event: str, owner: str, **details: object) -> None:
+        """Record what the caller did to something of an owner, who is another one than an admin."""
+        await audit.note(self.services.database, audit.AuditEvent(event, self.caller, owner, details))
 
 
 ApiCall = NamedDependency[RouteCall]

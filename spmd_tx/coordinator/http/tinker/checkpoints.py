@@ -1,5 +1,6 @@
 """Routes that save, load, copy, list, publish and delete checkpoints."""
 
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import msgspec
@@ -17,7 +18,6 @@ from spmd_tx.coordinator.http.tinker.bodies import read_json
 from spmd_tx.coordinator.http.tinker.models import queue_model
 from spmd_tx.coordinator.http.tinker.training import problem_of, queue_training
 from spmd_tx.coordinator.sampling.versions import check_rank
-from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training.optimizers import config_of, of_loaded
 from spmd_tx.coordinator.wire import checkpoint_paths, limits
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
@@ -103,8 +103,8 @@ class CheckpointsController(Controller):
         bounds = call.services.config.bounds
         limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
         path = await call.services.copies.make(data, key, call, reader)
-        owner, details = call.caller.owner, {"copied_from": data.source_path}
-        await _noted(call, "checkpoint_copied", path, owner, **details)
+        details = {"tinker_path": str(path), "copied_from": data.source_path}
+        await call.note("checkpoint_copied", call.caller.owner, **details)
         return CopyWeightsResponse(str(path))
 
     @post("/weights_info", status_code=HTTP_200_OK, opt=READS)
@@ -154,55 +154,49 @@ class CheckpointsController(Controller):
     @delete(CHECKPOINT, status_code=HTTP_200_OK)
     async def delete_checkpoint(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Delete a checkpoint for good."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.delete(address)
-        return await _noted(call, "checkpoint_deleted", address, owner)
+        return await _change(call, "checkpoint_deleted", address, call.checkpoints.delete)
 
     @put(CHECKPOINT + "/ttl")
     async def set_ttl(
         self, address: Addressed, data: JSONBody[SetTtlRequest], call: ApiCall
     ) -> StatusResponse:
         """Set how long a checkpoint is kept from now on; null: for ever."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.set_ttl(address, data.ttl_seconds)
-        details = {"ttl_seconds": data.ttl_seconds}
-        return await _noted(call, "checkpoint_ttl_set", address, owner, **details)
+        seconds, change = data.ttl_seconds, call.checkpoints.set_ttl
+        return await _change(call, "checkpoint_ttl_set", address, change, seconds, ttl_seconds=seconds)
 
     @post(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def publish(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Let everybody who knows the path use a checkpoint."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.set_public(address, True)
-        return await _noted(call, "checkpoint_published", address, owner)
+        return await _change(call, "checkpoint_published", address, call.checkpoints.set_public, True)
 
     @delete(CHECKPOINT + "/publish", status_code=HTTP_200_OK)
     async def unpublish(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Take back a publication. What was loaded before stays."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.set_public(address, False)
-        return await _noted(call, "checkpoint_unpublished", address, owner)
+        return await _change(call, "checkpoint_unpublished", address, call.checkpoints.set_public, False)
 
     @post(CHECKPOINT + "/best", status_code=HTTP_200_OK)
     async def mark_best(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Mark a checkpoint as the best of its run. The mark moves there from the one that had it."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.set_best(address, True)
-        return await _noted(call, "checkpoint_marked_best", address, owner)
+        return await _change(call, "checkpoint_marked_best", address, call.checkpoints.set_best, True)
 
     @delete(CHECKPOINT + "/best", status_code=HTTP_200_OK)
     async def unmark_best(self, address: Addressed, call: ApiCall) -> StatusResponse:
         """Take the mark away from the best checkpoint of a run."""
-        owner = (await call.checkpoint(address)).owner
-        await call.services.checkpoints.set_best(address, False)
-        return await _noted(call, "checkpoint_unmarked_best", address, owner)
+        return await _change(call, "checkpoint_unmarked_best", address, call.checkpoints.set_best, False)
 
 
-async def _noted(
-    call: ApiCall, event: str, path: CheckpointPath, owner: str, **details: object
+async def _change(
+    call: ApiCall,
+    event: str,
+    path: CheckpointPath,
+    change: Callable[..., Awaitable[object]],
+    *values: object,
+    **details: object,
 ) -> StatusResponse:
-    """Record what was done with a checkpoint of an owner, who is another one than an admin."""
-    noted = audit.AuditEvent(event, call.caller, owner, {"tinker_path": str(path), **details})
-    await audit.note(call.services.database, noted)
+    """Change a checkpoint, if the caller may, and record it."""
+    owner = (await call.checkpoint(path)).owner
+    await change(path, *values)
+    await call.note(event, owner, tinker_path=str(path), **details)
     return StatusResponse("ok")
 
 

@@ -23,12 +23,10 @@ from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.http.authentication import SIGNED
 from spmd_tx.coordinator.http.errors import error_response
 from spmd_tx.coordinator.http.public_address import base_url
-from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS
 from spmd_tx.coordinator.http.services import Addressed, ApiCall
 from spmd_tx.coordinator.http.tinker import downloads_content
 from spmd_tx.coordinator.http.tinker.checkpoints import CHECKPOINT
-from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.wire.checkpoint_paths import EXTERNAL_WEIGHTS, CheckpointPath
 from spmd_tx.coordinator.wire.checkpoints import ExternalWeightsUrlsResponse
 from spmd_tx.coordinator.wire.moments import write_moment
@@ -44,22 +42,22 @@ class DownloadsController(Controller):
     @get(CHECKPOINT + "/external_weights_urls")
     async def external_weights_urls(self, address: Addressed, call: ApiCall) -> ExternalWeightsUrlsResponse:
         """Return a link to each file of an exported checkpoint."""
-        checkpoint = await _readable(call, address)
+        manifest = await call.describe_checkpoint(address)
         if address.kind != EXTERNAL_WEIGHTS:
             raise InvalidRequest(f"{address} is not an export; download one made by save_weights_external")
         expires = write_moment(int(time.time() + LIFETIME_SECONDS))
-        files = sorted(checkpoint.manifest.files)
-        links = {file: _link(call, checkpoint, FILES, file) for file in files}
-        await _note_reading(call, checkpoint)
+        files = sorted(manifest.files)
+        links = {file: _link(call, address, manifest, FILES, file) for file in files}
+        await _note_reading(call, address, manifest)
         return ExternalWeightsUrlsResponse(links, expires)
 
     @get(CHECKPOINT + "/archive")
     async def archive(self, address: Addressed, call: ApiCall) -> Response[bytes]:
         """Return a link to an archive of all files, for SDKs up to 0.35. They read it from the redirect."""
-        checkpoint = await _readable(call, address)
-        await _note_reading(call, checkpoint)
+        manifest = await call.describe_checkpoint(address)
+        await _note_reading(call, address, manifest)
         headers = {
-            "Location": _link(call, checkpoint, ARCHIVES),
+            "Location": _link(call, address, manifest, ARCHIVES),
             "Expires": formatdate(int(time.time() + LIFETIME_SECONDS), usegmt=True),
         }
         return Response(b"", status_code=HTTP_302_FOUND, headers=headers, media_type=MediaType.TEXT)
@@ -69,28 +67,21 @@ class DownloadsController(Controller):
         self, address: Addressed, version: FromPath[str], file: FromPath[str], call: ApiCall
     ) -> Response:
         """Send one file."""
-        checkpoint = await _version(call, address, version)
+        manifest = await _version(call, address, version)
         file = file.removeprefix("/")
         content = _Content(
             name=PurePosixPath(file).name,
-            etag=f'"{checkpoint.manifest.digests.get(file, version)}"',
-            parts=downloads_content.of_file(checkpoint.manifest, file),
+            etag=f'"{manifest.digests.get(file, version)}"',
+            parts=downloads_content.of_file(manifest, file),
         )
-        return _answer(call, checkpoint, content)
+        return _answer(call, address, manifest, content)
 
     @route(ARCHIVES + ADDRESS, http_method=READ, opt=SIGNED)
     async def archive_file(self, address: Addressed, version: FromPath[str], call: ApiCall) -> Response:
         """Send all files as one archive."""
-        checkpoint = await _version(call, address, version)
-        parts = downloads_content.of_archive(checkpoint.manifest)
-        return _answer(call, checkpoint, _Content(f"{address.name}.tar", f'"{version}"', parts))
-
-
-class _Readable(NamedTuple):
-    """Holds a checkpoint that the caller may read."""
-
-    path: CheckpointPath
-    manifest: Manifest
+        manifest = await _version(call, address, version)
+        parts = downloads_content.of_archive(manifest)
+        return _answer(call, address, manifest, _Content(f"{address.name}.tar", f'"{version}"', parts))
 
 
 class _Content(NamedTuple):
@@ -101,35 +92,29 @@ class _Content(NamedTuple):
     parts: list[downloads_content.ContentPart]
 
 
-async def _readable(access: Access, address: CheckpointPath) -> _Readable:
-    return _Readable(address, await access.describe_checkpoint(address))
-
-
-async def _version(access: Access, address: CheckpointPath, version: str) -> _Readable:
-    """Return the checkpoint behind a link. Raises NotFound if it was overwritten since."""
-    checkpoint = await _readable(access, address)
-    if checkpoint.manifest.version != version:
+async def _version(call: ApiCall, address: CheckpointPath, version: str) -> Manifest:
+    """Return the manifest of the checkpoint behind a link. Raises NotFound if it was overwritten since."""
+    manifest = await call.describe_checkpoint(address)
+    if manifest.version != version:
         raise NotFound(f"checkpoint {address} was overwritten since this link was made; ask for a new one")
-    return checkpoint
+    return manifest
 
 
-async def _note_reading(call: ApiCall, checkpoint: _Readable) -> None:
+async def _note_reading(call: ApiCall, address: CheckpointPath, manifest: Manifest) -> None:
     """Audit that links were given out; their use is anonymous."""
-    details = {"tinker_path": str(checkpoint.path), "purpose": "download"}
-    event = audit.AuditEvent("checkpoint_read", call.caller, checkpoint.manifest.owner, details)
-    await audit.note(call.services.database, event)
+    await call.note("checkpoint_read", manifest.owner, tinker_path=str(address), purpose="download")
 
 
-def _link(call: ApiCall, checkpoint: _Readable, route: str, *file: str) -> str:
+def _link(call: ApiCall, address: CheckpointPath, manifest: Manifest, route: str, *file: str) -> str:
     """Sign a URL for a caller who can read the checkpoint now."""
-    caller, owner = call.caller, checkpoint.manifest.owner
+    caller, owner = call.caller, manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
-    path = "/".join([PREFIX + route, *checkpoint.path, checkpoint.manifest.version, *file])
+    path = "/".join([PREFIX + route, *address, manifest.version, *file])
     base = base_url(call.request, call.services.config.trusted_proxies)
     return call.services.signed_urls.sign(base, path, reader, caller.key_id)
 
 
-def _answer(call: ApiCall, checkpoint: _Readable, content: _Content) -> Response:
+def _answer(call: ApiCall, address: CheckpointPath, manifest: Manifest, content: _Content) -> Response:
     """Send the content or the range that is asked for, or say that the client has it (304)."""
     headers, size = dict(call.request.headers), downloads_content.size_of(content.parts)
     about = {"ETag": content.etag, "Accept-Ranges": "bytes", "Cache-Control": "private"}
@@ -150,7 +135,7 @@ def _answer(call: ApiCall, checkpoint: _Readable, content: _Content) -> Response
     span = span or downloads_content.ByteRange(0, size)
     about["Content-Length"] = str(span.end - span.start)
     about["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(content.name, safe='')}"
-    read = partial(call.checkpoints.read, checkpoint.path, checkpoint.manifest)
+    read = partial(call.checkpoints.read, address, manifest)
     return Stream(
         downloads_content.pieces(content.parts, span, read),
         status_code=status,

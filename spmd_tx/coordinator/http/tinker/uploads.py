@@ -11,7 +11,6 @@ from spmd_tx.coordinator.http.authentication import SIGNED, STREAMED
 from spmd_tx.coordinator.http.checkpoint_uploads import Sent
 from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.services import ApiCall, Service, accepts_work
-from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire.checkpoints import (
     ExternalWeightsUploadFinishRequest,
@@ -85,9 +84,7 @@ class UploadsController(Controller):
     ) -> ExternalWeightsUploadFinishResponse:
         """Check the files, and make a checkpoint of them. Repeated, it returns the same checkpoint."""
         path = await call.services.uploads.finish(data.upload_id, call)
-        details = {"tinker_path": str(path)}
-        event = audit.AuditEvent("checkpoint_uploaded", call.caller, call.caller.owner, details)
-        await audit.note(call.services.database, event)
+        await call.note("checkpoint_uploaded", call.caller.owner, tinker_path=str(path))
         return ExternalWeightsUploadFinishResponse(str(path))
 
 
