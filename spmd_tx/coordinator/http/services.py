@@ -24,6 +24,7 @@ from spmd_tx.coordinator.http.checkpoint_uploads import CheckpointUploads
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSamplers
 from spmd_tx.coordinator.http.long_polls import Polls
 from spmd_tx.coordinator.http.notices import Notices
+from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.security.body_room import make_rooms
 from spmd_tx.coordinator.http.security.quotas import Quotas
@@ -158,6 +159,11 @@ class RouteCall(Access):
     async def note(self, event: str, owner: str, **details: object) -> None:
         """Record what the caller did to something of an owner, who is another one than an admin."""
         await audit.note(self.services.database, audit.AuditEvent(event, self.caller, owner, details))
+
+    def sign(self, path: str, owner: str, expires_at: float | None = None) -> str:
+        """Return a signed URL of this server, with which anybody may read or send what an owner may."""
+        base = base_url(self.request, self.services.config.trusted_proxies)
+        return self.services.signed_urls.sign(base, path, owner, self.caller.key_id, expires_at)
 
 
 ApiCall = NamedDependency[RouteCall]

@@ -22,7 +22,6 @@ from litestar.status_codes import (
 from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.http.authentication import SIGNED
 from spmd_tx.coordinator.http.errors import error_response
-from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.security.signed_urls import LIFETIME_SECONDS
 from spmd_tx.coordinator.http.services import Addressed, ApiCall
 from spmd_tx.coordinator.http.tinker import downloads_content
@@ -109,9 +108,7 @@ def _link(call: ApiCall, address: CheckpointPath, manifest: Manifest, route: str
     """Sign a URL for a caller who can read the checkpoint now."""
     caller, owner = call.caller, manifest.owner
     reader = owner if caller.sees(owner) else caller.owner
-    path = "/".join([PREFIX + route, *address, manifest.version, *file])
-    base = base_url(call.request, call.services.config.trusted_proxies)
-    return call.services.signed_urls.sign(base, path, reader, caller.key_id)
+    return call.sign("/".join([PREFIX + route, *address, manifest.version, *file]), reader)
 
 
 def _answer(call: ApiCall, address: CheckpointPath, manifest: Manifest, content: _Content) -> Response:

@@ -12,7 +12,6 @@ from spmd_tx.coordinator.http.answer_guard import in_turn, take_turn
 from spmd_tx.coordinator.http.authentication import DROPS, OPEN, READS, SDK_READS, SIGNED, UNMETERED
 from spmd_tx.coordinator.http.errors import ErrorResponse, error_response
 from spmd_tx.coordinator.http.operator import readiness
-from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.services import ApiCall, Service
 from spmd_tx.coordinator.wire.fields import StatusResponse
 from spmd_tx.coordinator.wire.sessions import (
@@ -159,9 +158,7 @@ class SessionsController(Controller):
             return TraceExportResponse("failed", error=export.error)
         if export.path is None:
             return TraceExportResponse("pending")
-        path = f"/api/v1/sessions/{session_id}/trace"
-        base = base_url(call.request, call.services.config.trusted_proxies)
-        url = call.services.signed_urls.sign(base, path, session.owner, call.caller.key_id)
+        url = call.sign(f"/api/v1/sessions/{session_id}/trace", session.owner)
         return TraceExportResponse("ready", url=url)
 
     @get("/sessions/{session_id:str}/trace", opt=SIGNED)

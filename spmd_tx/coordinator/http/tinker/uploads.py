@@ -9,7 +9,6 @@ from litestar.status_codes import HTTP_200_OK, HTTP_308_PERMANENT_REDIRECT
 
 from spmd_tx.coordinator.http.authentication import SIGNED, STREAMED
 from spmd_tx.coordinator.http.checkpoint_uploads import Sent
-from spmd_tx.coordinator.http.public_address import base_url
 from spmd_tx.coordinator.http.services import ApiCall, Service, accepts_work
 from spmd_tx.coordinator.training import validation
 from spmd_tx.coordinator.wire.checkpoints import (
@@ -43,15 +42,9 @@ class UploadsController(Controller):
         owner, project = call.caller.owner, data.destination_project_id
         await call.services.quotas.check_session(call.caller, len(project or ""))
         upload = await call.services.uploads.begin(owner, data.base_model, adapter, project)
-        base = base_url(call.request, call.services.config.trusted_proxies)
+        address = PREFIX + FILE.replace("{upload_id:str}", upload.id)
         urls = {
-            file: call.services.signed_urls.sign(
-                base,
-                PREFIX + FILE.replace("{upload_id:str}", upload.id).replace("{file:str}", file),
-                owner,
-                call.caller.key_id,
-                upload.expires_at,
-            )
+            file: call.sign(address.replace("{file:str}", file), owner, upload.expires_at)
             for file in upload.most_bytes
         }
         expires = write_moment(upload.expires_at)
