@@ -1,7 +1,7 @@
 """Shapes error responses as the API of their path has them. http/errors.py chooses status and message."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ class ErrorShape:
 
     prefix: str
     body: Callable[[str, int, Any], msgspec.Struct]  # of the message, the status and the error
-    statuses: Callable[[int], int] = int  # what the API calls a status
+    statuses: Mapping[int, int] = field(default_factory=dict)  # where the API has others than we
 
     def has(self, path: str) -> bool:
         return path == self.prefix or path.startswith(f"{self.prefix}/")
@@ -30,7 +30,7 @@ class ErrorShape:
         if status == HTTP_500_INTERNAL_SERVER_ERROR:
             headers["x-should-retry"] = "false"  # these clients retry every 500, but ours are permanent
         body = self.body(plain.content["error"], status, error)
-        return Response(body, status_code=self.statuses(status), headers=headers)
+        return Response(body, status_code=self.statuses.get(status, status), headers=headers)
 
 
 def handlers(shapes: Sequence[ErrorShape]) -> ExceptionHandlersMap:

@@ -45,8 +45,4 @@ def error_body(message: str, status: int, _: Any = None) -> MessagesError:
     return MessagesError(MessagesErrorDetail(_TYPES.get(status, fault), message))
 
 
-def _status(status: int) -> int:
-    return OVERLOADED if status == HTTP_503_SERVICE_UNAVAILABLE else status
-
-
-ERRORS = ErrorShape("/anthropic", error_body, _status)
+ERRORS = ErrorShape("/anthropic", error_body, {HTTP_503_SERVICE_UNAVAILABLE: OVERLOADED})

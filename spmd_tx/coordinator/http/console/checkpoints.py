@@ -83,7 +83,7 @@ async def _listed(
     async def entries(db: AsyncSession) -> AsyncGenerator[SavedCheckpoint]:
         async with aclosing(in_pieces(db, rows, ROWS_AT_ONCE)) as pieces:
             async for (row,) in (each async for piece in pieces for each in piece):
-                values = await _at_save(db, row)
+                values = {} if row.seq_id is None else await run_metrics.at_save(db, row.run_id, row.seq_id)
                 names.update(values)
                 yield _saved(row, await _step(db, row, values), values, query.metric)
 
@@ -92,10 +92,6 @@ async def _listed(
         found = await fitting(entries(db), room)
     cursor = Cursor(page.offset, len(found), total)
     return SavedCheckpointsResponse(found, sorted(names, key=reading_order), cursor)
-
-
-async def _at_save(db: AsyncSession, row: CheckpointRow) -> Values:
-    return {} if row.seq_id is None else await run_metrics.at_save(db, row.run_id, row.seq_id)
 
 
 async def _step(db: AsyncSession, row: CheckpointRow, values: Values) -> int | None:

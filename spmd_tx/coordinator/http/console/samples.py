@@ -170,7 +170,8 @@ class _Reader:
         if len(bodies) < len(shown):  # reading the others would take too long
             shown, looked_at = shown[: len(bodies)], places[len(bodies) - 1] + 1
         next_start = None if looked_at == len(requests) else found[looked_at - 1][0]
-        drawn = [(each, body) for each, body in zip(shown, bodies, strict=True) if not _only_scores(body)]
+        found_bodies = zip(shown, bodies, strict=True)
+        drawn = [(each, body) for each, body in found_bodies if body is None or not body.only_scores]
         hours = self._services.config.keep_results_hours
         return SamplesPage(await self._listed(drawn, choice.order), looked_at, next_start, hours)
 
@@ -315,10 +316,6 @@ class _Reader:
             async with self._services.database.reading() as db:
                 self._steps[sampler.id] = await sample_log.steps(db, sampler)
         return self._steps[sampler.id]
-
-
-def _only_scores(body: SampleBody | None) -> bool:
-    return body is not None and body.only_scores
 
 
 def weights(sampler: SamplerRow) -> str | None:

@@ -21,7 +21,8 @@ NO_EFFORT = "none"
 async def read(request: ChatRequest, size: int, base: ServedBase, kept: KeptTurns) -> ChatPrompt:
     """Read a chat whose body has ``size`` bytes, and make its prompt. Raises InvalidRequest."""
     tools = [] if request.tool_choice == "none" else request.tools or []
-    variables = _variables(request, await traits_of(base))
+    effort = _effort(request.reasoning_effort, await traits_of(base))
+    variables = {**effort, **(request.chat_template_kwargs or {})}
     are_parallel = request.parallel_tool_calls is not False
     conversation = await compute(size, read_conversation, request.messages, tools, are_parallel)
     constraint = await compute(size, constraint_of, request, conversation.tools)
@@ -29,12 +30,8 @@ async def read(request: ChatRequest, size: int, base: ServedBase, kept: KeptTurn
     return await constrained(prompt, constraint, base)
 
 
-def _variables(request: ChatRequest, traits: TemplateTraits) -> dict[str, Any]:
-    """Return the variables of the chat template."""
-    return {**_effort(request.reasoning_effort, traits), **(request.chat_template_kwargs or {})}
-
-
 def _effort(effort: str | None, traits: TemplateTraits) -> Mapping[str, Any]:
+    """Return the variables of the chat template for an effort. Raises WrongField."""
     if effort is None:
         return {}
     if EFFORT in traits.variables:

@@ -7,7 +7,7 @@ from litestar.params import JSONBody
 from litestar.status_codes import HTTP_200_OK, HTTP_408_REQUEST_TIMEOUT
 
 from spmd_tx.coordinator.http.authentication import SDK_READS
-from spmd_tx.coordinator.http.services import ApiCall, Services
+from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.http.tinker import json_forms
 from spmd_tx.coordinator.requests import rows
 from spmd_tx.coordinator.requests.completions import Completion, SamplerClient, newest
@@ -70,8 +70,9 @@ class FuturesController(Controller):
         if not ended and seconds > 0:
             waiting = completions.wait(target)
             owner, closing = call.caller.owner, call.services.health.closing
-            if await call.services.polls.wait(owner, waiting, closing, seconds) is None:
-                _check_not_closing(call.services)
+            if await call.services.polls.wait(owner, waiting, closing, seconds) is None and closing.done():
+                # An empty answer would let clients poll again at once, without a pause.
+                raise Unavailable("the server is closing; ask again")
             ended = await completions.after(target, data.prev_cursor)
         return RetrieveFuturesResponse([_entry(each) for each in ended], newest(ended, data.prev_cursor))
 
@@ -83,12 +84,6 @@ class FuturesController(Controller):
             if not await call.services.queue.settled(data.request_id, STORAGE_SECONDS):
                 raise Unavailable("cannot store the cancellation now; send it again")
         return StatusResponse("ok")
-
-
-def _check_not_closing(services: Services) -> None:
-    """Raise Unavailable when the server closes: clients would poll again at once, without a pause."""
-    if services.health.closing.done():
-        raise Unavailable("the server is closing; ask again")
 
 
 def _entry(completion: Completion) -> FutureFinished | FutureFailed:

@@ -1,7 +1,7 @@
 """Routes of trajectories: what agents have sampled below their base URLs, to look at, reward and train on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -201,23 +201,16 @@ async def _selected(
         async with services.database.transaction() as db:
             await catalog.use(db, [row.id for row in rows])
         if asked.ids is not None and place is None:
-            _check_all_there(asked.ids, caller, await _owned(services, caller, asked.ids))
+            async with services.database.reading() as db:
+                seen = await catalog.seen_of(db, caller, asked.ids)
+            missing = next((id for id in asked.ids if id not in seen), None)
+            if missing is not None:
+                raise catalog.not_there(missing)
         for row in rows:
             yield row
             place = TrajectoryPlace(row.created_at, row.id)
         if len(rows) < PAGE:
             return
-
-
-def _check_all_there(ids: Sequence[str], caller: Caller, found: Collection[str]) -> None:
-    missing = next((id for id in ids if id not in found), None)
-    if missing is not None:
-        raise catalog.not_there(missing)
-
-
-async def _owned(services: Services, caller: Caller, ids: Sequence[str]) -> set[str]:
-    async with services.database.reading() as db:
-        return await catalog.seen_of(db, caller, ids)
 
 
 async def _page_of_turns(
