@@ -56,16 +56,11 @@ def _count(body: bytes, place: int, end: int, limit: int, is_request: bool = Fal
 
 def _varint(body: bytes, place: int) -> tuple[int, int]:
     """The number at an offset, and the offset behind it."""
-    byte = body[place]
-    place += 1
-    if byte < 128:
-        return byte, place
-    value, shift = byte & 127, 7
-    while byte >= 128:
+    value = 0
+    for shift in range(0, 70, 7):
         byte = body[place]
         place += 1
         value |= (byte & 127) << shift
-        shift += 7
-        if shift > 70:
-            raise IndexError(place)
-    return value, place
+        if byte < 128:
+            return value, place
+    raise IndexError(place)

@@ -56,25 +56,21 @@ class Datum:
 
 
 @dataclass(frozen=True)
-class ForwardBackwardRequest:
-    """Holds the body of forward_backward; with ``forward_only`` no gradient is wanted."""
-
-    model_id: str
-    seq_id: int  # 0: not set
-    data: list[Datum]
-    loss_fn: str
-    loss_config: dict[str, float | str]
-    forward_only: bool
-
-
-@dataclass(frozen=True)
 class Address:
     """Holds the fields of a forward_backward body that are read before it is stored."""
 
     model_id: str
     seq_id: int  # 0: not set
-    forward_only: bool
+    forward_only: bool  # no gradient is wanted
     loss_fn: str
+
+
+@dataclass(frozen=True)
+class ForwardBackwardRequest(Address):
+    """Holds the body of forward_backward."""
+
+    data: list[Datum]
+    loss_config: dict[str, float | str]
 
 
 class _Unusable(Exception):
@@ -86,8 +82,7 @@ _UNKNOWN = "a field of number {}, which this server does not know; leave it out,
 
 def decode_address(body: bytes) -> Address:
     """Read where a forward_backward body belongs. Raises InvalidRequest when the bytes do not parse."""
-    message = _parse(body)
-    return Address(message.model_id, message.seq_id, message.forward_only, message.loss_fn)
+    return Address(*_address(_parse(body)))
 
 
 def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
@@ -99,14 +94,11 @@ def decode_forward_backward(body: bytes) -> ForwardBackwardRequest:
     number = unknown_fields.number_in(message)
     if number is not None:
         raise InvalidRequest(f"the request has {_UNKNOWN.format(number)}")
-    return ForwardBackwardRequest(
-        model_id=message.model_id,
-        seq_id=message.seq_id,
-        data=list(_datums(message.data)),
-        loss_fn=message.loss_fn,
-        loss_config=_loss_config(message),
-        forward_only=message.forward_only,
-    )
+    return ForwardBackwardRequest(*_address(message), list(_datums(message.data)), _loss_config(message))
+
+
+def _address(message: pb.ForwardBackwardRequest) -> tuple[str, int, bool, str]:
+    return message.model_id, message.seq_id, message.forward_only, message.loss_fn
 
 
 def encode_forward_backward_output(

@@ -35,7 +35,7 @@ def check(*datums: Datum, loss_fn: str = "cross_entropy", config: dict | None = 
 
 
 def asked(*datums: Datum, loss_fn: str, config: dict | None = None) -> ForwardBackwardRequest:
-    return ForwardBackwardRequest("s:train:0", 1, list(datums), loss_fn, config or {}, forward_only=False)
+    return ForwardBackwardRequest("s:train:0", 1, False, loss_fn, list(datums), config or {})
 
 
 def floats(*values: float) -> np.ndarray:
