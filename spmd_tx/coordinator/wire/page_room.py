@@ -10,10 +10,6 @@ class PageRoom:
         self._left = most_bytes
         self._is_empty = True
 
-    @property
-    def is_full(self) -> bool:
-        return self._left <= 0
-
     def takes(self, entry: object) -> bool:
         """Return whether the page has room for one more entry, and count it if so."""
         return self.takes_bytes(len(msgspec.json.encode(entry)))

@@ -1,5 +1,6 @@
 """The route that shows an admin the state of the server: workers, programs, memory, tenants, disk."""
 
+import asyncio
 from importlib.metadata import version
 
 from litestar import Controller
@@ -58,7 +59,7 @@ async def _page(services: Services) -> ServerPage:
         tenants=by_owner,
         queue=work.queue(),
         queue_length=work.queue_length,
-        throughput=await work.throughput(),
+        throughput=await asyncio.to_thread(work.throughput),
         disk=Disk(services.storage.free_bytes, services.storage.bytes_by_kind, services.storage.problem),
         suspects=await _suspects(services),
     )

@@ -63,11 +63,8 @@ class WorkInWindow:
         """List the oldest unfinished requests. Call it after ``tenants``, which finds their owners."""
         return [self._unfinished(timed) for timed in self._open[:MOST_UNFINISHED]]
 
-    async def throughput(self) -> list[Throughput]:
-        """List what was done in each slice; the last one is left out, as it is not over."""
-        return await asyncio.to_thread(self._throughput)
-
-    def _throughput(self) -> list[Throughput]:
+    def throughput(self) -> list[Throughput]:
+        """List what was done in each slice; the last one is left out, as it is not over. Blocks."""
         tokens = defaultdict[tuple[int, bool], int](int)
         groups = len(self._services.health.groups)
         for timed in self._ended:
