@@ -9,17 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai import errors
+from spmd_tx.coordinator.http.openai import response_schemas as schemas
 from spmd_tx.coordinator.http.openai.completion_events import KEEP_ALIVE
 from spmd_tx.coordinator.http.openai.response_items import ResponseHead
-from spmd_tx.coordinator.http.openai.response_schemas import (
-    FunctionCallItem,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    ReasoningItem,
-    ResponseError,
-    SummaryText,
-)
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart, joined
@@ -34,7 +26,7 @@ class ResponseEvents:
 
     head: ResponseHead
     _numbers: Iterator[int] = field(default_factory=count)
-    _items: list[OutputItem] = field(default_factory=list)
+    _items: list[schemas.OutputItem] = field(default_factory=list)
     _open: list[ReplyPart] = field(default_factory=list)  # the parts of the item that is being written
     _finish: str = ""
 
@@ -61,7 +53,7 @@ class ResponseEvents:
         return text + self._event(f"response.{answer.status}", response=answer)
 
     def failure(self, message: str, status: int) -> bytes:
-        error = ResponseError(_code(message, status), message)
+        error = schemas.ResponseError(_code(message, status), message)
         answer = replace(self.head.answer(), status="failed", error=error, output=self._items)
         return self._event("response.failed", response=answer)
 
@@ -76,13 +68,13 @@ class ResponseEvents:
         item = self.head.item(part, len(self._items))
         at = self._at(item)
         match item:
-            case ReasoningItem():
+            case schemas.ReasoningItem():
                 kind, at["summary_index"], begun = "reasoning_summary_part", 0, replace(item, summary=())
-                inner = SummaryText("")
-            case MessageItem():
+                inner = schemas.SummaryText("")
+            case schemas.MessageItem():
                 kind, at["content_index"] = "content_part", 0
-                begun, inner = replace(item, status="in_progress", content=()), OutputText("")
-            case FunctionCallItem():
+                begun, inner = replace(item, status="in_progress", content=()), schemas.OutputText("")
+            case schemas.FunctionCallItem():
                 kind, inner = None, None
                 begun = replace(item, status="in_progress", arguments="")
             case _:
@@ -110,27 +102,27 @@ class ResponseEvents:
         self._items.append(item)
         return done + self._event("response.output_item.done", output_index=index, item=item)
 
-    def _done(self, item: OutputItem) -> Iterator[bytes]:
+    def _done(self, item: schemas.OutputItem) -> Iterator[bytes]:
         at = self._at(item)
         match item:
-            case ReasoningItem():
+            case schemas.ReasoningItem():
                 part = item.summary[0]
                 at["summary_index"] = 0
                 yield self._event("response.reasoning_summary_text.done", text=part.text, **at)
                 yield self._event("response.reasoning_summary_part.done", part=part, **at)
-            case MessageItem():
+            case schemas.MessageItem():
                 part = item.content[0]
                 at["content_index"] = 0
                 yield self._event("response.output_text.done", text=part.text, logprobs=(), **at)
                 yield self._event("response.content_part.done", part=part, **at)
-            case FunctionCallItem():
+            case schemas.FunctionCallItem():
                 yield self._event(
                     "response.function_call_arguments.done", name=item.name, arguments=item.arguments, **at
                 )
             case _:
                 assert_never(item)
 
-    def _at(self, item: OutputItem) -> dict[str, Any]:
+    def _at(self, item: schemas.OutputItem) -> dict[str, Any]:
         """Return where an item stands."""
         return {"item_id": item.id, "output_index": len(self._items)}
 

@@ -7,20 +7,7 @@ from typing import assert_never
 import msgspec
 from msgspec import UNSET
 
-from spmd_tx.coordinator.http.openai.response_schemas import (
-    FunctionCallItem,
-    IncompleteDetails,
-    InputTokensDetails,
-    MessageItem,
-    OutputItem,
-    OutputText,
-    OutputTokensDetails,
-    ReasoningItem,
-    ResponseAnswer,
-    ResponsesRequest,
-    ResponseUsage,
-    SummaryText,
-)
+from spmd_tx.coordinator.http.openai import response_schemas as schemas
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
 from spmd_tx.coordinator.text.replies import Reasoning, ReplyContent
@@ -36,12 +23,12 @@ class ResponseHead:
     created_at: int  # seconds since the epoch
     seal: str  # of the turn
     places: Mapping[str, tuple[str, str]]  # namespace and name of tools in namespaces
-    request: ResponsesRequest
+    request: schemas.ResponsesRequest
 
-    def answer(self) -> ResponseAnswer:
+    def answer(self) -> schemas.ResponseAnswer:
         """Return an answer that is still to be drawn."""
         request = self.request
-        return ResponseAnswer(
+        return schemas.ResponseAnswer(
             id=f"{ANSWER_ID}{self.request_id}",
             created_at=self.created_at,
             status="in_progress",
@@ -57,39 +44,41 @@ class ResponseHead:
             top_p=request.top_p,
         )
 
-    def ended(self, items: Sequence[OutputItem], finish: str, usage: TokenUsage) -> ResponseAnswer:
+    def ended(
+        self, items: Sequence[schemas.OutputItem], finish: str, usage: TokenUsage
+    ) -> schemas.ResponseAnswer:
         """Return an answer that is drawn."""
         is_cut = finish == "length"
         return msgspec.structs.replace(
             self.answer(),
             status="incomplete" if is_cut else "completed",
-            incomplete_details=IncompleteDetails() if is_cut else None,
+            incomplete_details=schemas.IncompleteDetails() if is_cut else None,
             output=items,
             usage=_usage(usage),
         )
 
-    def item(self, part: ReplyPart, number: int) -> OutputItem:
+    def item(self, part: ReplyPart, number: int) -> schemas.OutputItem:
         """Return the item of a whole part, which is the item with this number."""
         id = f"{self.request_id}_{number}"
         match part:
             case Reasoning():
-                return ReasoningItem(f"rs_{id}", [SummaryText(part.text)], self.seal)
+                return schemas.ReasoningItem(f"rs_{id}", [schemas.SummaryText(part.text)], self.seal)
             case ReplyContent():
-                return MessageItem(f"msg_{id}", [OutputText(part.text)], "completed")
+                return schemas.MessageItem(f"msg_{id}", [schemas.OutputText(part.text)], "completed")
             case NumberedCall():
                 space, name = self.places.get(part.call.name, (UNSET, part.call.name))
-                return FunctionCallItem(
+                return schemas.FunctionCallItem(
                     f"fc_{id}", part.id, name, part.call.arguments, "completed", namespace=space
                 )
             case _:
                 assert_never(part)
 
 
-def _usage(spent: TokenUsage) -> ResponseUsage:
-    return ResponseUsage(
+def _usage(spent: TokenUsage) -> schemas.ResponseUsage:
+    return schemas.ResponseUsage(
         spent.prompt,
-        InputTokensDetails(spent.cached),
+        schemas.InputTokensDetails(spent.cached),
         spent.sampled,
-        OutputTokensDetails(spent.reasoning),
+        schemas.OutputTokensDetails(spent.reasoning),
         spent.prompt + spent.sampled,
     )
