@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from sqlalchemy import exists, func, select
 
@@ -28,23 +27,6 @@ SAMPLE_AGAIN_SECONDS = 1.0  # the SDK's own pause
 MOST_QUEUED_TOKENS = 32 << 20
 
 
-@dataclass
-class _TokenBucket:
-    """Limits the rate of a key or an owner."""
-
-    left: float
-    filled_at: float
-
-    def take(self, now: float, per_second: float, full: float, count: float) -> float:
-        """Take ``count`` tokens and return 0, or return the seconds until there are enough."""
-        self.left = min(full, self.left + (now - self.filled_at) * per_second)
-        self.filled_at = now
-        if self.left < count:
-            return (count - self.left) / per_second
-        self.left -= count
-        return 0.0
-
-
 class Quotas:
     """Enforces the quotas of all keys and owners. Keys without limits cost nothing."""
 
@@ -62,7 +44,8 @@ class Quotas:
         self._queue = queue
         self._bounds = bounds
         self._clock = clock
-        self._buckets: dict[tuple[str, str], _TokenBucket] = {}  # by what is counted, and id of key or owner
+        # Tokens that are left, and when; by what is counted, and the id of a key or owner.
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
         self._coming: Counter[str] = Counter()  # sample requests about to be queued, by owner
         self._coming_tokens: Counter[str] = Counter()  # tokens of those
         self._creating = asyncio.Lock()
@@ -90,9 +73,13 @@ class Quotas:
             )
 
     def _take(self, what: str, whose: str, per_second: float, full: float, count: float = 1) -> float:
+        """Take ``count`` tokens from a bucket and return 0, or return the seconds until there are enough."""
         now = self._clock()
-        bucket = self._buckets.setdefault((what, whose), _TokenBucket(full, now))
-        return bucket.take(now, per_second, full, count)
+        left, filled_at = self._buckets.get((what, whose), (full, now))
+        left = min(full, left + (now - filled_at) * per_second)
+        has_enough = left >= count
+        self._buckets[what, whose] = left - count if has_enough else left, now
+        return 0.0 if has_enough else (count - left) / per_second
 
     async def check_session(self, caller: Caller, size: int) -> None:
         """Raise InvalidRequest when the owner may not create another session, with ``size`` bytes of data."""
