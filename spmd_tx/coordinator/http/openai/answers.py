@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TypeAlias
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,24 +19,18 @@ from spmd_tx.coordinator.text.token_texts import HALF_CHARACTER
 
 MOST_TEXTS = 1 << 14  # of tokens that a call remembers
 
+TokenText: TypeAlias = tuple[str, list[int] | None]  # with its bytes, if they are whole characters
 
-class TokenTextCache:
-    """Remembers the texts of tokens, with their bytes: the likeliest ones come again and again."""
 
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self._cached: dict[int, tuple[str, list[int] | None]] = {}
+def token_texts(decoder: Decoder) -> Callable[[int], TokenText]:
+    """Return what decodes a token. It remembers texts: the likeliest tokens come again and again."""
 
-    def __getitem__(self, token: int) -> tuple[str, list[int] | None]:
-        """Return the text of a token, and its bytes if they are whole characters."""
-        entry = self._cached.get(token)
-        if entry is None:
-            if len(self._cached) >= MOST_TEXTS:
-                self._cached.clear()
-            text = self._decoder.decode([token], skip_special_tokens=False)
-            entry = text, None if HALF_CHARACTER in text else list(text.encode())
-            self._cached[token] = entry
-        return entry
+    @lru_cache(MOST_TEXTS)
+    def text_of(token: int) -> TokenText:
+        text = decoder.decode([token], skip_special_tokens=False)
+        return text, None if HALF_CHARACTER in text else list(text.encode())
+
+    return text_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,7 @@ class Answering:
     id: str
     created: int  # seconds since the epoch
     model: str
-    texts: TokenTextCache
+    texts: Callable[[int], TokenText]
     has_logprobs: bool
     has_token_ids: bool
     width: int  # likeliest tokens in the place of each drawn one
@@ -114,8 +110,8 @@ class CompletionFormat:
         for place, (token, logprob) in enumerate(zip(delta.tokens, delta.logprobs, strict=True)):
             by_text: dict[str, float] = {}
             for other, its_logprob in self.answering.likeliest(delta, place):
-                by_text.setdefault(texts[other][0], its_logprob)  # the likeliest token of each text
-            by_text.setdefault(texts[token][0], logprob)
+                by_text.setdefault(texts(other)[0], its_logprob)  # the likeliest token of each text
+            by_text.setdefault(texts(token)[0], logprob)
             entries.append(None if math.isnan(logprob) else by_text)
         return entries
 
@@ -138,7 +134,7 @@ class CompletionFormat:
     ) -> schemas.CompletionLogprobs | None:
         if not self.answering.has_logprobs:
             return None
-        tokens = [self.answering.texts[token][0] for token in delta.tokens]
+        tokens = [self.answering.texts(token)[0] for token in delta.tokens]
         return schemas.CompletionLogprobs(tokens, delta.logprobs, delta.offsets, top)
 
 
@@ -189,11 +185,11 @@ class ChatFormat:
         texts = self.answering.texts
         return [
             schemas.TokenLogprob(
-                texts[token][0],
+                texts(token)[0],
                 logprob,
-                texts[token][1],
+                texts(token)[1],
                 [
-                    schemas.TopLogprob(texts[other][0], its_logprob, texts[other][1])
+                    schemas.TopLogprob(texts(other)[0], its_logprob, texts(other)[1])
                     for other, its_logprob in self.answering.likeliest(delta, place)
                 ],
                 True if delta.forced and delta.forced[place] else UNSET,

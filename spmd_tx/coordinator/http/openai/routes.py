@@ -21,8 +21,8 @@ from spmd_tx.coordinator.http.openai.answers import (
     ChatFormat,
     CompletionFormat,
     ResponseFormat,
-    TokenTextCache,
     WholeAnswer,
+    token_texts,
 )
 from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
 from spmd_tx.coordinator.http.openai.schemas import (
@@ -123,7 +123,7 @@ def _answering(request: CompletionRequest | ChatRequest, stream: SampleStream, t
         id=f"{prefix}-{stream.request_ids[0]}",
         created=int(time.time()),
         model=request.model,
-        texts=TokenTextCache(text.tokenizer),
+        texts=token_texts(text.tokenizer),
         has_logprobs=request.logprobs is not None and request.logprobs is not False,
         has_token_ids=bool(request.return_token_ids),
         width=requests.top_logprobs(request),

@@ -12,8 +12,8 @@ from spmd_tx.coordinator.http.openai.answers import (
     Answering,
     ChatFormat,
     CompletionFormat,
-    TokenTextCache,
     WholeAnswer,
+    token_texts,
 )
 from spmd_tx.coordinator.http.openai.completion_events import CompletionEvents
 from spmd_tx.coordinator.http.text_generation import choices
@@ -55,7 +55,7 @@ def parts_of(sequences, tokenizer, most, has_top, has_offsets):
 
 def form_of(kind, tokenizer, has_logprobs, has_token_ids, width):
     answering = Answering(
-        "id", 5, '"choices":[]}', TokenTextCache(tokenizer), has_logprobs, has_token_ids, width
+        "id", 5, '"choices":[]}', token_texts(tokenizer), has_logprobs, has_token_ids, width
     )
     return kind(answering)
 
@@ -121,11 +121,12 @@ def test_texts_of_tokens_are_remembered_up_to_a_number(monkeypatch):
 
     monkeypatch.setattr(answers, "MOST_TEXTS", 2)
     decoder = Counting()
-    texts = TokenTextCache(decoder)
-    assert [texts[token][0] for token in (1, 1, 2, 1)] == ["1", "1", "2", "1"]
+    texts = token_texts(decoder)
+    assert [texts(token)[0] for token in (1, 1, 2, 1)] == ["1", "1", "2", "1"]
     assert decoder.calls == 2
-    assert texts[3] == ("3", [51])
-    assert len(texts._cached) == 1
+    assert texts(3) == ("3", [51])
+    assert texts(2) == ("2", [50])
+    assert decoder.calls == 4
 
 
 def test_a_part_costs_what_is_written_of_it(tokenizer, sequences):
