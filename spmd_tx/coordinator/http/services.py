@@ -12,6 +12,7 @@ from litestar.datastructures import State
 from litestar.di import NamedDependency
 from litestar.handlers import BaseRouteHandler
 
+from spmd_tx.bounds import Bounds
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
 from spmd_tx.coordinator.bases.health import ServerHealth
@@ -155,6 +156,10 @@ class RouteCall(Access):
 
     request: Request
     services: Services
+
+    @property
+    def bounds(self) -> Bounds:
+        return self.services.config.bounds
 
     async def note(self, event: str, owner: str, **details: object) -> None:
         """Record what the caller did to something of an owner, who is another one than an admin."""

@@ -53,7 +53,7 @@ class SavedCheckpointsController(Controller):
             if text is not None and (len(text) > CHARACTERS or "\0" in text):
                 raise InvalidRequest(f"{name} is {text[:40]!r}...; give {CHARACTERS} characters at most")
         query = _SavedQuery(run, metric, ListingPage(offset, min(limit, MOST)))
-        room = PageRoom(call.services.config.bounds.answer_bytes)
+        room = PageRoom(call.bounds.answer_bytes)
         key = "checkpoints", call.caller.owner, call.caller.role, query, call.services.checkpoints.changes
         return await call.services.shared_answers.get_costly(
             key, lambda: _listed(call.services.database, query, call.caller, room)

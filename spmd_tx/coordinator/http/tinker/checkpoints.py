@@ -59,8 +59,8 @@ class CheckpointsController(Controller):
         save = await read_json(call, SaveWeightsForSamplerRequest)
         kind, payload = "save_weights_for_sampler", msgspec.json.encode(save)
         number = 0 if save.path is not None else save.sampling_session_seq_id or 0
-        name, bounds = "sampling_session_seq_id", call.services.config.bounds
-        problem = problem_of(partial(limits.check_number, name, number, bounds, "samplers_per_session"))
+        name, limit = "sampling_session_seq_id", "samplers_per_session"
+        problem = problem_of(partial(limits.check_number, name, number, call.bounds, limit))
         return await queue_training(call, kind, save.model_id, save.seq_id, payload, problem)
 
     @post("/load_weights", status_code=HTTP_200_OK, guards=[accepts_work])
@@ -82,8 +82,8 @@ class CheckpointsController(Controller):
         """Queue an export for download."""
         save = await read_json(call, SaveWeightsExternalRequest)
         kind, payload = "save_weights_external", msgspec.json.encode(save)
-        recipients, bounds = save.age_encryption_recipients or [], call.services.config.bounds
-        most, length = bounds.age_recipients, bounds.age_recipient_characters
+        recipients = save.age_encryption_recipients or []
+        most, length = call.bounds.age_recipients, call.bounds.age_recipient_characters
         problem = problem_of(
             partial(age_recipients.check_bounds, recipients, most, length),
             partial(age_recipients.check_recipients, recipients),
@@ -100,8 +100,7 @@ class CheckpointsController(Controller):
         key = call.request.headers.get("x-idempotency-key")
         if data.session_id is None:  # the copy gets a session of its own
             await call.services.quotas.check_session(call.caller, len(data.destination_project_id or ""))
-        bounds = call.services.config.bounds
-        limits.check_number("model_seq_id", data.model_seq_id or 0, bounds, "models_per_session")
+        limits.check_number("model_seq_id", data.model_seq_id or 0, call.bounds, "models_per_session")
         path = await call.services.copies.make(data, key, call, reader)
         details = {"tinker_path": str(path), "copied_from": data.source_path}
         await call.note("checkpoint_copied", call.caller.owner, **details)
@@ -126,7 +125,7 @@ class CheckpointsController(Controller):
         self, call: ApiCall, limit: FromQuery[int] = 100, offset: FromQuery[int] = 0
     ) -> CheckpointsResponse:
         """List checkpoints, newest first."""
-        page, room = listings.ListingPage(offset, limit), PageRoom(call.services.config.bounds.answer_bytes)
+        page, room = listings.ListingPage(offset, limit), PageRoom(call.bounds.answer_bytes)
         return await listings.checkpoints(call.services.database, page, call.caller, room)
 
     @post("/checkpoints/search", status_code=HTTP_200_OK, opt=READS)
@@ -135,9 +134,7 @@ class CheckpointsController(Controller):
     ) -> CheckpointSearchResponse:
         """Search checkpoints by project, metadata, kind, owner and base model."""
         await take_turn(call.request, "pages")
-        return await checkpoint_search.search(
-            call.services.database, data, call.caller, call.services.config.bounds
-        )
+        return await checkpoint_search.search(call.services.database, data, call.caller, call.bounds)
 
     @get("/training_runs/{run_id:str}/checkpoints", guards=[in_turn])
     async def run_checkpoints(
@@ -145,7 +142,7 @@ class CheckpointsController(Controller):
     ) -> CheckpointsResponse:
         """List the checkpoints of a run, which may have outlived it. A cursor says where more begin."""
         checkpoint_paths.check_name("a training run", run_id)
-        room = PageRoom(call.services.config.bounds.answer_bytes)
+        room = PageRoom(call.bounds.answer_bytes)
         page = await listings.run_checkpoints(call.services.database, run_id, call.caller, offset, room)
         if not page.checkpoints and not (page.cursor and page.cursor.total_count):
             await call.model(run_id)

@@ -68,7 +68,7 @@ class ModelsController(Controller):
     ) -> TrainingRunsResponse:
         """List training runs, newest first. The cursor says how many there are, where a page ends early."""
         page, which = ListingPage(offset, limit), SessionFilter(access_scope, project_id)
-        room = PageRoom(call.services.config.bounds.answer_bytes)
+        room = PageRoom(call.bounds.answer_bytes)
         return await listings.training_runs(call.services.database, page, call.caller, which, room)
 
     @get("/training_runs/{run_id:str}")
@@ -88,7 +88,7 @@ async def queue_model(
     session_id, seq_id = request.session_id, request.model_seq_id
     assert session_id is not None
     assert seq_id is not None
-    limits.check_number("model_seq_id", seq_id, call.services.config.bounds, "models_per_session")
+    limits.check_number("model_seq_id", seq_id, call.bounds, "models_per_session")
     await call.open_session(session_id)
     if request.user_metadata is not None:
         call.services.quotas.check_metadata(call.caller, len(msgspec.json.encode(request.user_metadata)))

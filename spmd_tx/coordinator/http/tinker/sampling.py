@@ -36,8 +36,8 @@ class SamplingController(Controller):
         self, data: JSONBody[CreateSamplingSessionRequest], call: ApiCall
     ) -> CreateSamplingSessionResponse:
         """Choose what to sample from: a saved checkpoint or the base model."""
-        number, bounds = data.sampling_session_seq_id, call.services.config.bounds
-        limits.check_number("sampling_session_seq_id", number, bounds, "samplers_per_session")
+        number = data.sampling_session_seq_id
+        limits.check_number("sampling_session_seq_id", number, call.bounds, "samplers_per_session")
         await call.open_session(data.session_id)
         named = None if data.base_model is None else call.services.bases.need(data.base_model)
         if data.model_path is not None:

@@ -116,13 +116,8 @@ class SessionsController(Controller):
     async def search(self, data: JSONBody[SessionSearchRequest], call: ApiCall) -> SessionSearchResponse:
         """Search sessions by project, metadata, name, owner and status."""
         await take_turn(call.request, "pages")
-        return await session_search.search(
-            call.services.database,
-            data,
-            call.caller,
-            call.services.config.bounds,
-            call.services.catalog.silent_seconds,
-        )
+        silent = call.services.catalog.silent_seconds
+        return await session_search.search(call.services.database, data, call.caller, call.bounds, silent)
 
     @get("/sessions/{session_id:str}", guards=[in_turn])
     async def session(
@@ -133,7 +128,7 @@ class SessionsController(Controller):
         access_scope: FromQuery[AccessScope] = "accessible",
     ) -> SessionResponse:
         """Return a session with the IDs of its training runs and samplers, oldest first."""
-        most = call.services.config.bounds.answer_bytes // BYTES_OF_ID
+        most = call.bounds.answer_bytes // BYTES_OF_ID
         session = await call.within(access_scope).session(session_id)
         response = await listings.session(call.services.database, session, offset, most)
         is_open = not call.services.catalog.has_ended(session_id)

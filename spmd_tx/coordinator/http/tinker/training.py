@@ -62,7 +62,7 @@ class TrainingController(Controller):
         loss = _read(await call.request.body())
         await call.open_session(loss.session_id)
         definition = Definition(loss.name, loss.inputs, loss.graph)
-        number, bounds = loss.custom_loss_seq_id, call.services.config.bounds
+        number, bounds = loss.custom_loss_seq_id, call.bounds
         is_allowed = partial(check_number, "custom_loss_seq_id", number, bounds, "custom_losses_per_session")
         problem = await asyncio.to_thread(problem_of, is_allowed, partial(custom_loss.read, definition))
         request_id = await call.services.queue.submit(

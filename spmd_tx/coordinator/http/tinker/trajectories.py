@@ -90,7 +90,7 @@ class TrajectoriesController(Controller):
         if data.model is not None:
             await call.services.implicit_samplers.find(data.model, call)
         async with call.services.database.transaction() as db:
-            row = await catalog.create(db, call.caller, data, call.services.config.bounds)
+            row = await catalog.create(db, call.caller, data, call.bounds)
             return (await views.entries(db, [row]))[0]
 
     @get("/", guards=[in_turn], dependencies={"page": Provide(_page, sync_to_thread=False)})
@@ -175,7 +175,7 @@ class TrajectoriesController(Controller):
         """Return the tokens of trajectories as sequences to train on, which counts as a use of them."""
         if (data.ids is None) == (data.name is None):
             raise InvalidRequest("send either the IDs of trajectories, or name, with which their names begin")
-        room, found = PageRoom(call.services.config.bounds.answer_bytes), list[Segment]()
+        room, found = PageRoom(call.bounds.answer_bytes), list[Segment]()
         texts, before = await _texts(call.services), None
         async for row in _selected(call.services, call.caller, data):
             async with call.services.database.reading() as db:

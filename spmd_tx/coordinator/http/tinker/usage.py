@@ -42,7 +42,7 @@ class UsageController(Controller):
         window, now = usage_report.window(starting_on, ending_before), clock.now()
         async with call.services.database.transaction() as db:
             await stored_checkpoints.look(db, now)
-        page = usage_report.EventPage(offset, call.services.config.bounds.answer_bytes)
+        page = usage_report.EventPage(offset, call.bounds.answer_bytes)
         async with call.services.database.reading() as db:
             response = await usage_report.usage(db, window, call.caller, now, page)
         return await asyncio.to_thread(_encoded, response)
@@ -53,8 +53,7 @@ class UsageController(Controller):
     ) -> StorageResponse:
         """Return the bytes of the checkpoints that there are now."""
         async with call.services.database.reading() as db:
-            most = call.services.config.bounds.answer_bytes
-            return await usage_report.current_storage(db, project_id, call.caller, most)
+            return await usage_report.current_storage(db, project_id, call.caller, call.bounds.answer_bytes)
 
     @get("/audit", guards=[in_turn])
     async def audit(
@@ -67,7 +66,7 @@ class UsageController(Controller):
         """Return the audit log of one day, UTC; by default of today. If it is long, its newest part."""
         end = None if before is None else min(max(before, 0), MOST_NUMBER)
         query = audit.AuditQuery(event_type, day or datetime.now(UTC).date(), end)
-        room, entries, last = PageRoom(call.services.config.bounds.answer_bytes), list[AuditEntry](), 0
+        room, entries, last = PageRoom(call.bounds.answer_bytes), list[AuditEntry](), 0
         async with (
             call.services.database.reading() as db,
             aclosing(audit.entries(db, query, call.caller)) as pieces,
