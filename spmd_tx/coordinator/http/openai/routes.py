@@ -36,7 +36,7 @@ from spmd_tx.coordinator.http.services import ApiCall, accepts_work
 from spmd_tx.coordinator.http.text_generation import writing
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress
 from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
-from spmd_tx.coordinator.http.text_generation.event_streams import finished, stream_events
+from spmd_tx.coordinator.http.text_generation.event_streams import stream_events
 from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, begin, begin_chat
 from spmd_tx.coordinator.http.text_generation.kept_turns import kept_turns, with_settings
 from spmd_tx.coordinator.http.text_generation.sample_requests import chat_sample
@@ -149,7 +149,7 @@ async def _answer(
         indices = [choice.index for choice in generation.choices]
         return stream_events(generation, CompletionEvents(form, indices, wants_usage))
     try:
-        await finished(generation, request)
+        await generation.stream.finished(request)
         return await writing.response(_whole(generation, form), generation.stream.close)
     except BaseException:
         generation.stream.close()

@@ -2,9 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from litestar import Request
 from litestar.background_tasks import BackgroundTask
 from litestar.response import Stream
 from litestar.status_codes import HTTP_500_INTERNAL_SERVER_ERROR
@@ -70,14 +69,3 @@ async def _events(call: TextGeneration, form: EventFormat) -> AsyncIterator[byte
     finally:
         call.stream.close()
     yield text
-
-
-async def finished(call: TextGeneration, request: Request[Any, Any, Any]) -> None:
-    """Wait until all samples of a call are drawn, unless the client disconnects."""
-    await call.stream.finished(_hung_up(request))
-
-
-async def _hung_up(request: Request[Any, Any, Any]) -> None:
-    """Wait until the client disconnects. The body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,12 +1,13 @@
 """The sample requests of one HTTP call, from their submission to what is new of their samples."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import msgspec
+from litestar import Request
 
 from spmd_tx.coordinator.http.implicit_samplers import ImplicitSampler
 from spmd_tx.coordinator.http.security.body_room import BodyShare
@@ -89,9 +90,9 @@ class SampleStream:
         samples = {index: sample for (id, index), sample in self._watch.samples.items() if id == request_id}
         return [samples[index] for index in sorted(samples)]
 
-    async def finished(self, gone: Awaitable[None]) -> None:
-        """Wait until all samples are drawn. ``gone`` is done when the client has disconnected."""
-        leaving = asyncio.ensure_future(gone)
+    async def finished(self, request: Request[Any, Any, Any]) -> None:
+        """Wait until all samples are drawn. Raises Unavailable when the client disconnects."""
+        leaving = asyncio.create_task(_hung_up(request))
         until_a_failure = asyncio.wait(self._outcomes, return_when=asyncio.FIRST_EXCEPTION)
         everything = asyncio.create_task(until_a_failure)
         try:
@@ -245,6 +246,12 @@ async def _submit(services: Services, sampler: ImplicitSampler, request: SampleR
         images=sampler.images,
         tokens=most_tokens(sample, sampler.base.model.max_context),
     )
+
+
+async def _hung_up(request: Request[Any, Any, Any]) -> None:
+    """Wait until the client disconnects. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _size(services: Services, request_id: str) -> int:

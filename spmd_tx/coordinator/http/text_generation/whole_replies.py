@@ -7,7 +7,6 @@ from typing import Any, Literal
 from litestar import Request
 
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens, TextDelta
-from spmd_tx.coordinator.http.text_generation.event_streams import finished
 from spmd_tx.coordinator.http.text_generation.generation import TextGeneration, TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import ReplyPart, joined
 from spmd_tx.coordinator.http.text_generation.writing import write
@@ -26,7 +25,7 @@ class WholeReply:
 async def whole_reply(call: TextGeneration, request: Request[Any, Any, Any]) -> WholeReply:
     """Return the reply of a call with one choice, unless the client disconnects."""
     try:
-        await finished(call, request)
+        await call.stream.finished(request)
         deltas = [
             delta async for piece in call.stream.pieces(call.choices) for delta in await write(piece, _deltas)
         ]
