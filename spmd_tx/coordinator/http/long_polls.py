@@ -15,20 +15,21 @@ RETRY_SECONDS = 1.0  # after which a refused client polls again
 class Polls:
     """Holds the polls in progress, and ends them all when the server closes."""
 
-    def __init__(self, most_per_owner: int) -> None:
+    def __init__(self, most_per_owner: int, closing: asyncio.Future[None]) -> None:
         self._most_per_owner = most_per_owner
         self._of_owner: Counter[str] = Counter()  # only owners with polls
         self._waiting: set[asyncio.Task[Any]] = set()
-        self._is_watching = False
+        self._closing = closing
+        closing.add_done_callback(self._let_go)
 
     async def wait(
-        self, owner: str, work: Coroutine[Any, Any, Result], closing: asyncio.Future[None], seconds: float
+        self, owner: str, work: Coroutine[Any, Any, Result], seconds: float
     ) -> asyncio.Task[Result] | None:
         """Run ``work`` to its end; cancel it and return None after ``seconds`` or when the server closes.
 
         Raises TooManyRequests, upon which the SDK polls again a little later.
         """
-        if closing.done():
+        if self._closing.done():
             work.close()
             return None
         if self._of_owner[owner] >= self._most_per_owner:
@@ -39,9 +40,6 @@ class Polls:
                 RETRY_SECONDS,
             )
         self._of_owner[owner] += 1
-        if not self._is_watching:
-            self._is_watching = True
-            closing.add_done_callback(self._let_go)
         task = asyncio.create_task(work)
         self._waiting.add(task)
         try:

@@ -128,7 +128,7 @@ class Services(Stores, Backend):
         self.notices = Notices()
         self.body_rooms = make_rooms(bounds)
         self.turns = Turns(bounds)
-        self.polls = Polls(bounds.polls)
+        self.polls = Polls(bounds.polls, self.health.closing)
         self.line_numbers = LineNumbers(self.database, bounds.seq_ids_ahead)
         self.metric_names = MetricNames(self.database, bounds.metric_names, bounds.metric_name_characters)
         self.curves = CurveStore(self.database)

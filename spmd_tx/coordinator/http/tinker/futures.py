@@ -41,8 +41,7 @@ class FuturesController(Controller):
             outcome = await waiting
         else:
             seconds = LONG_POLL_SECONDS + STORAGE_SECONDS
-            owner, closing = call.caller.owner, call.services.health.closing
-            done = await call.services.polls.wait(owner, waiting, closing, seconds)
+            done = await call.services.polls.wait(call.caller.owner, waiting, seconds)
             outcome = done and done.result()
         if outcome is not None:
             return await _response(call, data.request_id, outcome)
@@ -69,8 +68,8 @@ class FuturesController(Controller):
         seconds = LONG_POLL_SECONDS if data.timeout is None else min(data.timeout, LONG_POLL_SECONDS)
         if not ended and seconds > 0:
             waiting = completions.wait(target)
-            owner, closing = call.caller.owner, call.services.health.closing
-            if await call.services.polls.wait(owner, waiting, closing, seconds) is None and closing.done():
+            done = await call.services.polls.wait(call.caller.owner, waiting, seconds)
+            if done is None and call.services.health.closing.done():
                 # An empty answer would let clients poll again at once, without a pause.
                 raise Unavailable("the server is closing; ask again")
             ended = await completions.after(target, data.prev_cursor)
