@@ -100,18 +100,13 @@ class Access:
         """Say why the caller may not load a path; None: they may. Their own save may still be running."""
         try:
             parsed, reader = checkpoint_paths.parse(path), self.reading_with(token, keyring)
-            if not await self._is_own_run(parsed.run_id):
+            try:
+                await self.model(parsed.run_id)
+            except NotFound:
                 await self.checkpoints.find(parsed, reader._may_read)
         except RequestError as error:
             return str(error)
         return None
-
-    async def _is_own_run(self, run_id: str) -> bool:
-        try:
-            await self.model(run_id)
-        except NotFound:
-            return False
-        return True
 
     def _may_read(self, row: CheckpointRow) -> bool:
         readers = (self.caller,) if self.lender is None else (self.caller, self.lender)
