@@ -10,7 +10,6 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.http.answer_guard import polled
-from spmd_tx.coordinator.http.security.access import Access
 from spmd_tx.coordinator.http.services import ApiCall
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.row_pieces import in_pieces
@@ -20,8 +19,9 @@ from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.coordinator.tenancy.usage import HOUR_SECONDS
 from spmd_tx.coordinator.wire.console.people import HourOfUse, Key, KeysResponse, UseResponse
 from spmd_tx.coordinator.wire.fields import StatusResponse
-from spmd_tx.errors import Forbidden, NotFound
+from spmd_tx.errors import NotFound
 
+EVERYBODYS = "keys and usage of everybody are"
 MOST_KEYS = 1000
 MOST_HOURS = 24 * 7
 MOST_ROWS = 20_000  # an hour of an owner each
@@ -36,7 +36,7 @@ class PeopleController(Controller):
     @polled("/keys")
     async def keys(self, call: ApiCall) -> KeysResponse:
         """List API keys, for admins only."""
-        _check_admin(call)
+        call.check_admin(EVERYBODYS)
         newest = select(ApiKeyRow).order_by(ApiKeyRow.created_at.desc(), ApiKeyRow.id.desc()).limit(MOST_KEYS)
         async with call.services.database.reading() as db:
             rows = (await db.scalars(newest)).all()
@@ -47,7 +47,7 @@ class PeopleController(Controller):
     @delete("/keys/{key_id:str}", status_code=HTTP_200_OK)
     async def revoke_key(self, key_id: FromPath[str], call: ApiCall) -> StatusResponse:
         """Revoke a key. Its owner's sessions, models and checkpoints stay."""
-        _check_admin(call)
+        call.check_admin(EVERYBODYS)
         async with call.services.database.transaction() as db:
             if await db.get(ApiKeyRow, key_id) is None:
                 raise NotFound(f"key {key_id!r} does not exist")
@@ -58,18 +58,12 @@ class PeopleController(Controller):
     @polled("/usage")
     async def usage(self, call: ApiCall, hours: FromQuery[int] = 24) -> UseResponse:
         """Return what each owner has used, by the hour, in the last hours and the present one."""
-        _check_admin(call)
+        call.check_admin(EVERYBODYS)
         last = int(clock.now()) // HOUR_SECONDS * HOUR_SECONDS
         since = last - (min(max(hours, 1), MOST_HOURS) - 1) * HOUR_SECONDS
         async with call.services.database.reading() as db:
             entries = await _use(db, since)
         return UseResponse(since, last + HOUR_SECONDS - 1, entries[:MOST_ROWS], len(entries) > MOST_ROWS)
-
-
-def _check_admin(access: Access) -> None:
-    role = access.caller.role
-    if role != "admin":
-        raise Forbidden(f"keys and usage of everybody are for admins, and your API key has the role {role}")
 
 
 async def _use(db: AsyncSession, since: int) -> list[HourOfUse]:

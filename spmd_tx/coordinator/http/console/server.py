@@ -22,7 +22,6 @@ from spmd_tx.coordinator.wire.console.server_page import (
     ServerPage,
     Suspect,
 )
-from spmd_tx.errors import Forbidden
 from spmd_tx.protocol import memory_plan
 from spmd_tx.protocol.memory_plan import MemoryPlan
 
@@ -36,10 +35,7 @@ class ServerController(Controller):
     @polled("/")
     async def server(self, call: ApiCall) -> ServerPage:
         """Return the state of the server, for admins only."""
-        if call.caller.role != "admin":
-            raise Forbidden(
-                f"the state of the server is for admins, and your API key has the role {call.caller.role}"
-            )
+        call.check_admin("the state of the server is")
         return await call.services.shared_answers.get_costly("server", lambda: _page(call.services))
 
 

@@ -20,7 +20,7 @@ from spmd_tx.coordinator.tenancy.callers import Caller
 from spmd_tx.coordinator.tenancy.keyring import Keyring
 from spmd_tx.coordinator.wire import checkpoint_paths
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
-from spmd_tx.errors import InvalidRequest, NotFound, RequestError, Unauthorized
+from spmd_tx.errors import Forbidden, InvalidRequest, NotFound, RequestError, Unauthorized
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class Access:
     def within(self, scope: AccessScope) -> Self:
         """Return access to all that the caller may see, or only to what the caller owns."""
         return self if scope == "accessible" else replace(self, caller=replace(self.caller, role="user"))
+
+    def check_admin(self, what: str) -> None:
+        """Raise Forbidden for what is for admins only, unless the caller is one."""
+        if self.caller.role != "admin":
+            raise Forbidden(f"{what} for admins, and your API key has the role {self.caller.role}")
 
     async def session(self, session_id: str) -> SessionRow:
         session = await self.catalog.session(session_id)
