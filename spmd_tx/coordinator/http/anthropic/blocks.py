@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
-import msgspec
 from msgspec import Raw
 
 from spmd_tx.coordinator.conversation.messages_reader import CALL_ID, TOOL_USE_ID
 from spmd_tx.coordinator.http.anthropic import schemas
 from spmd_tx.coordinator.http.anthropic.errors import error_body
-from spmd_tx.coordinator.http.anthropic.schemas import Block, Delta, MessageEvent, MessageStopReason
+from spmd_tx.coordinator.http.anthropic.schemas import Block, MessageStopReason
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
+from spmd_tx.coordinator.http.text_generation.event_streams import named_event
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
 from spmd_tx.coordinator.http.text_generation.whole_replies import WholeReply
@@ -91,7 +91,7 @@ class MessageEvents:
     _index: int = 0  # of that block
     _finish: str = ""
     _stop: str | None = None
-    _events: list[MessageEvent] = field(default_factory=list)
+    _events: list[bytes] = field(default_factory=list)
 
     def opening(self) -> bytes:
         return b""
@@ -106,57 +106,57 @@ class MessageEvents:
         return self._take()
 
     def keep_alive(self) -> bytes:
-        self._events.append(schemas.PingEvent())
+        self._events.append(_event("ping"))
         return self._take()
 
     def closing(self, usage: TokenUsage) -> bytes:
         self._close_block()
-        end = schemas.MessageEnd(stop_reason(self._finish, self._stop), self._stop)
-        self._events += [schemas.MessageDelta(end, _usage(usage)), schemas.MessageStop()]
+        end = {"stop_reason": stop_reason(self._finish, self._stop), "stop_sequence": self._stop}
+        self._events += [_event("message_delta", delta=end, usage=_usage(usage)), _event("message_stop")]
         return self._take()
 
     def failure(self, message: str, status: int) -> bytes:
-        return b"event: error\ndata: " + msgspec.json.encode(error_body(message, status)) + b"\n\n"
+        return named_event("error", error_body(message, status))
 
     def _write(self, part: ReplyPart) -> None:
         block, delta = _streamed(part)
         if type(part) is not self._open or isinstance(part, NumberedCall):
             self._close_block()
             self._open = type(part)
-            self._events.append(schemas.BlockStart(self._index, block))
-        self._events.append(schemas.BlockDelta(self._index, delta))
+            self._events.append(_event("content_block_start", index=self._index, content_block=block))
+        self._events.append(_event("content_block_delta", index=self._index, delta=delta))
 
     def _close_block(self) -> None:
         if self._open is None:
             return
         if self._open is Reasoning:
-            self._events.append(schemas.BlockDelta(self._index, schemas.SignatureDelta(self.head.seal)))
-        self._events.append(schemas.BlockStop(self._index))
+            seal = {"type": "signature_delta", "signature": self.head.seal}
+            self._events.append(_event("content_block_delta", index=self._index, delta=seal))
+        self._events.append(_event("content_block_stop", index=self._index))
         self._index, self._open = self._index + 1, None
 
     def _take(self) -> bytes:
-        events, self._events = self._events, []
-        if not self._has_begun:
-            self._has_begun, cached = True, self.cached_tokens()
-            usage = schemas.MessageUsage(self.head.prompt_tokens - cached, cached, 0)
-            events = [schemas.MessageStart(self.head.message([], usage)), *events]
-        return b"".join(map(_encoded, events))
+        events, self._events = b"".join(self._events), []
+        if self._has_begun:
+            return events
+        self._has_begun, cached = True, self.cached_tokens()
+        usage = schemas.MessageUsage(self.head.prompt_tokens - cached, cached, 0)
+        return _event("message_start", message=self.head.message([], usage)) + events
 
 
-def _streamed(part: ReplyPart) -> tuple[Block, Delta]:
-    """Return the block that a part begins, without content, and the part itself."""
+def _streamed(part: ReplyPart) -> tuple[Block, dict[str, str]]:
+    """Return the block that a part begins, without content, and the delta with the part itself."""
     match part:
         case Reasoning():
-            return schemas.ThinkingBlock("", ""), schemas.ThinkingDelta(part.text)
+            return schemas.ThinkingBlock("", ""), {"type": "thinking_delta", "thinking": part.text}
         case ReplyContent():
-            return schemas.TextBlock(""), schemas.ContentTextDelta(part.text)
+            return schemas.TextBlock(""), {"type": "text_delta", "text": part.text}
         case NumberedCall():
             block = schemas.ToolUseBlock(_id(part), part.call.name, Raw(b"{}"))
-            return block, schemas.InputDelta(part.call.arguments)
+            return block, {"type": "input_json_delta", "partial_json": part.call.arguments}
         case _:
             assert_never(part)
 
 
-def _encoded(event: MessageEvent) -> bytes:
-    name = str(event.__struct_config__.tag)
-    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(event) + b"\n\n"
+def _event(kind: str, **fields: object) -> bytes:
+    return named_event(kind, {"type": kind, **fields})

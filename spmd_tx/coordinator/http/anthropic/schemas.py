@@ -95,68 +95,6 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     usage: MessageUsage
 
 
-# --- events -----------------------------------------------------------------------------------------
-
-
-class MessageEvent(msgspec.Struct, frozen=True, tag_field="type"):
-    """Is one event of a stream; its name is its type."""
-
-
-class MessageStart(MessageEvent, frozen=True, tag="message_start"):
-    message: AssistantMessage
-
-
-class PingEvent(MessageEvent, frozen=True, tag="ping"):
-    """Says that the server still works."""
-
-
-class BlockStart(MessageEvent, frozen=True, tag="content_block_start"):
-    index: int
-    content_block: Block  # without what its deltas bring
-
-
-class ThinkingDelta(msgspec.Struct, frozen=True, tag_field="type", tag="thinking_delta"):
-    thinking: str
-
-
-class SignatureDelta(msgspec.Struct, frozen=True, tag_field="type", tag="signature_delta"):
-    signature: str
-
-
-class ContentTextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text_delta"):
-    text: str
-
-
-class InputDelta(msgspec.Struct, frozen=True, tag_field="type", tag="input_json_delta"):
-    partial_json: str
-
-
-Delta = ThinkingDelta | SignatureDelta | ContentTextDelta | InputDelta
-
-
-class BlockDelta(MessageEvent, frozen=True, tag="content_block_delta"):
-    index: int
-    delta: Delta
-
-
-class BlockStop(MessageEvent, frozen=True, tag="content_block_stop"):
-    index: int
-
-
-class MessageEnd(msgspec.Struct, frozen=True):
-    stop_reason: MessageStopReason
-    stop_sequence: str | None
-
-
-class MessageDelta(MessageEvent, frozen=True, tag="message_delta"):
-    delta: MessageEnd
-    usage: MessageUsage
-
-
-class MessageStop(MessageEvent, frozen=True, tag="message_stop"):
-    """Ends a stream that is complete."""
-
-
 # --- models -----------------------------------------------------------------------------------------
 
 

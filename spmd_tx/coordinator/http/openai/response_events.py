@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, assert_never
 
-import msgspec
 from msgspec.structs import replace
 
 from spmd_tx.coordinator.http.openai import errors
@@ -13,6 +12,7 @@ from spmd_tx.coordinator.http.openai import response_schemas as schemas
 from spmd_tx.coordinator.http.openai.completion_events import KEEP_ALIVE
 from spmd_tx.coordinator.http.openai.response_items import ResponseHead
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
+from spmd_tx.coordinator.http.text_generation.event_streams import named_event
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart, joined
 from spmd_tx.coordinator.text.replies import Reasoning
@@ -128,7 +128,7 @@ class ResponseEvents:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         content = {"type": kind, "sequence_number": next(self._numbers), **fields}
-        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(content) + b"\n\n"
+        return named_event(kind, content)
 
 
 def _code(message: str, status: int) -> str:

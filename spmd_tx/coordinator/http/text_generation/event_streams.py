@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
+import msgspec
 from litestar.background_tasks import BackgroundTask
 from litestar.response import Stream
 from litestar.status_codes import HTTP_500_INTERNAL_SERVER_ERROR
@@ -69,3 +70,8 @@ async def _events(call: TextGeneration, form: EventFormat) -> AsyncIterator[byte
     finally:
         call.stream.close()
     yield text
+
+
+def named_event(name: str, content: object) -> bytes:
+    """Write a server-sent event of a name."""
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(content) + b"\n\n"
