@@ -4,7 +4,6 @@ import importlib.util
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from spmd_tx.demo.display import Display, Told, draw_curve, program, save_plot
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import proxies
 from spmd_tx.processes.parent import tied
+from spmd_tx.protocol.addresses import free_port
 
 USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
@@ -278,9 +278,3 @@ def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: C
             tell.news(phase := log.status() or STARTING)
             status.update(phase)
             time.sleep(0.2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -1,6 +1,7 @@
 """Addresses as HOST:PORT, in which an IPv6 address stands in brackets."""
 
 import re
+import socket
 from ipaddress import IPv6Address, ip_address
 
 SHAPE = re.compile(r"(?:\[(?P<address>[^\[\]\s]+)\]|(?P<name>[^:/\[\]\s]+)):(?P<port>[0-9]{1,5})")
@@ -21,6 +22,12 @@ def split(address: str) -> tuple[str, int]:
     if not 0 < port <= HIGHEST_PORT:
         raise ValueError(f"its port must be from 1 to {HIGHEST_PORT}")
     return parts["address"] or parts["name"], port
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Find a port that is free now."""
+    with socket.create_server((host, 0)) as taken:
+        return taken.getsockname()[1]
 
 
 def is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from spmd_tx.errors import MeshError, SpmdTxError, StartError
 from spmd_tx.open_telemetry import Seldom
+from spmd_tx.protocol import addresses
 from spmd_tx.protocol.reports import Compiled, Failure, Progress, Ready
 from spmd_tx.protocol.secret import Keys, read_secret
 from spmd_tx.protocol.setup import Setup
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str], start_engine: StartEngine) -> int:
 
 def _work(inbox: Inbox, options: argparse.Namespace, start_engine: StartEngine, programs: Programs) -> None:
     is_leader = options.process_id == 0
-    setup = inbox.hello(HELLO_SECONDS, jax_port=mesh_address.free_port() if is_leader else 0)
+    setup = inbox.hello(HELLO_SECONDS, jax_port=addresses.free_port("") if is_leader else 0)
     if options.model_dir is not None:
         setup = msgspec.structs.replace(setup, model_dir=options.model_dir)
 

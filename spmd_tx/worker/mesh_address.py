@@ -23,11 +23,6 @@ TELL_SECONDS = 10.0  # between lines about it
 RETRY_SECONDS = 0.2
 
 
-def free_port() -> int:
-    with socket.create_server(("", 0)) as taken:
-        return taken.getsockname()[1]
-
-
 def bind_address(service: str) -> str:
     """Return HOST:PORT at which process 0 listens when the others connect to ``service``.
 

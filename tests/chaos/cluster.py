@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from spmd_tx.demo import tiny_model
+from spmd_tx.protocol.addresses import free_port
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
-from tests.support.ports import free_port
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"

@@ -17,7 +17,7 @@ import pytest
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
-from tests.support.ports import free_port
+from spmd_tx.protocol.addresses import free_port
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 

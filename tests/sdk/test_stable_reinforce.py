@@ -9,6 +9,7 @@ import pytest
 import tinker
 from tinker import types
 
+from spmd_tx.protocol.addresses import free_port
 from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     SECONDS,
@@ -22,7 +23,6 @@ from tests.sdk.examples import (
     train,
 )
 from tests.sdk.server import BASE_MODEL, serving
-from tests.support.ports import free_port
 
 PROMPT = random_tokens(5, seed=8)
 ADVANTAGES = (1.0, -0.5, 0.25)

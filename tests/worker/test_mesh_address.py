@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from spmd_tx.errors import MeshError, StartError
+from spmd_tx.protocol.addresses import free_port
 from spmd_tx.worker import mesh_address
 
 
@@ -72,7 +73,7 @@ def test_a_host_whose_name_no_other_host_can_use_is_refused(names, monkeypatch, 
 
 def test_process_0_is_waited_for(monkeypatch):
     monkeypatch.setattr(mesh_address, "RETRY_SECONDS", 0.01)
-    port = mesh_address.free_port()
+    port = free_port()
     waiting = threading.Thread(target=mesh_address.await_service, args=(f"127.0.0.1:{port}",))
     waiting.start()
     with socket.create_server(("127.0.0.1", port)) as service:
@@ -85,7 +86,7 @@ def test_a_process_0_that_cannot_be_reached_is_named_with_the_remedy(monkeypatch
     monkeypatch.setattr(mesh_address, "JOIN_SECONDS", 0.05)
     monkeypatch.setattr(mesh_address, "TELL_SECONDS", 0.01)
     monkeypatch.setattr(mesh_address, "RETRY_SECONDS", 0.02)
-    service = f"127.0.0.1:{mesh_address.free_port()}"
+    service = f"127.0.0.1:{free_port()}"
     with pytest.raises(
         MeshError, match=f"cannot reach worker 0 at {service} .*Connection refused.*--jax-port"
     ):

@@ -3,7 +3,6 @@
 import functools
 import math
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spmd_tx.protocol.addresses import free_port
 from tests.support.mesh_results import results
 
 ROOT = Path(__file__).parents[2]
@@ -26,12 +26,6 @@ FOUR = [
     *("mixture:4,1,1:split", "mixture:1,4,1", "mixture:1,1,4", "mixture:2,2,1", "mixture:2,2,1:split"),
     *("dense:4,1,1:split", "dense:1,1,4", "dense:2,1,2", "dense:2,1,2:split"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_mesh(processes: int, engines: list[str], file: Path) -> dict[str, np.ndarray]:

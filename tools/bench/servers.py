@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from spmd_tx.protocol.addresses import free_port
 
 HERE = Path(__file__).parent
 STOP_SECONDS = 20.0
@@ -175,12 +176,6 @@ def _of_each(processes: list[psutil.Process], measure: Callable[[psutil.Process]
         except psutil.Error:
             continue  # it has just ended
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def launcher(side: str, python: Path, model: Path, folder: Path, cache: Path) -> Callable[[int], Launch]:

@@ -14,11 +14,11 @@ import pytest
 from spmd_tx.coordinator.sampling.new_job import draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model
+from spmd_tx.protocol.addresses import free_port
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, continuation
 from tests.coordinator.server import serve_with_fake_workers
 from tests.support.forked import Forked
-from tests.support.ports import free_port
 
 AGENT = Path(__file__).parents[1] / "agent" / "agent_with_fake_worker.py"
 SECRET = "the secret of this test"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.errors import MeshError
+from spmd_tx.protocol.addresses import free_port
 from spmd_tx.protocol.commands import AWAITED
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
@@ -22,12 +22,6 @@ from spmd_tx.worker.programs.compiled import CompileOrder, Programs
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def run_both(folders):
