@@ -118,11 +118,6 @@ class Execution:
         self._wake()  # what is behind it may be sent
         return True
 
-    def session_ended(self, session_id: str) -> None:
-        """Give back what a session holds, if it has ended and has no work left."""
-        if self._siblings.is_over(session_id):
-            self._siblings.free(session_id)
-
     # --- samples that may go elsewhere ------------------------------------------------------------------
 
     def has_not_begun(self, request: Request) -> bool:
@@ -156,7 +151,7 @@ class Execution:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
         for session_id in {restoration.session_id for restoration in restorations}:
-            self.session_ended(session_id)  # it may have ended after its models were planned
+            self._siblings.free(session_id)  # it may have ended after its models were planned
         self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
         self._supply.join()
         try:
@@ -344,8 +339,7 @@ class Execution:
 
     def _answer(self, request: Request, outcome: Outcome) -> None:
         self._log.resolve(request.id, outcome)
-        if self._siblings.is_over(request.session_id):
-            self._siblings.free(request.session_id)
+        self._siblings.free(request.session_id)
 
     def free(self, session_id: str) -> None:
         """Give back the slots and versions of a session that has no work left."""

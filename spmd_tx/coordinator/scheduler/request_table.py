@@ -99,6 +99,11 @@ class RequestTable:
         return [each.request for each in self._by_line.get(line, {}).values() if each.is_unfinished]
 
     @property
+    def sessions_at_work(self) -> set[str]:
+        """The sessions of unfinished requests."""
+        return {request.session_id for request in self.unfinished()}
+
+    @property
     def has_unfinished(self) -> bool:
         return any(state.is_unfinished for state in self._states.values())
 

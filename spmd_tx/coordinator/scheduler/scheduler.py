@@ -7,6 +7,7 @@ that a lost worker and a restart of this process are handled alike.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
@@ -21,9 +22,9 @@ from spmd_tx.coordinator.runtime.containment import report
 from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.execution import Execution
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
-from spmd_tx.coordinator.scheduler.group import ScheduledGroup
 from spmd_tx.coordinator.scheduler.request_table import RequestState, RequestTable
 from spmd_tx.coordinator.scheduler.sample_offer import SampleOffer
+from spmd_tx.coordinator.scheduler.siblings import Siblings
 from spmd_tx.coordinator.storage.outages import is_outage, retry_through_outages
 from spmd_tx.coordinator.storage.tables import ModelRow
 from spmd_tx.coordinator.training import custom_loss_catalog
@@ -36,6 +37,16 @@ logger = logging.getLogger(__name__)
 MOST_LOSSES_BY_COMMAND = 2  # generations that a command may end before its request is given up
 HAVE_NUMBERS = ("forward_backward", "optim_step")  # kinds whose results depend on every bit of the base
 MOST_LOSSES = 20  # generations that may end for other reasons while a request's commands are out
+
+
+@dataclass(frozen=True)
+class ScheduledGroup:
+    """Says which work of the log is a group's, and what its workers do; by default all work is."""
+
+    takes: Callable[[Request], bool] = lambda request: True
+    trains: Callable[[ModelRow], bool] = lambda model: True
+    phase: Callable[[], str | None] = lambda: None  # what happens while no generation runs
+    siblings: Siblings = field(default_factory=Siblings)  # of the groups of the same base model
 
 
 class Scheduler:
@@ -65,21 +76,7 @@ class Scheduler:
         self._remains = GenerationEnd()  # of the last generation
         self._judging = asyncio.Lock()
         self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
-        group.siblings.join(self)
-
-    @property
-    def sessions_at_work(self) -> set[str]:
-        return {request.session_id for request in self._table.unfinished()}
-
-    def has_ended(self, session_id: str) -> bool:
-        return self._table.has_ended(session_id)
-
-    def works_for(self, session_id: str) -> bool:
-        return self._table.works_for(session_id)
-
-    def free(self, session_id: str) -> None:
-        if self._execution is not None:
-            self._execution.free(session_id)
+        group.siblings.join(self._table, self._free)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is unfinished here."""
@@ -197,7 +194,7 @@ class Scheduler:
         """Free what the session holds as soon as its work is done."""
         self._table.end_session(session_id)
         if self._execution is not None:
-            self._execution.session_ended(session_id)
+            self._group.siblings.free(session_id)
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that were not used for long; without workers, do so later."""
@@ -242,6 +239,11 @@ class Scheduler:
         finally:
             self._execution = None
             self._table.end_generation()
+
+    def _free(self, session_id: str) -> None:
+        """Give back what a session holds that is over."""
+        if self._execution is not None:
+            self._execution.free(session_id)
 
     def _is_settled(self, request: Request) -> bool:
         """Whether nothing is left to do: a custom loss is written down, or a request must not begin again."""
@@ -321,7 +323,7 @@ class Scheduler:
 
     async def _leave_models(self) -> list[Restoration]:
         """Restore none: these workers train no models."""
-        for model in await self._models.open_models(self.sessions_at_work):
+        for model in await self._models.open_models(self._table.sessions_at_work):
             if self._models.has_ended(model.session_id):
                 self._table.end_session(model.session_id)
         return []

@@ -26,8 +26,7 @@ from spmd_tx.coordinator.mesh.roster import AgentRoster
 from spmd_tx.coordinator.requests.quarantine import Quarantine
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.sampling.progress import SampleProgress
-from spmd_tx.coordinator.scheduler.group import ScheduledGroup
-from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.scheduler import ScheduledGroup, Scheduler
 from spmd_tx.coordinator.server.generation_builder import GenerationBuilder, make_plan
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.server.served_model import OpenedModel

@@ -28,8 +28,7 @@ from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.requests.records import Finished, Outcome
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.sampling.version_store import VersionStore
-from spmd_tx.coordinator.scheduler.group import ScheduledGroup
-from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.scheduler import ScheduledGroup, Scheduler
 from spmd_tx.coordinator.server.generation_builder import GenerationBuilder
 from spmd_tx.coordinator.server.mesh_choice import MeshChoice
 from spmd_tx.coordinator.storage.database import Database, open_database

@@ -24,8 +24,7 @@ from spmd_tx.coordinator.sampling.stability_notes import StabilityFiles
 from spmd_tx.coordinator.sampling.version_store import VersionStore
 from spmd_tx.coordinator.sampling.versions import Versions
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
-from spmd_tx.coordinator.scheduler.group import ScheduledGroup
-from spmd_tx.coordinator.scheduler.scheduler import Scheduler
+from spmd_tx.coordinator.scheduler.scheduler import ScheduledGroup, Scheduler
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.training.attention_cost import AttentionCost
