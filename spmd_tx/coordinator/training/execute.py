@@ -236,10 +236,11 @@ class Training:
         model.become(adapter)
         seed = adapter_seed(body.lora_config, model.id)
 
-        def commands() -> list[AnyCommand]:
-            return [Move(source=Fresh(seed), target=TrainSlot(model.slot), adapter=adapter)]
-
-        reply = model.put_later(commands, lambda: [CREATE], fills_slot=True)
+        reply = model.put_later(
+            lambda: [Move(source=Fresh(seed), target=TrainSlot(model.slot), adapter=adapter)],
+            lambda: [CREATE],
+            fills_slot=True,
+        )
         return Begun(partial(json_after, reply, training.CreateModelResult(model.id)))
 
     async def _load(self, model: TrainedModel, request: Request, body: training.LoadWeightsRequest) -> Begun:

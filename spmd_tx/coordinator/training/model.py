@@ -70,43 +70,33 @@ def fail(answer: asyncio.Future[Any], error: BaseException) -> None:
         answer.exception()
 
 
+@dataclass(eq=False)
 class TrainedModel:
     """Queues the steps of a model: the task of its line adds them, the dispatcher takes them."""
 
-    def __init__(
-        self,
-        id: str,
-        session_id: str,
-        tenant: str,
-        on_step: Callable[[], None],
-        has_more: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """``on_step`` is called with each new step; ``has_more`` says whether requests will soon add some."""
-        self.id = id
-        self.session_id = session_id
-        self.tenant = tenant
-        self.refusal: str | None = None  # why no request is executed: for example, its creation failed
-        self.unsent: deque[ModelStep] = deque()
-        self.missing: Sequence[
-            ProgramShape
-        ] = ()  # programs that the next step waits for, as of the last look
-        self.request_id = ""  # of the request whose steps are added now
-        self.errand: str | None = None  # what its request waits for besides commands
-        self.has_more = has_more
-        self.is_lonely = False  # planning a step of the server's own may have failed: it shares no command
-        self.effects = 0  # steps added so far that may change its state
-        self._lost: MeshError | None = None
-        self._sent_last = ""  # the request whose step was sent last
-        self._changed_last = ""  # the last one with a step sent that may change the state
-        self._slot: int | None = None
-        self._adapter: AdapterSpec | None = None
-        self._on_step = on_step
-        self._sent = asyncio.Event()
+    id: str
+    session_id: str
+    tenant: str
+    on_step: Callable[[], None]  # is called with each new step
+    has_more: Callable[[], bool] = lambda: False  # whether requests will soon add steps
+    refusal: str | None = None  # why no request is executed: for example, its creation failed
+    unsent: deque[ModelStep] = field(default_factory=deque[ModelStep])
+    missing: Sequence[ProgramShape] = ()  # programs that the next step waits for, as of the last look
+    request_id: str = ""  # of the request whose steps are added now
+    errand: str | None = None  # what its request waits for besides commands
+    is_lonely: bool = False  # planning a step of the server's own may have failed: it shares no command
+    effects: int = 0  # steps added so far that may change its state
+    seat: int | None = None  # its slot, if it has one
+    _lost: MeshError | None = None
+    _sent_last: str = ""  # the request whose step was sent last
+    _changed_last: str = ""  # the last one with a step sent that may change the state
+    _adapter: AdapterSpec | None = None
+    _sent: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def slot(self) -> int:
-        assert self._slot is not None, f"{self.id} has no slot"
-        return self._slot
+        assert self.seat is not None, f"{self.id} has no slot"
+        return self.seat
 
     @property
     def adapter(self) -> AdapterSpec:
@@ -120,13 +110,7 @@ class TrainedModel:
 
     @property
     def has_slot(self) -> bool:
-        return self._slot is not None
-
-    def occupy(self, slot: int) -> None:
-        self._slot = slot
-
-    def vacate(self) -> None:
-        self._slot = None
+        return self.seat is not None
 
     def become(self, adapter: AdapterSpec) -> None:
         self._adapter = adapter
@@ -148,7 +132,7 @@ class TrainedModel:
 
     def put(self, command: AnyCommand) -> asyncio.Future[Reply]:
         """Add a command that needs no slot."""
-        return self._put_step(CommandStep(self.request_id, lambda: [command], needs_slot=False))
+        return self.put_later(lambda: [command], tuple, needs_slot=False)
 
     def put_later(
         self,
@@ -160,9 +144,6 @@ class TrainedModel:
     ) -> asyncio.Future[Reply]:
         """Add commands that are made when the model has its slot and their programs are ready."""
         step = CommandStep(self.request_id, make, needs, needs_slot=needs_slot, fills_slot=fills_slot)
-        return self._put_step(step)
-
-    def _put_step(self, step: CommandStep) -> asyncio.Future[Reply]:
         self._put(step)
         return step.reply
 
@@ -224,4 +205,4 @@ class TrainedModel:
             return
         self.unsent.append(step)
         self.effects += step.may_change_state
-        self._on_step()
+        self.on_step()

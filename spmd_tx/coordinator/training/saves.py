@@ -64,10 +64,10 @@ class Saves:
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
 
-        def commands() -> list[AnyCommand]:
-            return [Move(source=TrainSlot(model.slot), target=StateFolder(str(staged)), adapter=adapter)]
-
-        reply = model.put_later(commands, lambda: [SAVE_STATE])
+        reply = model.put_later(
+            lambda: [Move(source=TrainSlot(model.slot), target=StateFolder(str(staged)), adapter=adapter)],
+            lambda: [SAVE_STATE],
+        )
 
         async def outcome() -> Outcome:
             await reply
@@ -110,12 +110,11 @@ class Saves:
         options = SaveOptions(ttl_seconds=body.ttl_seconds, request_id=request.id, seq_id=request.seq_id)
         staged = (await self.checkpoints.begin(path, options)).absolute()
         adapter = model.adapter
-
-        def commands() -> list[AnyCommand]:
-            return [Move(source=TrainSlot(model.slot), target=WeightsFolder(str(staged)), adapter=adapter)]
-
         writing = self.writes.expect(staged)
-        reply = model.put_later(commands, lambda: [SAVE_SAMPLER])
+        reply = model.put_later(
+            lambda: [Move(source=TrainSlot(model.slot), target=WeightsFolder(str(staged)), adapter=adapter)],
+            lambda: [SAVE_SAMPLER],
+        )
 
         async def outcome() -> Outcome:
             if (failed := await _written(reply, writing, staged)) is not None:

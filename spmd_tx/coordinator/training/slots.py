@@ -77,7 +77,7 @@ class TrainingSlots:
             commands.append(Move(source=Idle(model.id), target=TrainSlot(slot)))
             self._swapped.discard(model.id)
         self._pool.put(model, slot, turn=TURN)
-        model.occupy(slot)
+        model.seat = slot
         return commands
 
     def used(self, model: TrainedModel, tokens: int) -> None:
@@ -130,7 +130,7 @@ class TrainingSlots:
 
     def _vacate(self, model: TrainedModel) -> None:
         self._pool.remove(model)
-        model.vacate()
+        model.seat = None
 
     def _next_slot(self, beside: Collection[TrainedModel], at_once: bool) -> int | None:
         """Return a free slot, else that of the model idle for longest, or of one whose turn is over."""
