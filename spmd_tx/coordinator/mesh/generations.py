@@ -52,27 +52,18 @@ class GenerationPlan:
     revision: str | None = None  # the model's commit on the Hugging Face Hub, where one was asked for
 
 
+@dataclass
 class Generations:
     """Runs the workers of one mesh. ``watch`` and ``run`` must run side by side; reports are handed over."""
 
-    def __init__(
-        self,
-        hub: Hub,
-        roster: AgentRoster,
-        signs: LossSigns,
-        plan: GenerationPlan,
-        *,
-        may_be_killed: bool = False,
-    ) -> None:
-        """``may_be_killed``: whether losses from outside never count as a crash loop: others do its work."""
-        self.hub = hub
-        self._may_be_killed = may_be_killed
-        self.roster = roster
-        self._plan = plan
-        self._watchdog: Watchdog | None = None
-        self._ready_at: float | None = None
-        self._has_been_ready = False
-        self._signs = signs
+    hub: Hub
+    roster: AgentRoster
+    signs: LossSigns
+    plan: GenerationPlan
+    may_be_killed: bool = False  # whether losses from outside never count as a crash loop: others do its work
+    _watchdog: Watchdog | None = None
+    _ready_at: float | None = None
+    _has_been_ready: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -86,11 +77,11 @@ class Generations:
             if isinstance(report, Failure):
                 story = report.message if report.is_consequence else report.traceback
                 logger.error("worker %d failed:\n%s", report.process, story)
-                self._signs.add(of_failure(report, self.roster.host(report.process)))
+                self.signs.add(of_failure(report, self.roster.host(report.process)))
         try:
             self.hub.take(identity, report)
         except MeshError as error:
-            self._signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
+            self.signs.add(LossSign(Suspicion.FAILED, report.process, str(error), by_command=False))
 
     async def watch(self) -> NoReturn:
         """Notice silent workers and agents, and missed deadlines."""
@@ -102,7 +93,7 @@ class Generations:
             self.roster.passed(seconds)
             if self._watchdog is not None:
                 for sign in self._watchdog.passed(seconds, self.hub.current(), self.hub.compiling()):
-                    self._signs.add(self._with_hosts(sign))
+                    self.signs.add(self._with_hosts(sign))
 
     async def run(self, work: GenerationWork) -> NoReturn:
         """Run one generation after the other. Raises CrashLoop when too many in a row were fruitless."""
@@ -126,7 +117,7 @@ class Generations:
 
     def _was_expected(self, loss: GenerationLoss) -> bool:
         is_from_outside = loss.cause.suspicion == Suspicion.KILLED and not loss.cause.by_command
-        return self._may_be_killed and is_from_outside
+        return self.may_be_killed and is_from_outside
 
     async def give_up(self, error: StartError | CrashLoop) -> None:
         """Kill what is left of the last generation, so that ``run`` may be called again later."""
@@ -138,13 +129,13 @@ class Generations:
 
         Once workers were ready, they stay those that results were computed with. Raises StartError.
         """
-        if self._plan.find_files is not None and not self._has_been_ready:
-            files = await asyncio.to_thread(self._plan.find_files)
-            self._plan = replace(self._plan, model_files=files)
+        if self.plan.find_files is not None and not self._has_been_ready:
+            files = await asyncio.to_thread(self.plan.find_files)
+            self.plan = replace(self.plan, model_files=files)
 
     async def shut_down(self, patience: float) -> None:
         """Let workers end within ``patience`` seconds, kill the rest, then end the agents and ``run``."""
-        self._signs.close()
+        self.signs.close()
         if self.is_ready and patience > 0:
             self.hub.send(Shutdown())
             await self.roster.ended(patience)
@@ -153,20 +144,20 @@ class Generations:
 
     async def _run_one(self, work: GenerationWork) -> tuple[GenerationLoss, bool]:
         """Run a generation until its workers are gone: its loss, and whether it was fruitful."""
-        number = await self._plan.next_number()
+        number = await self.plan.next_number()
         metrics.GENERATION.labels(metrics.group()).set(number)
         metrics.GENERATIONS.labels(metrics.group()).inc()
         await self._wait_for_agents()
-        if self._plan.setup is None:
-            self._plan = await self._settle_plan(self._plan)
-        self._signs.clear()
+        if self.plan.setup is None:
+            self.plan = await self._settle_plan(self.plan)
+        self.signs.clear()
         self._begin(number)
         living = asyncio.create_task(self._live(work))
-        noticing = asyncio.create_task(self._signs.any())
+        noticing = asyncio.create_task(self.signs.any())
         try:
             await asyncio.wait([living, noticing], return_when=asyncio.FIRST_COMPLETED)
-            if not self._signs.seen:
-                self._signs.add(_of_work(living))
+            if not self.signs.seen:
+                self.signs.add(_of_work(living))
             await self._wait_for_explanation()
             was_fruitful = self._was_fruitful()
             loss = self._lose()
@@ -191,12 +182,12 @@ class Generations:
         self.hub.be_busy("choosing the mesh")
         settled = await plan.settle(found)
         assert settled.devices is not None
-        self.roster.expect(settled.devices)
+        self.roster.devices = settled.devices
         await self._wait_for_agents()
         return settled
 
     def _begin(self, number: int) -> None:
-        plan, devices = self._plan, self._plan.devices
+        plan, devices = self.plan, self.plan.devices
         assert plan.setup is not None
         assert devices is not None
         setup = msgspec.structs.replace(
@@ -243,10 +234,10 @@ class Generations:
         """Wait for a sign that explains the first one, if there can be one."""
         try:
             async with asyncio.timeout(EXPLANATION_SECONDS):
-                while (found := cause(self._signs.seen)).suspicion > Suspicion.KILLED:
+                while (found := cause(self.signs.seen)).suspicion > Suspicion.KILLED:
                     if not (self.roster.has_workers or found.is_explained):
                         return
-                    await self._signs.another()
+                    await self.signs.another()
         except TimeoutError:
             return
 
@@ -258,7 +249,7 @@ class Generations:
 
     def _lose(self) -> GenerationLoss:
         """Fail all commands without a reply. Raises StartError if workers can never start like this."""
-        sign = cause(self._signs.seen)
+        sign = cause(self.signs.seen)
         if sign.is_final and not self._has_been_ready:
             raise StartError(sign.text)
         culprit, message = None if sign.orders else self.hub.current(sign.worker), sign.text

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit
@@ -53,33 +53,20 @@ class HostDevices:
     wanted: int | None  # as its agent was told; None: as many as there are
 
 
+@dataclass
 class AgentRoster:
     """Knows the present agents of the mesh's processes, and sends them orders."""
 
-    def __init__(
-        self,
-        send: Send,
-        processes: int,
-        devices: int | None,
-        on_sign: Callable[[LossSign], None],
-        *,
-        group: str = "",
-        shares: DeviceShares | None = None,
-    ) -> None:
-        """``on_sign`` hears when a worker or its agent is gone. ``devices`` is None until ``expect``.
-
-        ``shares`` are of the devices that groups have beside each other; None: there is one group.
-        """
-        self._group = group
-        self._shares = shares or DeviceShares()
-        self._on_sign = on_sign
-        self._send = send
-        self._processes = processes
-        self._devices = devices  # of each process
-        self._agents: dict[int, _Agent] = {}
-        self._change = asyncio.Event()
-        self._joins = 0  # so far
-        self._leaving: asyncio.Queue[AgentLeaves] = asyncio.Queue()
+    send: Send
+    processes: int
+    devices: int | None  # of each process; None: not known yet
+    on_sign: Callable[[LossSign], None]  # hears when a worker or its agent is gone
+    group: str = ""
+    shares: DeviceShares = field(default_factory=DeviceShares)  # that groups have beside each other
+    _agents: dict[int, _Agent] = field(default_factory=dict)
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+    _joins: int = 0  # so far
+    _leaving: asyncio.Queue[AgentLeaves] = field(default_factory=asyncio.Queue)
 
     def take(self, identity: bytes, report: AnyAgentReport) -> None:
         """Process an agent's report."""
@@ -93,7 +80,7 @@ class AgentRoster:
         if isinstance(report, WorkerEnded) and report.generation == agent.runs:
             agent.runs = None
             exit = WorkerExit(report.process, report.code, tuple(report.last_lines), report.is_out_of_memory)
-            self._on_sign(of_exit(exit, agent.hello.host))
+            self.on_sign(of_exit(exit, agent.hello.host))
         elif isinstance(report, DevicesFound):
             agent.found = report
         elif isinstance(report, AgentLeaves):
@@ -138,7 +125,7 @@ class AgentRoster:
 
     def absent(self) -> list[int]:
         """The processes whose agents are not here."""
-        return [process for process in range(self._processes) if process not in self._agents]
+        return [process for process in range(self.processes) if process not in self._agents]
 
     async def changed(self) -> None:
         """Return at the next join, leave or report of an agent."""
@@ -157,20 +144,16 @@ class AgentRoster:
             agent.found = None
             self._tell(agent, CountDevices())
         while not self.absent():
-            agents = [self._agents[process] for process in range(self._processes)]
+            agents = [self._agents[process] for process in range(self.processes)]
             found = [
                 HostDevices(agent.hello.host, agent.found, agent.hello.devices)
                 for agent in agents
                 if agent.found is not None
             ]
-            if len(found) == self._processes:
+            if len(found) == self.processes:
                 return found
             await self.changed()
         return None
-
-    def expect(self, devices: int) -> None:
-        """Say how many devices each process has."""
-        self._devices = devices
 
     def start(self, generation: int, make_order: MakeOrder) -> None:
         """Order all agents to start their workers."""
@@ -253,10 +236,10 @@ class AgentRoster:
             logger.error(
                 "refused the agent of worker %d on %s: %s", hello.process, hello.host, refused.reason
             )
-            self._send(identity, encode(refused))
+            self.send(identity, encode(refused))
             return
         self._agents[hello.process] = _Agent(identity, hello)
-        self._shares.expect(hello.host, self._group)
+        self.shares.expect(hello.host, self.group)
         self._joins += 1
         logger.info("the agent of worker %d on %s has joined", hello.process, hello.host)
         self._change.set()
@@ -268,14 +251,14 @@ class AgentRoster:
                 f"the agent speaks protocol {hello.version} and the server {PROTOCOL_VERSION}; "
                 "install the same version of spmd_tx on all hosts"
             )
-        elif not 0 <= hello.process < self._processes:
+        elif not 0 <= hello.process < self.processes:
             problem = (
-                f"--process-id is {hello.process}, but the mesh has processes 0 to {self._processes - 1}; "
+                f"--process-id is {hello.process}, but the mesh has processes 0 to {self.processes - 1}; "
                 "see --num-processes of spmd-tx serve"
             )
-        elif self._devices is not None and hello.devices not in (None, self._devices):
+        elif self.devices is not None and hello.devices not in (None, self.devices):
             problem = (
-                f"--devices is {hello.devices}, but each process of the mesh has {self._devices}; change it, "
+                f"--devices is {hello.devices}, but each process of the mesh has {self.devices}; change it, "
                 "or the parallel sizes and --num-processes of spmd-tx serve"
             )
         return None if problem is None else Refused(reason=problem, is_final=True)
@@ -283,23 +266,23 @@ class AgentRoster:
     def _device_ids(self, process: int) -> list[int] | None:
         """The devices of a process that shares its host with others; None: all visible devices."""
         host = self._agents[process].hello.host
-        if self._shares.is_shared(host):
-            assert self._devices is not None, "workers are started before it is known on how many devices"
-            return self._shares.take(host, (self._group, process), self._devices)
+        if self.shares.is_shared(host):
+            assert self.devices is not None, "workers are started before it is known on how many devices"
+            return self.shares.take(host, (self.group, process), self.devices)
         sharing = sorted(other for other, agent in self._agents.items() if agent.hello.host == host)
         if len(sharing) == 1:
             return None
-        assert self._devices is not None, "workers are started before it is known on how many devices"
-        first = sharing.index(process) * self._devices
-        return list(range(first, first + self._devices))
+        assert self.devices is not None, "workers are started before it is known on how many devices"
+        first = sharing.index(process) * self.devices
+        return list(range(first, first + self.devices))
 
     def _drop(self, process: int, what: str, *, was_announced: bool = False) -> None:
         """Forget an agent. Its worker is lost, too: a worker dies with its agent, or with the connection."""
         agent = self._agents.pop(process)
         if agent.runs is not None:
             sign = of_agent(process, agent.hello.host, what)
-            self._on_sign(replace(sign, was_announced=was_announced))
+            self.on_sign(replace(sign, was_announced=was_announced))
         self._change.set()
 
     def _tell(self, agent: _Agent, order: AnyOrder) -> bool:
-        return self._send(agent.identity, encode(order))
+        return self.send(agent.identity, encode(order))

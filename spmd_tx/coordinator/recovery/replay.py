@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -27,23 +28,15 @@ class WorkOn(Protocol):
     async def __call__(self, request: Request, work: Callable[[], Awaitable[Result]], /) -> Result: ...
 
 
+@dataclass(frozen=True)
 class Replay:
     """Runs requests of a model again, one after the other, and compares their outcomes."""
 
-    def __init__(
-        self,
-        log: RequestQueue,
-        training: Training,
-        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
-        work_on: WorkOn,
-        forget: Callable[[str], None],
-    ) -> None:
-        """``forget`` is told the id of each request that has run again."""
-        self._log = log
-        self._training = training
-        self._spawn = spawn
-        self._work_on = work_on
-        self._forget = forget
+    log: RequestQueue
+    training: Training
+    spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+    work_on: WorkOn
+    forget: Callable[[str], None]  # is told the id of each request that has run again
 
     async def run_again(self, entry: ModelLine, request: Request) -> None:
         """Begin a request; its outcome is compared later. A request without effect is passed over."""
@@ -52,10 +45,10 @@ class Replay:
             return
         known = entry.again[request.id]
         try:
-            async with self._training.turn(request.kind):
-                body = await self._work_on(request, lambda: self._log.payload(request))
-                begin = partial(self._training.begin_again, entry.model, request, body, known.layout)
-                begun = await self._work_on(request, begin)
+            async with self.training.turn(request.kind):
+                body = await self.work_on(request, lambda: self.log.payload(request))
+                begin = partial(self.training.begin_again, entry.model, request, body, known.layout)
+                begun = await self.work_on(request, begin)
         except MeshError:
             return
         except (RequestError, DamagedBody, OSError, NotSent) as error:
@@ -70,13 +63,13 @@ class Replay:
         if begun is None:
             self._done(entry, request)
             return
-        comparing = self._spawn(self._compare(entry, request, begun, known.digest))
+        comparing = self.spawn(self._compare(entry, request, begun, known.digest))
         if begun.next_waits:
             await comparing
 
     async def _compare(self, entry: ModelLine, request: Request, begun: Begun, digest: str | None) -> None:
         try:
-            outcome = await self._work_on(request, begun.outcome)
+            outcome = await self.work_on(request, begun.outcome)
         except MeshError:
             return
         except NotSent as error:
@@ -99,7 +92,7 @@ class Replay:
         self._done(entry, request)
 
     def _done(self, entry: ModelLine, request: Request) -> None:
-        self._forget(request.id)
+        self.forget(request.id)
         entry.ran_again(request)
 
 

@@ -227,7 +227,8 @@ def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> Los
         advantages = spread(advantage, np.float32)
         # The logprob of a position that does not count may be -inf or NaN.
         sampling_logprobs = spread(np.where(counts, joined(datums, "logprobs"), 0), np.float32)
-        low, high = (spread(np.concatenate(each), np.float32) for each in _clips(datums, loss))
+        clips = zip(*(clips_of(datum, loss) for datum in datums), strict=True)  # low ones of all, high ones
+        low, high = (spread(np.concatenate(each), np.float32) for each in clips)
     count = nothing.shape[0]
     return LossInputs(
         kinds=np.full(count, loss.kind, np.int32),
@@ -240,11 +241,6 @@ def _loss_inputs(datums: list[Datum], loss: LossSettings, spread: Spread) -> Los
         sampling_logprobs=sampling_logprobs,
         ratio_mask=ratio_mask,
     )
-
-
-def _clips(datums: list[Datum], loss: LossSettings) -> Iterable[tuple[np.ndarray, ...]]:
-    """Return the low thresholds of all datums, and the high ones."""
-    return zip(*(clips_of(datum, loss) for datum in datums), strict=True)
 
 
 def _merged_weights(datums: list[Datum]) -> np.ndarray:
@@ -337,10 +333,8 @@ def _cells(datums: list[Datum], key: str) -> np.ndarray:
     width = 1 << (max(widths) - 1).bit_length()
     if width == 1:
         return joined(datums, key)
-    filled = []
-    for array, its_width in zip(arrays, widths, strict=True):
-        filled.append(np.pad(array.reshape(-1, its_width), ((0, 0), (0, width - its_width))))
-    return np.concatenate(filled)
+    cells = (array.reshape(-1, own) for array, own in zip(arrays, widths, strict=True))
+    return np.concatenate([np.pad(each, ((0, 0), (0, width - each.shape[1]))) for each in cells])
 
 
 def _counters(lengths: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Orders the programs that the steps of models need, and tracks the models that wait for them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 from spmd_tx.coordinator.mesh.compilation import Compilation, SettledProgram
@@ -13,25 +14,21 @@ from spmd_tx.errors import CompileFailed
 from spmd_tx.protocol.programs import ProgramShape
 
 
+@dataclass
 class StepPrograms:
     """Tracks the programs of models' steps."""
 
-    def __init__(
-        self,
-        compilation: Compilation,
-        slots: TrainingSlots,
-        note: Callable[[RequestStage, Iterable[str]], None],
-    ) -> None:
-        """``note`` hears which requests wait for programs, and when they no longer do."""
-        self._compilation = compilation
-        self._note = note
-        self._awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
-        self._slots = slots
-        self._not_compiled: list[SettledProgram] = []  # failures that nobody was told of yet
+    compilation: Compilation
+    slots: TrainingSlots
+    note: Callable[
+        [RequestStage, Iterable[str]], None
+    ]  # hears which requests wait for programs, or no longer
+    _awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
+    _not_compiled: list[SettledProgram] = field(default_factory=list)  # failures that nobody was told of yet
 
     def settle(self) -> list[SettledProgram]:
         """Return programs that were compiled, or failed. Raises MeshError when the workers are lost."""
-        settled = self._compilation.settle()
+        settled = self.compilation.settle()
         self._not_compiled += [each for each in settled if each.error is not None]
         return settled
 
@@ -49,15 +46,15 @@ class StepPrograms:
 
     def missing(self, model: TrainedModel, beside: Collection[TrainedModel] = ()) -> Sequence[ProgramShape]:
         """Return the programs for a model's next step, and for seating it, that are not ready."""
-        is_ready, step, missing = self._compilation.orders.is_ready, model.unsent[0], []
+        is_ready, step, missing = self.compilation.orders.is_ready, model.unsent[0], []
         if not step.has_programs:
             missing = [program for program in step.programs if not is_ready(program)]
             # A command may need other programs by the time it is sent.
             step.has_programs = not missing and isinstance(step, ChunkStep)
             for program in step.programs if step.has_programs else ():
-                self._compilation.orders.note_use(program)
+                self.compilation.orders.note_use(program)
         if not model.has_slot and step.needs_slot and not all(map(is_ready, SWAPS)):
-            missing += [swap for swap in self._slots.programs(model, beside) if not is_ready(swap)]
+            missing += [swap for swap in self.slots.programs(model, beside) if not is_ready(swap)]
         return missing
 
     def order(
@@ -80,18 +77,18 @@ class StepPrograms:
         for model in models:
             with contained(f"looking at what {model.id} needs later"):  # it will be looked at again
                 wanted += self._wanted_ahead(model)
-        self._compilation.advance(wanted, on_answer, only_awaited=only_awaited)
+        self.compilation.advance(wanted, on_answer, only_awaited=only_awaited)
 
     def await_for(self, request_ids: Iterable[str]) -> None:
         """Set the requests whose next command waits for a program."""
         before, self._awaiting = self._awaiting, frozenset(request_ids)
         if before != self._awaiting:
-            self._note("compiled", before - self._awaiting)
-            self._note("compiling", self._awaiting - before)
+            self.note("compiled", before - self._awaiting)
+            self.note("compiling", self._awaiting - before)
 
     def _wanted_ahead(self, model: TrainedModel) -> list[ProgramRequest]:
         """Return the programs that steps behind the next one will wait for."""
-        is_ready = self._compilation.orders.is_ready
+        is_ready = self.compilation.orders.is_ready
         return [
             ProgramRequest(program, model.session_id, step.request_id)
             for step in islice(model.unsent, 1, MOST_UNSENT)

@@ -343,7 +343,7 @@ async def test_finding_the_guilty_is_no_crash_loop(monkeypatch, suspicion, loops
     monkeypatch.setattr(Generations, "_run_one", one)
     monkeypatch.setattr(generations, "FIRST_DELAY", 0.0)
     run = object.__new__(Generations)
-    run._may_be_killed = False
+    run.may_be_killed = False
     with pytest.raises(CrashLoop if loops else StopAsyncIteration):
         await Generations.run(run, lambda ready: None)
 
