@@ -11,7 +11,7 @@ them to load (version_store.py).
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -52,32 +52,27 @@ class WriteOut:
 Restored = Callable[[SamplerRow], Awaitable[None]]
 
 
+@dataclass(eq=False)
 class Versions:
     """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
-    def __init__(
-        self,
-        samplers: Catalog,
-        checkpoints: BaseCheckpoints,
-        bank: VersionBank,
-        store: VersionStore,
-        max_rank: int,
-        writes: Writes,
-    ) -> None:
-        self.store = store
-        self._writes = writes
-        self._samplers = samplers
-        self._checkpoints = checkpoints
-        self.bank = bank
-        self._directory = store.directory
-        self._max_rank = max_rank
-        self._of_sampler: dict[str, VersionKey] = {}
-        self._published: dict[CheckpointPath, VersionKey] = {}  # saved under a name by this generation
-        self._linked: set[VersionKey] = set()
-        self._ephemeral: dict[str, set[VersionKey]] = {}  # by model, saved by this generation, not on disk
-        self._writing: dict[VersionKey, Writing] = {}  # those of them that are being written
-        self._used_by: dict[str, set[VersionKey]] = {}  # by session
-        self._retired: set[str] = set()  # samplers
+    samplers: Catalog
+    checkpoints: BaseCheckpoints
+    bank: VersionBank
+    store: VersionStore
+    max_rank: int
+    writes: Writes
+    _of_sampler: dict[str, VersionKey] = field(default_factory=dict)
+    # Saved under a name by this generation
+    _published: dict[CheckpointPath, VersionKey] = field(default_factory=dict)
+    _linked: set[VersionKey] = field(default_factory=set)
+    # By model, saved by this generation, not on disk; and those of them that are being written
+    _ephemeral: dict[str, set[VersionKey]] = field(default_factory=dict)
+    _writing: dict[VersionKey, Writing] = field(default_factory=dict)
+    _used_by: dict[str, set[VersionKey]] = field(default_factory=dict)  # by session
+    _retired: set[str] = field(default_factory=set)  # samplers
+
+    def __post_init__(self) -> None:
         self.inflight = InflightVersions(self._give_up)
 
     async def of(self, sampler_id: str, restored: Restored) -> VersionKey:
@@ -88,7 +83,7 @@ class Versions:
         """
         if not self.bank.knows(self._of_sampler.get(sampler_id, "")):  # or not any more
             self._of_sampler.pop(sampler_id, None)
-            sampler = await self._samplers.sampler(sampler_id)
+            sampler = await self.samplers.sampler(sampler_id)
             if sampler.model_id is not None:
                 await restored(sampler)
                 if sampler.inflight:
@@ -117,7 +112,7 @@ class Versions:
 
         A folder that is there is of the same weights: the save is run again.
         """
-        folder = self._directory / folder_name(version)
+        folder = self._folder(version)
         if not self.store.is_shared or version not in self._ephemeral.get(model_id, ()):
             return None
         if folder.exists():
@@ -152,7 +147,7 @@ class Versions:
 
     def _expect(self, model_id: str, version: VersionKey, folder: Path) -> None:
         """Expect the folder of a version. Call this before the command that has it written is sent."""
-        writing = self._writing[version] = self.store.timed(self._writes.expect(folder))
+        writing = self._writing[version] = self.store.timed(self.writes.expect(folder))
         weights = self.bank.weights(version)
         writing.add_done_callback(partial(self._note_written, model_id, version, weights, folder))
 
@@ -180,15 +175,13 @@ class Versions:
     async def is_on_disk(self, sampler: SamplerRow) -> bool:
         """Whether a file has what a sampler of saved weights draws from, or it was given up."""
         assert sampler.model_id is not None
-        newest = (
-            await self._samplers.inflight_samplers(sampler.model_id) if sampler.inflight else [sampler.id]
-        )
-        adapter = await asyncio.to_thread(_read_adapter, self._directory / folder_name(newest[0]))
+        newest = await self.samplers.inflight_samplers(sampler.model_id) if sampler.inflight else [sampler.id]
+        adapter = await asyncio.to_thread(_read_adapter, self._folder(newest[0]))
         return adapter is not None or newest[0] in self._retired
 
     async def find_on_disk(self, version: VersionKey, session_id: str) -> bool:
         """Register a version that an earlier generation wrote to disk; return whether there is one."""
-        folder = self._directory / folder_name(version)
+        folder = self._folder(version)
         async with self.store.lock:
             adapter = await asyncio.to_thread(_read_adapter, folder)
             if adapter is not None:
@@ -223,7 +216,7 @@ class Versions:
             self.bank.forget(sampler_id)
         self._unlist(retired)
         self._retired |= retired
-        on_disk = [self._directory / folder_name(sampler_id) for sampler_id in retired]
+        on_disk = [self._folder(sampler_id) for sampler_id in retired]
         return list({*self.bank.take_abandoned(), *on_disk})
 
     async def _find(self, sampler: SamplerRow) -> VersionKey:
@@ -245,7 +238,7 @@ class Versions:
             if written is not None:
                 return written
         if newest is None:  # it may precede the restored snapshot
-            for version in await self._samplers.inflight_samplers(model_id):
+            for version in await self.samplers.inflight_samplers(model_id):
                 if await self.find_on_disk(version, sampler.session_id):
                     self.inflight.publish(model_id, FROM_DISK, version)
                     break
@@ -287,25 +280,27 @@ class Versions:
 
     async def _open(self, path: CheckpointPath, sampler: SamplerRow) -> VersionKey:
         before = sampler.version  # from an earlier generation
-        if before is not None and (before in self._linked or await self._link_is_there(before, sampler)):
+        is_linked = before in self._linked
+        if before is not None and (is_linked or await self.find_on_disk(before, sampler.session_id)):
+            self._linked.add(before)
             self._use(before, sampler.session_id)
             return before
         version = await self._link(path)
-        await self._samplers.set_version(sampler, version)
+        await self.samplers.set_version(sampler, version)
         self._use(version, sampler.session_id)
         return version
 
     async def _link(self, path: CheckpointPath) -> VersionKey:
         """Link the files of a checkpoint; if it is overwritten meanwhile, link the new version."""
         while True:
-            folder, opened = await self._checkpoints.open(path)
-            check_rank(path, opened.adapter, self._max_rank)
+            folder, opened = await self.checkpoints.open(path)
+            check_rank(path, opened.adapter, self.max_rank)
             version = self._published.get(path, f"{path}#{opened.created_at}")
             if version in self._linked:
                 return version
             if await self._is_linked(version, opened.adapter):
                 return version
-            place = self._directory / folder_name(version)
+            place = self._folder(version)
             async with self.store.lock:
                 linked = await asyncio.to_thread(files.link, path, folder, place)
                 if linked.version == opened.version:
@@ -317,7 +312,7 @@ class Versions:
         """Register the folder of a version that another group has linked, and may be loading."""
         if not self.store.is_shared:
             return False
-        place = self._directory / folder_name(version)
+        place = self._folder(version)
         async with self.store.lock:
             is_there = await asyncio.to_thread(place.exists)
             if is_there:
@@ -325,11 +320,8 @@ class Versions:
                 self._linked.add(version)
         return is_there
 
-    async def _link_is_there(self, version: VersionKey, sampler: SamplerRow) -> bool:
-        is_there = await self.find_on_disk(version, sampler.session_id)
-        if is_there:
-            self._linked.add(version)
-        return is_there
+    def _folder(self, version: VersionKey) -> Path:
+        return self.store.directory / folder_name(version)
 
     def _use(self, version: VersionKey, session_id: str) -> None:
         self._used_by.setdefault(session_id, set()).add(version)
