@@ -4,7 +4,7 @@ A tenant is the owner of API keys. On a server without keys there is one, whose 
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -57,25 +57,23 @@ class TenantShares:
 
     def charge(self, costs: Mapping[str, float]) -> None:
         """Charge sessions for the seconds that they use in a turn."""
-        by_tenant = self._by_tenant(costs)
-        self._tenants.charge({tenant: sum(parts.values()) for tenant, parts in by_tenant.items()})
-        for tenant, parts in by_tenant.items():
-            self._of(tenant).charge(parts)
+        self._share_out(costs, FairShares.charge)
 
     def correct(self, costs: Mapping[str, float]) -> None:
         """Charge sessions for seconds that an earlier turn took longer than it was charged for, or less."""
-        by_tenant = self._by_tenant(costs)
-        self._tenants.correct({tenant: sum(parts.values()) for tenant, parts in by_tenant.items()})
-        for tenant, parts in by_tenant.items():
-            self._of(tenant).correct(parts)
+        self._share_out(costs, FairShares.correct)
 
-    def _by_tenant(self, costs: Mapping[str, float]) -> dict[str, dict[str, float]]:
-        """Group costs; sessions that never trained have no share that they could be charged to."""
+    def _share_out(
+        self, costs: Mapping[str, float], charge: Callable[[FairShares, Mapping[str, float]], None]
+    ) -> None:
+        """Charge tenants and their sessions, but for those that never trained: they have no share."""
         by_tenant = defaultdict[str, dict[str, float]](dict)
         for session, cost in costs.items():
             if session in self._tenant_of:
                 by_tenant[self._tenant_of[session]][session] = cost
-        return by_tenant
+        charge(self._tenants, {tenant: sum(parts.values()) for tenant, parts in by_tenant.items()})
+        for tenant, parts in by_tenant.items():
+            charge(self._of(tenant), parts)
 
     def _of(self, tenant: str) -> FairShares:
         return self._sessions.setdefault(tenant, FairShares())
