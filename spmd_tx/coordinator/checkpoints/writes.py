@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable
 from pathlib import Path
 
+from spmd_tx.coordinator.runtime.futures import fail
 from spmd_tx.errors import MeshError
 from spmd_tx.protocol.reports import Reply, Written
 
@@ -32,9 +33,7 @@ class Writes:
     def abandon(self, error: MeshError) -> None:
         """Fail all writing: the workers are lost."""
         for writing in list(self._writing.values()):
-            if not writing.done():
-                writing.set_exception(error)
-                writing.exception()  # marks it as seen: perhaps nobody awaits it
+            fail(writing, error)
 
 
 async def written_after(reply: Awaitable[Reply], writing: Writing) -> str | None:

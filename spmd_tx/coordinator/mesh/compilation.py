@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.mesh.hub import Hub
+from spmd_tx.coordinator.mesh.hub import Hub, is_blamed
 from spmd_tx.coordinator.mesh.loss_causes import OUT_OF_MEMORY
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrder, ProgramOrders, ProgramRequest
 from spmd_tx.coordinator.runtime.containment import contained
-from spmd_tx.errors import WorkerLost
 from spmd_tx.protocol.commands import ASIDE
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.protocol.reports import Compiled
@@ -45,7 +44,7 @@ class Compilation:
     @property
     def blamed(self) -> set[str]:
         """The requests whose program may have lost the workers."""
-        return self._waiting_for({order.program for order, answer in self._out if _is_blamed(answer)})
+        return self._waiting_for({order.program for order, answer in self._out if is_blamed(answer)})
 
     def settle(self) -> list[SettledProgram]:
         """Collect the outcomes of answered orders. Raises MeshError when the workers are lost."""
@@ -96,8 +95,3 @@ class Compilation:
 def _error_text(program: ProgramShape, error: str) -> str:
     remedy = f". {OUT_OF_MEMORY}" if "RESOURCE_EXHAUSTED" in error else ""
     return f"the server cannot compile the program of this request ({program}): {error}{remedy}"
-
-
-def _is_blamed(answer: asyncio.Future[Compiled]) -> bool:
-    error = answer.exception() if answer.done() else None
-    return isinstance(error, WorkerLost) and error.by_command

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from spmd_tx.coordinator.mesh.warm_up_progress import CompileProgress
+from spmd_tx.coordinator.runtime.futures import fail
 from spmd_tx.coordinator.runtime.mesh_record import MeshTimeline
-from spmd_tx.errors import CommandGap, MeshError, WorkerLost
+from spmd_tx.errors import CommandGap, WorkerLost
 from spmd_tx.protocol.addresses import joined
 from spmd_tx.protocol.commands import ASIDE, AnyCommand, Compile
 from spmd_tx.protocol.encoding import encode
@@ -123,7 +124,7 @@ class Hub:
         """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         if self._setup is None:
-            _fail(answer, self._absence)
+            fail(answer, self._absence)
             return answer
         sequence, generation = self.answered + len(self._sent), self._setup.generation
         envelope = encode(
@@ -145,7 +146,7 @@ class Hub:
         """Have all workers compile a program. The future is done when all have reported the outcome."""
         answer: asyncio.Future[Compiled] = asyncio.get_running_loop().create_future()
         if self._setup is None:
-            _fail(answer, self._absence)
+            fail(answer, self._absence)
             return answer
         self._ordered += 1
         command = Compile(
@@ -237,12 +238,12 @@ class Hub:
         self.be_busy("")
         for number, order in self._orders.items():
             may_be = loss.by_command and (orders is None or number in orders)
-            _fail(order.answer, WorkerLost(str(loss), may_be))
+            fail(order.answer, WorkerLost(str(loss), may_be))
             self.avoided |= {order.program} if may_be else set()
         for number, sent in enumerate(self._sent, start=self.answered):
-            _fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
+            fail(sent.answer, WorkerLost(str(loss), loss.by_command and culprit in (None, number)))
         if self._all_ready is not None:
-            _fail(self._all_ready, loss)
+            fail(self._all_ready, loss)
         self._begin(None)
 
     def includes(self, report: AnyReport) -> bool:
@@ -356,7 +357,7 @@ def _origin(report: AnyReport) -> str:
     return f"worker {report.process}, generation {report.generation}"
 
 
-def _fail(answer: asyncio.Future[Any], error: MeshError) -> None:
-    if not answer.done():
-        answer.set_exception(error)
-        answer.exception()  # marks it as seen: whoever waits for one future knows, and asyncio need not warn
+def is_blamed(answer: asyncio.Future[Any]) -> bool:
+    """Whether what was sent may have lost the workers."""
+    error = answer.exception() if answer.done() else None
+    return isinstance(error, WorkerLost) and error.by_command

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from spmd_tx.coordinator.mesh.compilation import SettledProgram
+from spmd_tx.coordinator.mesh.hub import is_blamed
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import Outcome
 from spmd_tx.coordinator.runtime import metrics
@@ -22,7 +23,7 @@ from spmd_tx.coordinator.scheduler.tenant_shares import Charge, Payer, TenantSha
 from spmd_tx.coordinator.training.micro_batch import MicroBatch
 from spmd_tx.coordinator.training.model import ChunkStep, CommandStep, ModelStep, TrainedModel
 from spmd_tx.coordinator.training.programs import StepPrograms
-from spmd_tx.errors import MeshError, WorkerLost
+from spmd_tx.errors import MeshError
 from spmd_tx.protocol.commands import AnyCommand, EncodeImages, Forward, ForwardBackward, Move
 from spmd_tx.protocol.reports import Reply
 
@@ -108,7 +109,7 @@ class Dispatcher:
     def blamed(self) -> set[str]:
         """The requests whose command, or whose program, may have caused the loss of the workers."""
         return self._compilation.blamed.union(
-            *(sent.requests for sent in self._sent if _is_blamed(sent.reply))
+            *(sent.requests for sent in self._sent if is_blamed(sent.reply))
         )
 
     @property
@@ -386,11 +387,6 @@ def _absorb_batch(batch: MicroBatch, steps: list[ChunkStep], reply: Reply) -> Ou
 def _absorb_step(step: CommandStep, reply: Reply) -> Outcomes:
     step.reply.set_result(reply)
     return []
-
-
-def _is_blamed(reply: asyncio.Future[Reply]) -> bool:
-    error = reply.exception() if reply.done() else None
-    return isinstance(error, WorkerLost) and error.by_command
 
 
 def _nothing(_: Reply) -> Outcomes:

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from spmd_tx.bounds import Bounds
-from spmd_tx.coordinator.training.model import TrainedModel, fail
+from spmd_tx.coordinator.runtime.futures import fail
+from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest, LossGivenUp, MeshError
 from spmd_tx.protocol.commands import CustomLoss
@@ -27,10 +28,8 @@ class LossRuns:
     """Tracks the runs of custom losses on the workers."""
 
     limits: LossLimits
-
-    def __post_init__(self) -> None:
-        self._runs: dict[int, _Run] = {}
-        self._count = 0
+    _runs: dict[int, _Run] = field(default_factory=dict)
+    _count: int = 0
 
     async def run(self, model: TrainedModel, make: Callable[[int], CustomLoss]) -> LossArrays:
         """Send the command that is made for a run's number; return what the workers report.

@@ -4,9 +4,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from spmd_tx.coordinator.requests.sample_notes import Holders, owner_holder
+from spmd_tx.coordinator.runtime.futures import fail
 from spmd_tx.coordinator.training.batching import Chunk, ChunkOutput
 from spmd_tx.errors import Abandoned, MeshError, NotLoaded, NotSent
 from spmd_tx.protocol.commands import AdapterSpec, AnyCommand
@@ -61,13 +62,6 @@ class CommandStep:
 
 
 ModelStep = ChunkStep | CommandStep
-
-
-def fail(answer: asyncio.Future[Any], error: BaseException) -> None:
-    """Fail a future, unless it is done. No warning is logged if nobody awaits it."""
-    if not answer.done():
-        answer.set_exception(error)
-        answer.exception()
 
 
 @dataclass(eq=False)
