@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from spmd_tx.coordinator.mesh.program_orders import ProgramOrders
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.sampling.request.prompt_scores import NARROWEST, PromptScoring, Scores, width
+from spmd_tx.coordinator.sampling.request.prompt_scores import PromptScoring, Scores, width
 from spmd_tx.coordinator.sampling.riders import saves_time
-from spmd_tx.coordinator.sampling.shapes import SamplingShapes, power_of_two
+from spmd_tx.coordinator.sampling.shapes import SamplingShapes
 from spmd_tx.protocol.commands import CHUNK_STEPS
 from spmd_tx.protocol.programs import ProgramShape
 
@@ -44,12 +44,7 @@ class SamplingPrograms:
     def scores(self, scoring: PromptScoring) -> Scores:
         """Return what a Prefill with this scoring computes."""
         named = scoring.targets.width if scoring.targets is not None else 0
-        return Scores(
-            True,
-            width(scoring.top, self.vocab_size),
-            power_of_two(NARROWEST, named) if named else 0,
-            power_of_two(NARROWEST, scoring.draws) if scoring.draws else 0,
-        )
+        return Scores(True, width(scoring.top, self.vocab_size), width(named), width(scoring.draws))
 
     def prefill(self, needed: ProgramShape) -> ProgramShape | None:
         """Return the smallest ready program that covers ``needed``; None: there is none."""
@@ -64,10 +59,6 @@ class SamplingPrograms:
             and _scores(program) == _scores(needed)
         ]
         return min(large_enough, key=lambda each: each.rows * each.row_length, default=None)
-
-    def width(self, sample: Sample) -> int:
-        """Return how many of the likeliest tokens the program of a sample's Decodes returns."""
-        return width(sample.job.top, self.vocab_size)
 
     def first_decode(self, part: Sequence[Sample]) -> ProgramShape | None:
         """Return the missing program for the first Decode of samples that start together; None: none is."""

@@ -179,14 +179,6 @@ class SamplingLimits:
     state_slots: int = 0  # per shard; 0: the model keeps no state of a sequence
 
 
-def power_of_two(least: int, count: int) -> int:
-    """Return the smallest of ``least``, 2 ``least``, 4 ``least``, ... that is at least ``count``."""
-    size = least
-    while size < count:
-        size *= 2
-    return size
-
-
 def power_of_four(count: int) -> int:
     """Return the smallest of 1, 4, 16, ... that is at least ``count``."""
     size = 1
@@ -212,7 +204,4 @@ def _smallest(sizes: Sequence[int], count: int) -> int:
 
 
 def _powers_of_four(most: int) -> list[int]:
-    sizes = [1]
-    while sizes[-1] * GROWTH <= most:
-        sizes.append(sizes[-1] * GROWTH)
-    return sizes
+    return [GROWTH**n for n in range(most.bit_length()) if GROWTH**n <= most]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from spmd_tx.coordinator.sampling.request.target_tokens import NO_TOKEN, TargetTokens, read
-from spmd_tx.coordinator.sampling.shapes import power_of_two
 from spmd_tx.coordinator.wire.sampling import SampleRequest
 from spmd_tx.coordinator.wire.sampling_protobuf import NO_LOGPROB, PromptScores, TopLogprobs
 from spmd_tx.errors import InvalidRequest
@@ -39,9 +38,9 @@ class Scores(NamedTuple):
         )
 
 
-def width(count: int, vocab_size: int) -> int:
-    """Return how many values per token the device computes when ``count`` are wanted."""
-    return min(power_of_two(NARROWEST, count), vocab_size) if count else 0
+def width(count: int, most: int = MOST_PER_TOKEN) -> int:
+    """Return how many values per token the device computes when ``count`` are wanted: a power of two."""
+    return min(1 << (max(NARROWEST, count) - 1).bit_length(), most) if count else 0
 
 
 @dataclass(frozen=True)
@@ -191,8 +190,8 @@ def for_device(
     named = max((each.targets.width for each in scorings if each.targets is not None), default=0)
     device = PromptWishes(
         top=width(max(each.top for each in scorings), vocab_size),
-        targets=np.full((*shape, power_of_two(NARROWEST, named) if named else 0), NO_TOKEN, np.int32),
-        draws=power_of_two(NARROWEST, most) if (most := max(each.draws for each in scorings)) else 0,
+        targets=np.full((*shape, width(named)), NO_TOKEN, np.int32),
+        draws=width(max(each.draws for each in scorings)),
         seeds=np.zeros((*shape, 2), np.uint32),
         temperatures=np.ones(shape, np.float32),
     )
