@@ -216,9 +216,6 @@ class SampleJob:
     session: str  # the prefix cache is not shared between sessions
     prompt: list[int]
     max_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
     rule: StopRule
     scoring: PromptScoring
     top: int  # how many of the likeliest tokens to return in the place of each drawn token

@@ -46,9 +46,6 @@ def make_job(
         prompt=prompt,
         images=body.prompt.images,
         max_tokens=room if params.max_tokens is None else max(1, min(params.max_tokens, room)),
-        temperature=params.temperature,
-        top_k=min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size,
-        top_p=params.top_p,
         rule=stop_rule(params.stop, model.eos_token_ids),
         scoring=prompt_scores.of(
             body, len(prompt), vocab_size, draw_seeds(params.seed, request_id, OF_THE_PROMPT)
@@ -59,17 +56,13 @@ def make_job(
         wants_tokens=params.max_tokens != 0,
     )
     job.needs_scores = not job.scoring.is_empty
-    job.samples = [
-        Sample(job, index, _settings(job, params.seed, index), StopWatch(job.rule, model.decoder))
-        for index in range(body.num_samples)
-    ]
+    top_k = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
+    alike = params.temperature, top_k, params.top_p, job.rule.device_tokens
+    for index in range(body.num_samples):
+        settings = row_settings(draw_seeds(params.seed, request_id, index), *alike)
+        job.samples.append(Sample(job, index, settings, StopWatch(job.rule, model.decoder)))
     job.waiting = list(job.samples)
     return job
-
-
-def _settings(job: SampleJob, seed: int | None, index: int) -> bytes:
-    seeds = draw_seeds(seed, job.request_id, index)
-    return row_settings(seeds, job.temperature, job.top_k, job.top_p, job.rule.device_tokens)
 
 
 def draw_seeds(seed: int | None, request_id: str, index: int) -> tuple[int, int]:
