@@ -10,6 +10,7 @@ A command first copies the snapshots from which rows start into the rows' own sl
 reads the rows, then makes its other copies; so what it copies can be found only by later commands.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -80,7 +81,7 @@ class StateCache:
         self._snapshots: dict[bytes, int] = {}  # by the key of the last page, least recently used first
         self._planned: dict[bytes, int] = {}  # those that the command being planned will write
         self._doomed: list[int] = []  # slots that it will write although nobody needs them any more
-        self._tails: dict[bytes, dict[int, int]] = {}  # snapshots by length of tail, by the key before it
+        self._tails: dict[bytes, Counter[int]] = {}  # snapshots by length of tail, by the key before it
         self._prefixes: dict[bytes, Prefix] = {}
 
     @property
@@ -175,14 +176,9 @@ class StateCache:
 
     def _add(self, prefix: Prefix) -> None:
         self._prefixes[prefix.key] = prefix
-        tails = self._tails.setdefault(prefix.before, {})
-        tails[len(prefix.tail)] = tails.get(len(prefix.tail), 0) + 1
+        self._tails.setdefault(prefix.before, Counter())[len(prefix.tail)] += 1
 
     def _remove(self, key: bytes) -> None:
         prefix = self._prefixes.pop(key)
-        tails = self._tails[prefix.before]
-        tails[len(prefix.tail)] -= 1
-        if not tails[len(prefix.tail)]:
-            del tails[len(prefix.tail)]
-        if not tails:
-            del self._tails[prefix.before]
+        if tails := self._tails.pop(prefix.before) - Counter([len(prefix.tail)]):
+            self._tails[prefix.before] = tails
