@@ -56,7 +56,9 @@ class AtWork:
             with path.open("a+b") as file:
                 file.truncate(size)
                 self._map = mmap.mmap(file.fileno(), size)
-        self.left_behind = frozenset(id.decode() for id in self._read_ids())  # by an earlier process
+        slots = (self._map[at : at + ID_BYTES] for at in range(0, size, ID_BYTES))
+        # By an earlier process. Complete ids only: work begins after its id is written in full.
+        self.left_behind = frozenset(slot.decode() for slot in slots if _ID.fullmatch(slot))
         self._map[:] = bytes(size)
         self._free_slots = list(range(0, size, ID_BYTES))  # offsets in the file
 
@@ -92,11 +94,6 @@ class AtWork:
         if slot != NO_SLOT:
             self._map[slot : slot + ID_BYTES] = EMPTY
             self._free_slots.append(slot)
-
-    def _read_ids(self) -> list[bytes]:
-        """Complete ids only: work begins after its id is written in full."""
-        slots = (self._map[at : at + ID_BYTES] for at in range(0, SLOTS * ID_BYTES, ID_BYTES))
-        return [slot for slot in slots if _ID.fullmatch(slot)]
 
 
 def current() -> Mark | None:

@@ -15,7 +15,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NoReturn
 
 from spmd_tx.coordinator.runtime import metrics
@@ -34,21 +33,6 @@ DEAD_SECONDS = 60.0
 EXIT_CODE = 128 + signal.SIGPROF
 
 
-@dataclass
-class Standstill:
-    """Measures how long the loop has been blocked. Has no clock: the watchdog adds the seconds."""
-
-    seconds: float = 0.0
-
-    @property
-    def is_stall(self) -> bool:
-        return self.seconds > STALL_SECONDS
-
-    @property
-    def is_dead(self) -> bool:
-        return self.seconds >= DEAD_SECONDS
-
-
 def end_process() -> NoReturn:
     """Exit at once, as an orderly end needs the loop. Requests are safe in the log; workers end, too."""
     faulthandler.dump_traceback(sys.__stderr__ or 2, all_threads=True)
@@ -64,24 +48,25 @@ class LoopWatchdog:
         self._end = end
         self._thread_of_loop = threading.get_ident()
         self._has_turned = True
-        self._standstill = Standstill()
-        self._longest = 0.0  # seconds
+        self._stood = 0.0  # seconds for which the loop has been blocked
+        self._longest = 0.0
 
     def look(self, seconds: float) -> None:
         """Check the loop, ``seconds`` after the last look."""
         if self._has_turned:
-            self._note_end()
-            self._has_turned, self._standstill = False, Standstill()
+            if self._stood > STALL_SECONDS:
+                logger.error("the event loop continues; it was blocked for %.1f s", self._stood)
+            self._has_turned, self._stood = False, 0.0
             self._loop.call_soon_threadsafe(self._turn)
             return
-        was_stall = self._standstill.is_stall
-        self._standstill.seconds += seconds
-        if self._standstill.is_stall:
-            self._note_stall(seconds if was_stall else self._standstill.seconds, is_new=not was_stall)
-        if self._standstill.is_dead:
+        was_stall = self._stood > STALL_SECONDS
+        self._stood += seconds
+        if self._stood > STALL_SECONDS:
+            self._note_stall(seconds if was_stall else self._stood, is_new=not was_stall)
+        if self._stood >= DEAD_SECONDS:
             logger.critical(
                 "the event loop has been blocked for %.0f s; the process exits with code %d, to be restarted",
-                self._standstill.seconds,
+                self._stood,
                 EXIT_CODE,
             )
             self._end()
@@ -91,19 +76,15 @@ class LoopWatchdog:
 
     def _note_stall(self, more: float, is_new: bool) -> None:
         metrics.LOOP_STALL_SECONDS.inc(more)
-        self._longest = max(self._longest, self._standstill.seconds)
+        self._longest = max(self._longest, self._stood)
         metrics.LONGEST_LOOP_STALL.set(self._longest)
         if is_new:
             metrics.LOOP_STALLS.inc()
             logger.error(
                 "the event loop has been blocked for %.1f s, and nobody gets an answer. It is at:\n%s",
-                self._standstill.seconds,
+                self._stood,
                 self._stack(),
             )
-
-    def _note_end(self) -> None:
-        if self._standstill.is_stall:
-            logger.error("the event loop continues; it was blocked for %.1f s", self._standstill.seconds)
 
     def _stack(self) -> str:
         frame = sys._current_frames().get(self._thread_of_loop)
