@@ -155,14 +155,11 @@ class Shard:
         prefix = prefix_of(keys.scope, full, content, self._page_size)
         return prefix, [*full, prefix.key] if prefix.tail else full
 
-    def _remember(self, sample: Sample, pages: list[int], count: int) -> None:
-        """Let the first ``count`` pages, which are full, be found in the prefix cache."""
+    def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
+        """Let the pages be found that sent or planned commands fill with a sample's content up to ``end``."""
+        count = end // self._page_size
         if self._has_cache and count:
             self._cache.remember(self._keys(sample).first(count, sample.content), pages[:count])
-
-    def remember_read(self, sample: Sample, pages: list[int], end: int) -> None:
-        """Cache the pages of a content that planned commands write up to ``end``."""
-        self._remember(sample, pages, end // self._page_size)
 
     def remember_routing(self, sample: Sample) -> None:
         """Note the experts of a sample's tokens, as far as they are known and their pages are cached."""
@@ -198,10 +195,9 @@ class Shard:
     def _remember_end(self, sample: Sample, length: int, pages: list[int]) -> Prefix:
         """Cache the pages of the first tokens of a sample's content, also a partly filled one."""
         prefix, _ = self._prefix(sample, length)
-        full = length // self._page_size
-        self._remember(sample, pages, full)
+        self.remember_read(sample, pages, length)
         if prefix.tail:
-            self._cache.remember_part(prefix.key, pages[full])
+            self._cache.remember_part(prefix.key, pages[length // self._page_size])
         return prefix
 
     def planned(self) -> None:
@@ -225,7 +221,7 @@ class Shard:
         if sample.prefill is None:
             # Commands in flight write behind this position only.
             if self._keeps_drawn:
-                self._remember(sample, sample.pages, sample.position // self._page_size)
+                self.remember_read(sample, sample.pages, sample.position)
             self._leave_state(sample)
             if self._keeps_drawn:
                 self.remember_routing(sample)
@@ -368,9 +364,6 @@ class Shard:
         return len(part) if self._states is None else self._states.free
 
     def _fitting(self, part: list[Sample], is_newcomer: bool) -> int:
-        return min(self._fitting_pages(part, is_newcomer), self._free_slots(part))
-
-    def _fitting_pages(self, part: list[Sample], is_newcomer: bool) -> int:
         written = part[0].next_position
         partial = 1 if written % self._page_size else 0
         common = 0
@@ -382,8 +375,8 @@ class Shard:
         left = self.pool.free - common
         fitting = max(0, left - self._growth * len(self.residents)) // (partial + self._growth)
         if not fitting and left >= partial and (is_newcomer or not self.residents):
-            return 1
-        return min(fitting, len(part))
+            fitting = 1
+        return min(fitting, len(part), self._free_slots(part))
 
     def keeps_prompt(self, part: list[Sample]) -> bool:
         """Say whether pages are kept that hold the common content of these samples."""
