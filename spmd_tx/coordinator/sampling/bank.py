@@ -9,8 +9,9 @@ that no request waits for is forgotten with its slot, or read from its folder ag
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.slot_pool import SlotPool
@@ -33,12 +34,11 @@ LOAD_SAMPLER = program_of_move(WeightsFolder, BankSlot)
 WRITE_SAMPLER = program_of_move(BankSlot, WeightsFolder)
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """Holds a version's slot and the commands to send, in order, before the first one that uses it."""
 
     bank: int  # UNPLACED: every slot is in use, ask again later
-    before: list[AnyCommand] = field(default_factory=list)
+    before: list[AnyCommand]
 
 
 @dataclass
@@ -106,10 +106,10 @@ class VersionBank:
     def reserve(self, version: VersionKey, adapter: AdapterSpec) -> Placement:
         """Return a slot for a version that will be saved there; forget an earlier one of this name."""
         self.forget(version)
-        bank, before = self._vacate()
+        placement = self._vacate()
         self.register(version, adapter, None)
-        self.pool.put(version, bank)
-        return Placement(bank, before)
+        self.pool.put(version, placement.bank)
+        return placement
 
     def write_out(self, version: VersionKey) -> tuple[list[AnyCommand], Path] | None:
         """Return the commands that write a version to disk, and its folder; None if it has one.
@@ -150,10 +150,10 @@ class VersionBank:
         round: a version that waits gets it when its rows have ended.
         """
         if not self.pool.may_pin(self.pool.slot_of(version)):
-            return Placement(UNPLACED)
-        bank, before = self._bring(version)
-        self.pool.touch(bank)
-        return Placement(bank, before)
+            return Placement(UNPLACED, [])
+        placement = self._bring(version)
+        self.pool.touch(placement.bank)
+        return placement
 
     def refuse(self, folder: str, refusal: Reply) -> VersionKey | None:
         """Note that workers did not load a folder. Return its version, which has no slot any more."""
@@ -223,37 +223,35 @@ class VersionBank:
         if known.is_superseded and not known.requests:
             self.forget(version)
 
-    def _vacate(self) -> tuple[int, list[AnyCommand]]:
+    def _vacate(self) -> Placement:
         """Empty the least recently used slot; return it with the commands that this takes."""
         bank = self._next_slot()
         assert bank is not None, "rows use all slots, although one is kept for saves"
         version = self.pool.content_of(bank)
         if version is None:
-            return bank, []
+            return Placement(bank, [])
         known = self._versions[version]
         self.pool.remove(version)
         if known.requests or self._pages_unused:
             known.is_paged = True
-            return bank, [Move(source=BankSlot(bank), target=Idle(self.weights(version)))]
+            return Placement(bank, [Move(source=BankSlot(bank), target=Idle(self.weights(version)))])
         if known.path is None:
             self.forget(version)
-        return bank, []
+        return Placement(bank, [])
 
-    def _bring(self, version: VersionKey) -> tuple[int, list[AnyCommand]]:
+    def _bring(self, version: VersionKey) -> Placement:
         """Return a version's slot, with the commands that move it there if it has none."""
         bank = self.pool.slot_of(version)
         if bank is not None:
-            return bank, []
+            return Placement(bank, [])
         known = self._versions[version]
         assert known.path or known.is_paged, f"version {version} is neither with the workers nor on disk"
         bank, before = self._vacate()
         self.pool.put(version, bank)
-        if known.is_paged:
-            known.is_paged = False
-            source = Idle(self.weights(version))
-        else:
-            source = WeightsFolder(known.path or "")
-        return bank, [*before, Move(source=source, target=BankSlot(bank), adapter=known.adapter)]
+        source = Idle(self.weights(version)) if known.is_paged else WeightsFolder(known.path or "")
+        known.is_paged = False
+        load = Move(source=source, target=BankSlot(bank), adapter=known.adapter)
+        return Placement(bank, [*before, load])
 
     def _programs_to_vacate(self) -> list[ProgramShape]:
         bank = self._next_slot()
