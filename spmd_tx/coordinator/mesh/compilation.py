@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.mesh.hub import Hub, is_blamed
@@ -70,10 +71,8 @@ class Compilation:
         self._awaited = awaited
         self.orders.update_awaited(awaited)
         while (order := self.orders.next_order(only_awaited)) is not None:
-            if order.sessions:
-                self._send(order, on_answer)
-                continue
-            with contained(f"ordering {order.program} ahead of need"):
+            ahead = contained(f"ordering {order.program} ahead of need")
+            with nullcontext() if order.sessions else ahead:
                 self._send(order, on_answer)
 
     def _send(self, order: ProgramOrder, on_answer: Callable[[], None]) -> None:

@@ -15,7 +15,6 @@ from spmd_tx.coordinator.requests.failures import failed_by
 from spmd_tx.coordinator.requests.queue import RequestQueue
 from spmd_tx.coordinator.requests.records import CHANGES_STATE, CHUNKED_KINDS, Failed, Outcome, Request
 from spmd_tx.coordinator.runtime.containment import let_pass, report
-from spmd_tx.coordinator.sampling.job import SampleJob
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationEnd, GenerationParts
 from spmd_tx.coordinator.scheduler.planning_faults import PlanningFaults
@@ -61,17 +60,18 @@ class Execution:
         self._snapshots = snapshots
         self._workers, self._trains = parts.workers, parts.trains
         self._training = parts.training
-        self._versions, self._sampling = parts.versions, parts.sampling
+        self._versions, self.sampling = parts.versions, parts.sampling
         self._table, self._siblings = table, siblings
         self._clock = clock
         self._work = asyncio.Event()
+        self._wake = self._work.set
         self._tasks = tasks = Tasks(self._wake)
         self._dispatcher = Dispatcher(parts, table, log, self._wake)
         self._supply = supply = WeightSupply(parts, self.lines, self._dispatcher, self._wake)
         self._gate = SampleGate(log, parts, table, supply.restored, self._attempt, tasks, self._wake)
         self._alarm: asyncio.TimerHandle | None = None
         self._arrivals: list[Request] = []
-        self._keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
+        self.keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
         self._loss: MeshError | None = None
         self._faults = PlanningFaults(self._dispatcher, table, self.lines, self._resolve, self._wake)
         self._replay = Replay(log, self._training, tasks.spawn, self._work_on, table.remove)
@@ -87,19 +87,19 @@ class Execution:
 
     def arrive(self, request: Request) -> None:
         self._arrivals.append(request)
-        self._work.set()
+        self._wake()
 
     def consume(self, model_id: str, seq_id: int) -> None:
         entry = self.lines.get(model_id)
         if entry is not None:
             entry.line.consume(seq_id)
             self._waiting.add(entry)
-            self._work.set()
+            self._wake()
 
     def cancel(self, request: Request, cancelled: Failed) -> None:
-        self._sampling.cancel(request.id)
+        self.sampling.cancel(request.id)
         self._finish(request, cancelled)
-        self._work.set()  # others may have its rows and pages
+        self._wake()  # others may have its rows and pages
 
     def give_up(self, state: RequestState, failed: Failed) -> bool:
         """Fail a request, unless it has begun and its commands may be out; samples change nothing."""
@@ -120,19 +120,12 @@ class Execution:
 
     # --- samples that may go elsewhere ------------------------------------------------------------------
 
-    def has_not_begun(self, request: Request) -> bool:
-        return self._sampling.may_withdraw(request.id)
-
-    def withdraw(self, request: Request) -> SampleJob | None:
-        """Let go of a sample that has not begun; return what is known of it."""
-        return self._sampling.withdraw(request.id)
-
     def offer(self, request: Request, prompt: Sequence[int], waiting: int) -> SampleOffer:
         """Say what to expect of a sample, before which so many tokens are drawn."""
         version = self._versions.known(request.line)
-        seconds, rows = self._dispatcher.seconds, self._sampling.rows
+        seconds, rows = self._dispatcher.seconds, self.sampling.rows
         step, read = seconds.of_token("decode"), seconds.of_token("prefill")
-        cached = self._sampling.cached_tokens(version, request.session_id, prompt) if version else 0
+        cached = self.sampling.cached_tokens(version, request.session_id, prompt) if version else 0
         return SampleOffer(
             waiting=waiting,
             unread=len(prompt) - cached,
@@ -166,9 +159,6 @@ class Execution:
         finally:
             self._supply.leave()
             self._stop()
-
-    async def take_all_snapshots(self) -> None:
-        await self._keeper.take_all(list(self.lines.values()))
 
     def _advance_or_fail(self) -> None:
         """End the generation on an error that nobody foresaw; the next one finds out whose fault it is."""
@@ -230,10 +220,7 @@ class Execution:
 
     def _note_step(self, model_id: str) -> None:
         self._ready[model_id] = None
-        self._work.set()
-
-    def _wake(self) -> None:
-        self._work.set()
+        self._wake()
 
     def _release(self) -> None:
         """Move lines on, and set the alarm for the first gap that may have to be closed."""
@@ -296,9 +283,9 @@ class Execution:
             raise
         entry.begun(request)
         if request.kind == "save_weights_for_sampler":
-            self._keeper.note_answered(entry.model.id, request.seq_id)
+            self._tasks.spawn(self.keeper.note_answered(entry.model.id, request.seq_id))
         if request.kind == "optim_step":
-            self._keeper.take_if_due(entry, request.seq_id)
+            self.keeper.take_if_due(entry, request.seq_id)
         return begun
 
     async def _settle(self, request: Request, begun: Begun) -> None:
@@ -353,7 +340,7 @@ class Execution:
                     entry.task.cancel()
         self._table.forget_session(session_id)
         self._discard(self._versions.end_session(session_id))
-        self._work.set()  # others may have its slots
+        self._wake()  # others may have its slots
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that nobody uses any more."""
@@ -370,7 +357,7 @@ class Execution:
         self._supply.lose(error)
         suspects = dispatcher.planned_for.requests if isinstance(error, ServerFault) else set[str]()
         self.remains = GenerationEnd(dispatcher.in_flight | suspects, dispatcher.blamed | suspects)
-        for request_id, job in self._sampling.unanswered().items():
+        for request_id, job in self.sampling.unanswered().items():
             state = self._table.find_unfinished(request_id)
             if state is not None:
                 state.job = job
@@ -379,7 +366,7 @@ class Execution:
         self._training.loss_runs.abandon(error)
         for entry in self.lines.values():
             entry.lose(error)
-        self._keeper.abandon()
+        self.keeper.abandon()
         await self._tasks.wait()
 
     def _is_lost(self) -> bool:
@@ -388,5 +375,5 @@ class Execution:
     def _stop(self) -> None:
         if self._alarm:
             self._alarm.cancel()
-        self._keeper.abandon()
+        self.keeper.abandon()
         self._tasks.cancel()

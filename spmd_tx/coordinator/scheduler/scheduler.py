@@ -103,7 +103,7 @@ class Scheduler:
 
     @property
     def has_samples(self) -> bool:
-        return any(request.kind == "sample" for request in self._table.unfinished())
+        return bool(self.samples())
 
     def draws_from(self, sampler_id: str) -> bool:
         """Whether a sample of a sampler is unfinished here."""
@@ -121,7 +121,7 @@ class Scheduler:
         states = [state for each in self.samples() if (state := self._table.get(each.id)) is not None]
         safe = [each.request for each in states if not each.dangers]
         if self._execution is not None:
-            return [request for request in safe if self._execution.has_not_begun(request)]
+            return [request for request in safe if self._execution.sampling.may_withdraw(request.id)]
         return [request for request in safe if request.id not in self._remains.blamed]
 
     def hand_over(self, request: Request) -> SampleJob | None:
@@ -131,7 +131,7 @@ class Scheduler:
             return None
         job, state.job = state.job, None
         if self._execution is not None:
-            job = self._execution.withdraw(request) or job
+            job = self._execution.sampling.withdraw(request.id) or job
         self._table.remove(request.id)
         return job
 
@@ -211,7 +211,7 @@ class Scheduler:
     async def drain(self) -> None:
         """Take snapshots, so that the next start has little to run again."""
         if self._execution is not None:
-            await self._execution.take_all_snapshots()
+            await self._execution.keeper.take_all(list(self._execution.lines.values()))
 
     async def steps_to_run_again(self) -> int:
         """Count the training requests behind the newest snapshots, which ``run`` will run again."""

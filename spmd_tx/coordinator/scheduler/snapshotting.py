@@ -51,10 +51,6 @@ class SnapshotKeeper:
             if seq_id is not None and not self.snapshots.is_behind(entry.model.id, seq_id):
                 await self._keep(entry, seq_id, self.parts.training.take_snapshot(entry.model, seq_id))
 
-    def note_answered(self, model_id: str, seq_id: int) -> None:
-        """Give up older versions once a save of weights to sample from is answered."""
-        self.tasks.spawn(self._note_answered(model_id, seq_id))
-
     def abandon(self) -> None:
         """Stop waiting for outcomes: the workers are lost, and some will not come."""
         for task in self._waiting:
@@ -79,7 +75,8 @@ class SnapshotKeeper:
         if problem is not None:
             logger.warning("no snapshot of %s behind request %d: %s", model.id, seq_id, problem)
 
-    async def _note_answered(self, model_id: str, seq_id: int) -> None:
+    async def note_answered(self, model_id: str, seq_id: int) -> None:
+        """Give up older versions once a save of weights to sample from is answered."""
         with contained(f"noting what {model_id} has saved"):
             if await self._are_stored(model_id, seq_id):
                 self.parts.versions.inflight.answered(model_id, seq_id)

@@ -211,7 +211,7 @@ async def test_a_sample_whose_model_is_being_restored_waits_through_one_more_los
         await bench.until(lambda: bench.workers.held)
         await next_generation(bench)
         await bench.outcome(sampled)
-        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+        assert bench.scheduler._execution.sampling.admitted == {sampled: "alice:sample:1"}
 
 
 async def test_a_sample_that_its_session_has_left_behind_is_drawn_from_the_same_weights(tmp_path):
@@ -225,5 +225,5 @@ async def test_a_sample_that_its_session_has_left_behind_is_drawn_from_the_same_
         bench.models.ended |= {"alice", "bob"}
         await next_generation(bench)
         await bench.outcome(sampled)
-        assert bench.scheduler._execution._sampling.admitted == {sampled: "alice:sample:1"}
+        assert bench.scheduler._execution.sampling.admitted == {sampled: "alice:sample:1"}
         assert len(bench.workers.sent("create_adapter")) == 1

@@ -128,7 +128,7 @@ async def test_a_request_that_planning_fails_for_fails_alone(
     again = await sample(bench, "zoe", prompt_of(9), 2)
     assert len(await tokens(bench, again)) == 2
     assert not bench.run.done(), "the generation goes on"
-    batch = bench.scheduler._execution._sampling
+    batch = bench.scheduler._execution.sampling
     assert [shard.pool.free for shard in batch._shards] == [PAGES - 1] * SHARDS
     assert [len(shard.residents) for shard in batch._shards] == [0] * SHARDS
     assert not bench.scheduler._table.in_danger_of(Danger.PLANNING)
