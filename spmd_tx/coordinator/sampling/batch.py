@@ -20,7 +20,7 @@ from spmd_tx.coordinator.sampling.admission import Admission
 from spmd_tx.coordinator.sampling.bank import VersionBank, VersionKey, not_loaded
 from spmd_tx.coordinator.sampling.decode import decode_command, rows_of
 from spmd_tx.coordinator.sampling.decode_choice import able_together, choose, least_steps, speculate
-from spmd_tx.coordinator.sampling.dispatch import Dispatch, before, failed
+from spmd_tx.coordinator.sampling.dispatch import Dispatch, failed
 from spmd_tx.coordinator.sampling.drawn import DrawnColumns, DrawnTokens
 from spmd_tx.coordinator.sampling.guesses import Guesses
 from spmd_tx.coordinator.sampling.job import Sample, SampleJob, job_scope
@@ -228,7 +228,7 @@ class SampleBatch:
         command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size, placed.ids)
         requests = frozenset(job.request_id for job in admitted.jobs)
         absorb = partial(self._absorb_prefill, admitted.written(program))
-        self._planned.extend(before(placed.commands, requests))
+        self._planned += [Dispatch(each, lambda _: [], requests) for each in placed.commands]
         self._planned.append(Dispatch(command, absorb, requests))
 
     def _moves(self) -> list[Dispatch]:

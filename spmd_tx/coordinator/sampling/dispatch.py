@@ -1,6 +1,6 @@
 """A command of a batch of samples, and what becomes of its reply."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from spmd_tx.coordinator.requests.failures import failure
@@ -18,11 +18,6 @@ class Dispatch(NamedTuple):
     command: AnyCommand
     absorb: Absorb
     requests: frozenset[str] = frozenset()  # ids of the requests whose samples it works on
-
-
-def before(commands: Iterable[AnyCommand], requests: frozenset[str]) -> list[Dispatch]:
-    """Return the dispatches of commands that prepare another one, and whose replies bring nothing."""
-    return [Dispatch(command, lambda _: [], requests) for command in commands]
 
 
 def failed(request_id: str, error: BaseException) -> Failed:

@@ -58,7 +58,9 @@ class DraftTexts:
         for owner, tokens in self._whole.items():
             beginning = [] if owner == PROMPT else self._beginning
             if owner not in self._numbers:
-                self._numbers[owner] = self._new_text()
+                self._numbers[owner] = len(self._texts)
+                self._texts.append([])
+                self._older.append([])
                 self._extend(self._numbers[owner], beginning)
             number = self._numbers[owner]
             self._extend(number, tokens[len(self._texts[number]) - len(beginning) :])
@@ -90,11 +92,6 @@ class DraftTexts:
                 best, best_rank = drafts, rank
             place = self._older[number][start]
         return best
-
-    def _new_text(self) -> int:
-        self._texts.append([])
-        self._older.append([])
-        return len(self._texts) - 1
 
     def _extend(self, number: int, tokens: Sequence[int]) -> None:
         text, older = self._texts[number], self._older[number]
