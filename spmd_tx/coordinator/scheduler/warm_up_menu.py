@@ -57,19 +57,17 @@ def _decodes(menu: SamplingShapes, bank_slots: int) -> list[ProgramShape]:
 
     Where the model makes drafts, few sequences nearly always speculate.
     """
-    sizes, most = menu.decodes(bank_slots), menu.rows * menu.shards
-    beside = [(rows, active) for rows, active in sizes if rows == most and saves_time(menu, menu.rows)]
-    alone = (ProgramShape(step="decode", rows=rows, active=active) for rows, active in sizes)
-    chunk, few = menu.chunk_beside, range(menu.shards + 1, FEW_ROWS * menu.shards + 1)
-    ahead = [(rows, active) for rows, active in sizes if rows in few and menu.draft_cost]
+    alone = [
+        ProgramShape(step="decode", rows=rows, active=active, speculative=menu.decodes_speculate)
+        for rows, active in menu.decodes(bank_slots)
+    ]
+    most, few = menu.rows * menu.shards, range(menu.shards + 1, FEW_ROWS * menu.shards + 1)
+    beside = [each for each in alone if each.rows == most and saves_time(menu, menu.rows)]
+    ahead = [each for each in alone if each.rows in few and menu.draft_cost and not each.speculative]
     return [
-        *(replace(program, speculative=menu.decodes_speculate) for program in alone),
-        *(ProgramShape(step="decode", rows=rows, active=active, chunk=chunk) for rows, active in beside),
-        *(
-            ProgramShape(step="decode", rows=rows, active=active, speculative=True)
-            for rows, active in ahead
-            if not menu.decodes_speculate
-        ),
+        *alone,
+        *(replace(each, chunk=menu.chunk_beside) for each in beside),
+        *(replace(each, speculative=True) for each in ahead),
     ]
 
 
