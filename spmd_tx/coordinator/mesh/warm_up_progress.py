@@ -20,16 +20,16 @@ class CompileProgress:
     def begin(self) -> None:
         """Start again for new workers, which have compiled nothing."""
         self._last = CompileReport()
-        self._progress: MenuProgress | None = None
-        self._publish()
+        self.show(MenuProgress(0, 0))
 
     def show(self, progress: MenuProgress) -> None:
         """Publish how much of the plan is ready."""
-        was_ready = self._progress is not None and self._progress.ready == self._progress.planned
-        self._progress = progress
-        self._publish()
-        if progress.planned and progress.ready == progress.planned and not was_ready:
-            logger.info("all %d programs are ready: no request has to wait for one", progress.planned)
+        before, ready, planned = self._record.menu, progress.ready, progress.planned
+        self._record.menu = progress if planned or progress.compiling else None
+        metrics.PROGRAMS_PLANNED.labels(metrics.group()).set(planned)
+        metrics.PROGRAMS_READY.labels(metrics.group()).set(ready)
+        if 0 < planned == ready and not (before and before.ready == before.planned):
+            logger.info("all %d programs are ready: no request has to wait for one", planned)
 
     def compiled(self, order: ProgramOrder, seconds: float, error: str | None) -> None:
         """Note an order that all workers have answered."""
@@ -47,9 +47,3 @@ class CompileProgress:
         unforeseen = report.unforeseen - self._last.unforeseen
         metrics.UNFORESEEN_COMPILES.labels(metrics.group()).inc(unforeseen)
         self._last = report
-
-    def _publish(self) -> None:
-        now = self._progress
-        self._record.menu = now if now is not None and (now.planned or now.compiling) else None
-        metrics.PROGRAMS_PLANNED.labels(metrics.group()).set(now.planned if now else 0)
-        metrics.PROGRAMS_READY.labels(metrics.group()).set(now.ready if now else 0)
