@@ -19,9 +19,7 @@ class DecodeChoice:
 
     program: ProgramShape | None  # None: no program is ready for any of them
     chosen: list[list[Sample]]
-    left_out: dict[Sample, ProgramShape] = field(
-        default_factory=dict
-    )  # those left out, by the program they wait for
+    left_out: Mapping[Sample, ProgramShape] = field(default_factory=dict)  # by the program they wait for
     guesses: Mapping[Sample, Guess] = field(default_factory=dict)  # of those that speculate
 
     def hand_out_guesses(self) -> None:
@@ -53,10 +51,7 @@ def able_together(candidates: Candidates, sampling: SamplingPrograms) -> Candida
 
 
 def choose(candidates: Candidates, sampling: SamplingPrograms) -> DecodeChoice:
-    """Choose all candidates if a ready program fits them, else as many as one can carry.
-
-    Those left out longest come first.
-    """
+    """Choose all candidates if a ready program fits them, else as many as one carries, oldest wait first."""
     everybody = [list(each) for each in candidates]
     best, programs = sampling.decode(candidates), sampling.programs
     if programs.is_ready(best):

@@ -312,9 +312,8 @@ class ChunkedPrefill:
     first: int  # the next position to plan
     copies: dict[Sample, tuple[int, int]]  # (from, to): the last page, copied at the end
     is_given_up: bool = False
-    _known: list[tuple[int, Mapping[str, np.ndarray]]] = field(
-        default_factory=list
-    )  # replies, each from a position on
+    # Replies, each from a position on
+    _known: list[tuple[int, Mapping[str, np.ndarray]]] = field(default_factory=list)
 
     @property
     def job(self) -> SampleJob:

@@ -155,15 +155,12 @@ class SamplingShapes:
         ]
 
     def active_sizes(self, rows: int, bank_slots: int) -> list[int]:
-        """Return the numbers of adapters for which a Decode of so many rows is compiled, ascending.
-
-        On CPUs adapters without rows cost nothing.
-        """
+        """Return the numbers of adapters for which a Decode of so many rows is compiled, ascending."""
         if self.batch_invariant:
             return [bank_slots]
         if not self.on_cpu:
             return active_sizes(rows, bank_slots)
-        return [1, bank_slots] if rows > 1 else [1]
+        return [1, bank_slots] if rows > 1 else [1]  # adapters without rows cost nothing
 
     def rows_of_decode(self, samples: int) -> int:
         return _smallest(self.decode_sizes, samples)

@@ -311,10 +311,7 @@ class Shard:
             self._release_slot(kept.slot)
 
     def candidates(self, last_decode: int) -> list[Sample]:
-        """Return the samples for the rows of the next Decode, oldest first.
-
-        When there are more than rows, samplers share them evenly.
-        """
+        """Return the samples for the rows of the next Decode, oldest first; samplers share rows evenly."""
         able = [each for each in self.residents if each.may_decode(last_decode)]
         if len(able) <= self.rows:
             return able

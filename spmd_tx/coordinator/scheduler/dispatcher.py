@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -227,9 +227,7 @@ class Dispatcher:
         return any(self._send_one_of(group) for group in groups)
 
     def _send_one_of(self, models: list[TrainedModel]) -> bool:
-        """Send the next step of the model whose turn it is, with chunks of others where there is space.
-
-        Returns whether anything could be sent.
+        """Send the next step of the model whose turn it is, with chunks of others; return whether any.
 
         A model without a slot, which gets none before others have had their turns, is passed over, and so
         is one that waits for a program.
@@ -306,10 +304,7 @@ class Dispatcher:
         return not any(head is not None and head.is_suspect for head in heads)
 
     def _send_sampling(self) -> bool:
-        """Send the next command of the sample batch, after those that it takes to prepare it.
-
-        Returns whether there was one.
-        """
+        """Send the next command of samples, behind those that prepare it; return whether there was one."""
         is_sent = False
         self._planned_for = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
         while (dispatch := self._sampling.next_dispatch()) is not None:
@@ -365,15 +360,13 @@ class Dispatcher:
 
     def _payer(self, tokens: dict[TrainedModel, int]) -> Payer:
         """Note that models have their turn; their sessions pay by the tokens of each."""
-        parts: dict[str, float] = {}
+        parts, total = defaultdict[str, float](float), sum(tokens.values())
         self._turns += 1
         for model, tokens_of_model in tokens.items():
             if model.has_slot:
                 self._slots.used(model, tokens_of_model)
             self._last_turn[model.id] = self._turns
-            parts[model.session_id] = parts.get(model.session_id, 0.0) + tokens_of_model / sum(
-                tokens.values()
-            )
+            parts[model.session_id] += tokens_of_model / total
         return Payer(TRAINING, parts)
 
 

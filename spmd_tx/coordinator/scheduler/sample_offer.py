@@ -10,9 +10,7 @@ LOAD_SECONDS = 0.1  # of weights that the group has to load first, about
 class SampleOffer:
     """Says how much is before a sample in a group, and how fast that goes."""
 
-    waiting: int = (
-        0  # tokens that are drawn before it at most, and for reading prompts as many as take as long
-    )
+    waiting: int = 0  # tokens drawn before it at most, and for reading prompts as many as take as long
     unread: int = 0  # of its prompt, which the prefix cache lacks
     draws: float = FIRST_SPEED  # tokens a second, of all rows
     reads: float = FIRST_SPEED  # tokens a second

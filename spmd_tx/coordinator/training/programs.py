@@ -20,9 +20,7 @@ class StepPrograms:
 
     compilation: Compilation
     slots: TrainingSlots
-    note: Callable[
-        [RequestStage, Iterable[str]], None
-    ]  # hears which requests wait for programs, or no longer
+    note: Callable[[RequestStage, Iterable[str]], None]  # hears who waits for programs, or no longer does
     _awaiting: frozenset[str] = frozenset()  # requests whose next command waits for a program
     _not_compiled: list[SettledProgram] = field(default_factory=list)  # failures that nobody was told of yet
 

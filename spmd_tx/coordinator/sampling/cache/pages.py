@@ -150,10 +150,7 @@ class PrefixCache:
             self.pool.remember(page)
 
     def recall(self, keys: Sequence[bytes], pages: Sequence[tuple[int, int]]) -> None:
-        """Cache free pages, unless they were taken since each had this number of takes.
-
-        The last ones are reused first.
-        """
+        """Cache free pages, the last to be reused first, unless taken since each had so many takes."""
         for key, (page, takes) in reversed(list(zip(keys, pages, strict=True))):
             if key not in self._pages and page not in self._keys and self._recall(page, takes):
                 self._pages[key], self._keys[page] = page, key
