@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from spmd_tx.coordinator.sampling.cache.pages import BlockKeys, PrefixCache, pages_for
@@ -91,9 +90,10 @@ class Shard:
             sample.is_resident, sample.decode = True, NEVER
             self.residents.append(sample)
         self.sort_residents()
-        start = Start(list(pages), hit.length if kept is None else written, hit.length, copies)
+        experts = None
         if self._routing is not None and hit.length:
-            start = replace(start, experts=self._routing.of(self._prefix(part[0], hit.length)[1]))
+            experts = self._routing.of(self._prefix(part[0], hit.length)[1])
+        start = Start(list(pages), hit.length if kept is None else written, hit.length, copies, experts)
         if self._states is not None:
             self._start_states(self._states, start, part, hit, kept)
         if keep_prompt and kept is None and part[0].is_at_prompt and self._free_slots(part):
