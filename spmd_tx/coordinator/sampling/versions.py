@@ -35,12 +35,22 @@ from spmd_tx.protocol.places import WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
 
 
-@dataclass(frozen=True)
+@dataclass
 class WriteOut:
-    """Holds the commands that write versions to disk, and what is being written."""
+    """Has a model's versions that are not on disk written there, unless that has begun."""
 
-    commands: list[AnyCommand]
-    writing: list[Writing]
+    versions: "Versions"
+    model_id: str
+    writing: list[Writing] = field(default_factory=list)  # what the commands write, once they are made
+
+    def programs(self) -> list[ProgramShape]:
+        """Return the programs of the commands that would be made now."""
+        return self.versions.programs_to_write_out(self.model_id)
+
+    def commands(self) -> list[AnyCommand]:
+        """Make the commands, which are to be sent now."""
+        commands, self.writing = self.versions.write_out(self.model_id)
+        return commands
 
     async def problem(self) -> str | None:
         """Wait until all folders are complete; return why one could not be written."""
@@ -121,8 +131,8 @@ class Versions:
         self._expect(model_id, version, folder)
         return WeightsFolder(str(folder))
 
-    def write_out(self, model_id: str) -> WriteOut:
-        """Have a model's versions that are not on disk written there, unless that has begun."""
+    def write_out(self, model_id: str) -> tuple[list[AnyCommand], list[Writing]]:
+        """Return the commands that write a model's versions to disk, and what is being written."""
         commands: list[AnyCommand] = []
         versions = sorted(self._ephemeral.get(model_id, ()))
         for version in versions:
@@ -130,7 +140,7 @@ class Versions:
             if begun is not None:
                 commands += begun[0]
                 self._expect(model_id, version, begun[1])
-        return WriteOut(commands, [self._writing[each] for each in versions if each in self._writing])
+        return commands, [self._writing[each] for each in versions if each in self._writing]
 
     def has_folder(self, version: VersionKey) -> bool:
         """Whether a version is on disk, or is the base model."""

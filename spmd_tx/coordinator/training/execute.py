@@ -218,18 +218,12 @@ class Training:
 
     async def write_out(self, model: TrainedModel) -> str | None:
         """Write a model's versions to disk that only devices have; return why one could not be written."""
-        written_out: list[WriteOut] = []
-
-        def commands() -> list[AnyCommand]:
-            written_out.append(self.versions.write_out(model.id))
-            return written_out[0].commands or [Drop(places=[])]
-
+        out = WriteOut(self.versions, model.id)
         of_request, model.request_id = model.request_id, ""  # a step of the server's own
-        programs = partial(self.versions.programs_to_write_out, model.id)
-        reply = model.put_later(commands, programs, needs_slot=False)
+        reply = model.put_later(lambda: out.commands() or [Drop(places=[])], out.programs, needs_slot=False)
         model.request_id = of_request
         await reply
-        return await written_out[0].problem()
+        return await out.problem()
 
     def _create(self, model: TrainedModel, body: training.CreateModelRequest) -> Begun:
         adapter = check_lora(body.lora_config, body.optimizer_config, self.limits)
@@ -267,7 +261,7 @@ class Training:
             except NotLoaded as error:
                 model.stay(before, error)
                 raise
-            if (problem := await written_out[0].problem()) is not None:
+            if (problem := await written_out.problem()) is not None:
                 return Failed(f"{NOT_WRITTEN_OUT}: {problem}", "server", executed=True)
             if request.seq_id:
                 await self.samplers.set_adapter(model.id, adapter)
@@ -371,21 +365,15 @@ class Training:
         program: ProgramShape,
         *,
         fills_slot: bool = False,
-    ) -> tuple[asyncio.Future[Reply], list[WriteOut]]:
-        """Put a command behind those that write versions to disk which are only on the device.
-
-        Return the reply, and what holds those that are written, as soon as the commands are sent.
-        """
-        written_out: list[WriteOut] = []
-
-        def commands() -> list[AnyCommand]:
-            written_out.append(self.versions.write_out(model.id))
-            return [*written_out[0].commands, command()]
-
-        def programs() -> list[ProgramShape]:
-            return [program, *self.versions.programs_to_write_out(model.id)]
-
-        return model.put_later(commands, programs, fills_slot=fills_slot), written_out
+    ) -> tuple[asyncio.Future[Reply], WriteOut]:
+        """Put a command behind those that write versions to disk which are only on the device."""
+        out = WriteOut(self.versions, model.id)
+        reply = model.put_later(
+            lambda: [*out.commands(), command()],
+            lambda: [program, *out.programs()],
+            fills_slot=fills_slot,
+        )
+        return reply, out
 
 
 def _load_state(slot: int, path: Path, adapter: AdapterSpec, *, optimizer: bool) -> Move:

@@ -110,12 +110,10 @@ async def json_after(reply: Awaitable[Reply], result: msgspec.Struct) -> Outcome
     return json_result(result)
 
 
-async def all_written(
-    reply: asyncio.Future[Reply], written_out: list[WriteOut], writing: Writing
-) -> str | None:
+async def all_written(reply: asyncio.Future[Reply], written_out: WriteOut, writing: Writing) -> str | None:
     """Wait for a snapshot and for the versions that go with it; return why one could not be written."""
     problem = await written_after(reply, writing)
-    of_versions = await written_out[0].problem()
+    of_versions = await written_out.problem()
     return problem or of_versions
 
 
