@@ -16,7 +16,6 @@ FORWARD_PASS = ("models/", "worker/steps/")  # takes arrays one by one
 COMMAND_LINE = "cli/"  # a command's parameters are its options
 MANY_PARAMETERS = {  # may only shrink
     "coordinator/requests/queue.py:submit",
-    "coordinator/scheduler/scheduler.py:__init__",
 }
 
 

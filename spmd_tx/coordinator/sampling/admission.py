@@ -68,38 +68,34 @@ class Admitted:
         return [(prefill.job.scoring, segment) for prefill, segment, is_scored in self.chunks if is_scored]
 
 
+@dataclass(eq=False)
 class Admission:
     """Holds the line of waiting samples and decides which of them start."""
 
-    def __init__(
-        self,
-        bank: VersionBank,
-        shards: list[Shard],
-        sampling: SamplingPrograms,
-        pool: ImagePool,
-        *,
-        has_states: bool = False,
-    ) -> None:
-        """``has_states``: whether the model keeps a state of each sequence."""
-        self.line = WaitingLine()
-        self.missing = MissingPrograms(sampling.programs)
-        self.at_work: Sequence[SampleJob] = ()  # the one that ``admit`` is planning; empty: none stands out
-        self._moves: list[AnyCommand] = []  # of versions into slots, and not taken yet
-        self._sampling = sampling
-        self._bank, self._pool = bank, pool
-        self._shards = shards
-        self._has_states = has_states
-        self._shapes = sampling.shapes
-        self._prefills: list[ChunkedPrefill] = []  # not planned to their end; the next one comes first
-        self._is_turn_of_prefills = False  # they go before newcomers
-        self.riding = Riding(self._shapes, shards)
+    bank: VersionBank
+    shards: list[Shard]
+    sampling: SamplingPrograms
+    pool: ImagePool
+    has_states: bool = False  # whether the model keeps a state of each sequence
+    at_work: Sequence[SampleJob] = ()  # the one that ``admit`` is planning; empty: none stands out
+    line: WaitingLine = field(default_factory=WaitingLine)
+    _moves: list[AnyCommand] = field(default_factory=list)  # of versions into slots, and not taken yet
+    _prefills: list[ChunkedPrefill] = field(
+        default_factory=list
+    )  # not planned to their end; the next one first
+    _is_turn_of_prefills: bool = False  # they go before newcomers
+
+    def __post_init__(self) -> None:
+        self.missing = MissingPrograms(self.sampling.programs)
+        self._shapes = self.sampling.shapes
+        self.riding = Riding(self._shapes, self.shards)
 
     @property
     def has_open_rows(self) -> bool:
         """Whether a sample waits although rows are free, or waits for chunks of its prompt."""
         if any(not prefill.is_given_up for prefill in self._prefills):
             return True
-        return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self._shards)
+        return bool(self.line) and any(len(shard.residents) < shard.rows for shard in self.shards)
 
     @property
     def has_prompts(self) -> bool:
@@ -148,14 +144,14 @@ class Admission:
         # Those without a chunk in this Prefill come first in the next one.
         self._prefills.sort(key=planned.__contains__)
         self._prefills = [prefill for prefill in self._prefills if not prefill.is_planned]
-        for shard in self._shards:
+        for shard in self.shards:
             shard.planned()
         metrics.PROMPT_TOKENS.labels(metrics.group()).inc(admitted.tokens)
         metrics.CACHED_PROMPT_TOKENS.labels(metrics.group()).inc(admitted.cached)
         return admitted
 
     def _admit_newcomers(self, admitted: Admitted) -> None:
-        self._bank.pool.new_round()
+        self.bank.pool.new_round()
         overdue = self._overdue()
         if overdue is None or self._attempt(overdue, None, admitted) or overdue in self.missing:
             for share in (self._share(), None):
@@ -189,7 +185,7 @@ class Admission:
         admitted.chunks.append((prefill, segment, is_scored))
         prefill.first = chunk.end
         if not (self._shapes.batch_invariant and is_scored and not job.scoring.needs_only_logprobs):
-            self._shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
+            self.shards[chunk.shard].remember_read(prefill.owner, prefill.pages, chunk.end)
         self._plan_copies(prefill, admitted)
         if prefill.is_planned:
             job.needs_scores = False
@@ -208,7 +204,7 @@ class Admission:
         written = [WrittenChunk.beside(prefill, self._next_chunk(prefill)) for prefill in read]
         for each in written:
             each.prefill.first = each.segment.chunk.end
-            self._shards[each.row].remember_read(each.prefill.owner, each.prefill.pages, each.prefill.first)
+            self.shards[each.row].remember_read(each.prefill.owner, each.prefill.pages, each.prefill.first)
         self._prefills.sort(key=read.__contains__)  # the others have their turns first
         metrics.PROMPT_TOKENS_BESIDE.labels(metrics.group()).inc(sum(each.segment.length for each in written))
         return written
@@ -218,7 +214,7 @@ class Admission:
         number, states = prefill.owner.shard, admitted.plan.states
         if states is not None:
             has_room = admitted.plan.copies_left(number) > 0
-            states.copy_last(number, self._shards[number].state_copies(prefill, has_room=has_room))
+            states.copy_last(number, self.shards[number].state_copies(prefill, has_room=has_room))
         if prefill.is_planned:
             admitted.plan.copy(number, list(prefill.copies.values()))
             for sample in prefill.part:
@@ -240,14 +236,14 @@ class Admission:
         job = next((job for job in first if job is not None and job.passed_over >= MOST_PASSED_OVER), None)
         if job is not None and not job.is_overdue:
             job.is_overdue = True
-            for shard in self._shards:
+            for shard in self.shards:
                 shard.sort_residents()
         return job
 
     def _share(self) -> int:
         """Return how many rows of a data shard each sampler may have whatever the others hold."""
-        samplers = {sample.job.sampler for shard in self._shards for sample in shard.residents}
-        return max(1, self._shards[0].rows // max(1, len(samplers | set(self.line.samplers()))))
+        samplers = {sample.job.sampler for shard in self.shards for sample in shard.residents}
+        return max(1, self.shards[0].rows // max(1, len(samplers | set(self.line.samplers()))))
 
     def _go_round(self, share: int | None, admitted: Admitted) -> bool:
         """Give each sampler a turn; return False when none could start anything."""
@@ -271,7 +267,7 @@ class Admission:
 
     def _start_part(self, job: SampleJob, share: int | None, admitted: Admitted) -> bool:
         part = job.next_part()
-        job.scope = job_scope(self._bank.weights(job.version), job.session)
+        job.scope = job_scope(self.bank.weights(job.version), job.session)
         if any(prefill.job is job and not prefill.is_given_up for prefill in self._prefills):
             job.obstacle = NOT_READ  # other samples cannot use its pages yet
             return False
@@ -279,17 +275,17 @@ class Admission:
         if not count:
             return False
         chunk = self._first_chunk(job, part, number)
-        decode = self._sampling.first_decode(part)
+        decode = self.sampling.first_decode(part)
         missing = [*self._missing_for(job, chunk), *([] if decode is None else [decode])]
-        is_ready = self._sampling.programs.is_ready
-        missing += [each for each in self._bank.programs_to_place(job.version) if not is_ready(each)]
+        is_ready = self.sampling.programs.is_ready
+        missing += [each for each in self.bank.programs_to_place(job.version) if not is_ready(each)]
         self.missing.note(job, missing)
         if missing:
             return False
         if not (admitted.plan.fits(chunk) and self._may_join(job, chunk, admitted)):
             job.obstacle = NO_TURN
             return False
-        placement = self._bank.place(job.version)
+        placement = self.bank.place(job.version)
         if placement.bank == UNPLACED:
             job.obstacle = NO_SLOT
             return False
@@ -301,8 +297,8 @@ class Admission:
     def _missing_for(self, job: SampleJob, chunk: PrefillChunk) -> list[ProgramShape]:
         """Return the programs that are missing to prefill a chunk alone."""
         alone = self._new_plan().program_with(chunk, self._scores(job, chunk))
-        missing = [] if self._sampling.prefill(alone) is not None else [alone]
-        is_ready = self._sampling.programs.is_ready
+        missing = [] if self.sampling.prefill(alone) is not None else [alone]
+        is_ready = self.sampling.programs.is_ready
         return missing + [image.program for image in chunk.images if not is_ready(image.program)]
 
     def _may_join(self, job: SampleJob, chunk: PrefillChunk, admitted: Admitted) -> bool:
@@ -314,23 +310,23 @@ class Admission:
         if self._shapes.batch_invariant and chunk.length and admitted.plan.scores not in (None, scores):
             return False
         needed = admitted.plan.program_with(chunk, scores)
-        program = self._sampling.prefill(needed)
+        program = self.sampling.prefill(needed)
         if program != needed:
-            self._sampling.programs.prefer(needed)
+            self.sampling.programs.prefer(needed)
         return program is not None
 
     def _scores(self, job: SampleJob, chunk: PrefillChunk) -> Scores:
         if chunk.length and job.wants_scores(chunk.end):
-            return self._sampling.scores(job.scoring)
+            return self.sampling.scores(job.scoring)
         return plain_scores(self._shapes)
 
     def _new_plan(self) -> PrefillPlan:
         copies = self._shapes.decode_rows
-        return PrefillPlan(self._shapes, self._pool, copies=copies, has_states=self._has_states)
+        return PrefillPlan(self._shapes, self.pool, copies=copies, has_states=self.has_states)
 
     def _first_chunk(self, job: SampleJob, part: list[Sample], number: int) -> PrefillChunk:
         """Return the first chunk of a part that starts on this data shard."""
-        shard, end = self._shards[number], part[0].next_position
+        shard, end = self.shards[number], part[0].next_position
         first = end if shard.keeps_prompt(part) else shard.cached(part).length
         end = self._end_of_chunk(job, first, end)
         return PrefillChunk(number, job.version, 0, [], [], first, end, sight=job.sight)
@@ -341,7 +337,7 @@ class Admission:
         """Return the data shard with room for most samples of the part, and their number."""
         best, best_rank = (0, 0), (0, False, 0, 0)
         job.obstacle = NO_ROW
-        for number, shard in enumerate(self._shards):
+        for number, shard in enumerate(self.shards):
             held = shard.count_of(job.sampler)
             rows = shard.rows - len(shard.residents) if share is None else share - held
             rows = min(rows, len(part), admitted.plan.copies_left(number))
@@ -360,10 +356,10 @@ class Admission:
     def _start(self, part: list[Sample], number: int, bank: int, admitted: Admitted) -> None:
         job = part[0].job
         is_cut = len(part) < len(job.next_part())
-        start = self._shards[number].start(part, keep_prompt=is_cut)
+        start = self.shards[number].start(part, keep_prompt=is_cut)
         for sample in part:
             sample.shard, sample.bank = number, bank
-            self._bank.pool.pin(bank)
+            self.bank.pool.pin(bank)
         if job.cache_hits is None:
             job.cache_hits = start.cached
             admitted.tokens += len(job.prompt)
@@ -392,9 +388,9 @@ class Admission:
         job.has_started = True
         if not job.waiting:
             self.line.remove(job)
-        elif is_cut and len(job.samples) > sum(shard.rows for shard in self._shards):
+        elif is_cut and len(job.samples) > sum(shard.rows for shard in self.shards):
             self.line.step_back(job)  # its sampler's other requests would wait for very long
 
     def _forget_prompts(self, job: SampleJob) -> None:
-        for shard in self._shards:
+        for shard in self.shards:
             shard.forget_prompt(job)

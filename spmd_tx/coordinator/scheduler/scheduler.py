@@ -49,34 +49,27 @@ class ScheduledGroup:
     siblings: Siblings = field(default_factory=Siblings)  # of the groups of the same base model
 
 
+@dataclass(eq=False)
 class Scheduler:
     """Takes requests from its creation on, and carries them out while ``run`` runs."""
 
-    def __init__(
-        self,
-        log: RequestQueue,
-        models: Catalog,
-        snapshots: Snapshots,
-        make_parts: Callable[[Hub, MemoryPlan], GenerationParts],
-        clock: Callable[[], float],
-        quarantine: Quarantine | None = None,
-        group: ScheduledGroup | None = None,
-    ) -> None:
-        self._log = log
-        self._models = models
-        self._snapshots = snapshots
-        self._make_parts = make_parts
-        self._clock = clock
-        self._quarantine = quarantine or Quarantine()
-        self._group = group = group or ScheduledGroup()
-        own = [each for each in log.unfinished() if group.takes(each)]
+    log: RequestQueue
+    models: Catalog
+    snapshots: Snapshots
+    make_parts: Callable[[Hub, MemoryPlan], GenerationParts]
+    clock: Callable[[], float]
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    group: ScheduledGroup = field(default_factory=ScheduledGroup)
+    _execution: Execution | None = None
+    _remains: GenerationEnd = field(default_factory=GenerationEnd)  # of the last one
+    _judging: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        own = [each for each in self.log.unfinished() if self.group.takes(each)]
         unfinished = [each for each in own if not self._is_settled(each)]
-        self._table = RequestTable(self._quarantine, unfinished)
-        self._execution: Execution | None = None
-        self._remains = GenerationEnd()  # of the last generation
-        self._judging = asyncio.Lock()
-        self._beyond_repair = self._quarantine.beyond_repair()  # requests that cannot be run again, and why
-        group.siblings.join(self._table, self._free)
+        self._table = RequestTable(self.quarantine, unfinished)
+        self._beyond_repair = self.quarantine.beyond_repair()  # requests that cannot be run again, and why
+        self.group.siblings.join(self._table, self._free)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is unfinished here."""
@@ -184,7 +177,7 @@ class Scheduler:
         request, failed = state.request, Failed(by_operator(why), "server")
         if self._execution is None:
             self._table.give_up(state, failed.error)  # it may be in the line of a model that is being planned
-            self._log.resolve(request_id, failed)
+            self.log.resolve(request_id, failed)
         elif not self._execution.give_up(state, failed):
             return False
         logger.warning("%s %d of %s is %s", request.kind, request.seq_id, request.line, failed.error)
@@ -194,7 +187,7 @@ class Scheduler:
         """Free what the session holds as soon as its work is done."""
         self._table.end_session(session_id)
         if self._execution is not None:
-            self._group.siblings.free(session_id)
+            self.group.siblings.free(session_id)
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that were not used for long; without workers, do so later."""
@@ -206,7 +199,7 @@ class Scheduler:
             return self._execution.status(request_id)
         if self._table.find_unfinished(request_id) is None:
             return QueueStatus("active", None)
-        return QueueStatus("paused_capacity", self._group.phase())
+        return QueueStatus("paused_capacity", self.group.phase())
 
     async def drain(self) -> None:
         """Take snapshots, so that the next start has little to run again."""
@@ -223,13 +216,13 @@ class Scheduler:
         """Carry out requests with workers that hold nothing yet, until they are lost: a MeshError."""
         await retry_through_outages(self._fail_those_given_up)
         await retry_through_outages(self._judge)
-        parts = self._make_parts(workers, plan)
+        parts = self.make_parts(workers, plan)
         restorations = await retry_through_outages(self._plan if parts.trains else self._leave_models)
         self._table.start_generation(
             [known.request for restoration in restorations for known in restoration.again.values()]
         )
         self._execution = Execution(
-            self._log, self._snapshots, parts, self._table, self._clock, self._group.siblings
+            self.log, self.snapshots, parts, self._table, self.clock, self.group.siblings
         )
         try:
             await self._execution.run(restorations)
@@ -247,10 +240,10 @@ class Scheduler:
 
     def _is_settled(self, request: Request) -> bool:
         """Whether nothing is left to do: a custom loss is written down, or a request must not begin again."""
-        verdict = self._quarantine.verdict(request.id)
+        verdict = self.quarantine.verdict(request.id)
         if verdict is not None:
             logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, verdict.error)
-            self._log.resolve(request.id, verdict)
+            self.log.resolve(request.id, verdict)
             return True
         if request.kind != custom_loss_catalog.KIND:
             return False
@@ -258,16 +251,16 @@ class Scheduler:
             outcome = custom_loss_catalog.created(request)
         except BaseException as error:
             outcome = failure(error, f"{request.kind} {request.seq_id} of {request.line}")
-        self._log.resolve(request.id, outcome)
+        self.log.resolve(request.id, outcome)
         return True
 
     async def _fail_those_given_up(self) -> None:
         """Fail what the operator has given up, before anything begins with these workers."""
-        given_up = await self._log.given_up()
+        given_up = await self.log.given_up()
         own = {request_id: why for request_id, why in given_up.items() if self.holds(request_id)}
         for request_id, why in own.items():
             self.give_up(request_id, why)
-        await self._log.stored(own)
+        await self.log.stored(own)
 
     async def _judge(self) -> None:
         """Give up requests that keep ending generations, and treat those that may do so as suspects.
@@ -275,11 +268,11 @@ class Scheduler:
         Only a request that was alone on the device is given up for what its command did.
         """
         async with self._judging:  # a group whose workers stay away is judged while it waits for them
-            await self._log.stored(None)
+            await self.log.stored(None)
             remains = in_flight, blamed = self._remains
             self._table.suspect(blamed)
             if in_flight:
-                counted = await self._log.count_losses(in_flight, blamed)
+                counted = await self.log.count_losses(in_flight, blamed)
                 for request_id, losses in counted.items():
                     is_guilty = losses.by_command >= MOST_LOSSES_BY_COMMAND and blamed == {request_id}
                     if is_guilty or losses.total >= MOST_LOSSES:
@@ -296,7 +289,7 @@ class Scheduler:
             request = state.request
             logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, message)
             self._fail(state, Failed(message, "server"))
-            await self._log.stored([request_id])
+            await self.log.stored([request_id])
             return
         self._beyond_repair[request_id] = (
             f"the model cannot be restored: the workers were lost {times} times while request {request_id} "
@@ -306,25 +299,25 @@ class Scheduler:
     def _fail(self, state: RequestState, failed: Failed) -> None:
         """End a request while there are no workers."""
         self._table.remove(state.request.id)
-        self._log.resolve(state.request.id, failed)
+        self.log.resolve(state.request.id, failed)
 
     async def _plan(self) -> list[Restoration]:
         """Plan the models whose sessions are open or have work left, also samples of their versions."""
         restorations = []
-        for model in await self._models.open_models(self._group.siblings.sessions_at_work):
-            if not self._group.trains(model):
+        for model in await self.models.open_models(self.group.siblings.sessions_at_work):
+            if not self.group.trains(model):
                 continue
             restoration = await self._restoration(model)
             if restoration is not None:
                 restorations.append(restoration)
-            if self._models.has_ended(model.session_id):
+            if self.models.has_ended(model.session_id):
                 self._table.end_session(model.session_id)
         return restorations
 
     async def _leave_models(self) -> list[Restoration]:
         """Restore none: these workers train no models."""
-        for model in await self._models.open_models(self._table.sessions_at_work):
-            if self._models.has_ended(model.session_id):
+        for model in await self.models.open_models(self._table.sessions_at_work):
+            if self.models.has_ended(model.session_id):
                 self._table.end_session(model.session_id)
         return []
 
@@ -333,12 +326,12 @@ class Scheduler:
         unfinished = self._table.unfinished_of_line(model.id)
         try:
             return await plan(
-                model.id, model.session_id, unfinished, self._beyond_repair, self._log, self._snapshots
+                model.id, model.session_id, unfinished, self._beyond_repair, self.log, self.snapshots
             )
         except BaseException as error:
             if is_outage(error):
                 raise
             refusal = f"{model.id} cannot be restored: {report(error, f'restoring {model.id}')}"
-            history = await self._log.history(model.id, after=-1)
+            history = await self.log.history(model.id, after=-1)
             first_open = min((request.seq_id for request in unfinished), default=None)
             return refused(model.id, model.session_id, refusal, first_open, history)
