@@ -33,11 +33,8 @@ def _candidates(choices: Sequence[GroupChoice]) -> list[int]:
     A group that trains samples only while no other one is ready. Where none is ready, the sample waits for
     one that only samples.
     """
-    able = [choice.is_ready for choice in choices]
-    only_sample = [not choice.trains for choice in choices]
-    both = [ready and only for ready, only in zip(able, only_sample, strict=True)]
-    wanted = next((each for each in (both, able, only_sample) if any(each)), [True] * len(choices))
-    return [index for index, is_wanted in enumerate(wanted) if is_wanted]
+    ranks = [(not choice.is_ready, choice.trains) for choice in choices]
+    return [index for index, rank in enumerate(ranks) if rank == min(ranks)]
 
 
 def why(choices: Sequence[GroupChoice], index: int) -> RoutedBecause:
