@@ -178,26 +178,22 @@ class Hub:
             if not isinstance(report, Beat):
                 logger.warning("ignored a %s of %s", type(report).__name__, _origin(report))
             return
-        if isinstance(report, Written):  # sent while a command is being executed
-            self._on_written(report)
-            return
-        if isinstance(report, CustomLossNews | CustomLossEnd):
-            self._on_custom_loss(report)
-            return
-        if isinstance(report, Compiled):  # likewise
-            self._take_compiled(report)
-            return
-        if isinstance(report, Beat) and report.programs is not None:
-            self.programs.take(report.programs)
         if isinstance(report, Progress) and report.process == 0:
             self.be_busy(report.message)
             logger.info("workers: %s", report.message or "running")
-        if isinstance(report, Hello):
-            self._welcome(identity, report)
-            return
-        worker = self._workers.get(report.process)
-        if isinstance(report, Beat):  # comes over a connection of its own
-            return
+        match report:
+            case Written():  # as the next two, sent while a command is being executed
+                return self._on_written(report)
+            case CustomLossNews() | CustomLossEnd():
+                return self._on_custom_loss(report)
+            case Compiled():
+                return self._take_compiled(report)
+            case Hello():
+                return self._welcome(identity, report)
+            case Beat():  # comes over a connection of its own
+                return None if report.programs is None else self.programs.take(report.programs)
+            case _:
+                worker = self._workers.get(report.process)
         if worker is None or worker.identity != identity:
             logger.warning("ignored a %s of a stranger as %s", type(report).__name__, _origin(report))
         elif isinstance(report, Ready):
@@ -285,27 +281,19 @@ class Hub:
         order = self._orders.get(report.number)
         if order is None:
             return
-        worst = order.worst
-        if worst is None or (report.error is not None, report.seconds) > (
-            worst.error is not None,
-            worst.seconds,
-        ):
-            order.worst = report
+        known = filter(None, (order.worst, report))
+        order.worst = max(known, key=lambda each: (each.error is not None, each.seconds))
         order.missing -= 1
         if not order.missing:
             del self._orders[report.number]
             if not order.answer.done():
-                assert order.worst is not None
                 order.answer.set_result(order.worst)
 
     def _absent(self) -> list[int]:
         """The workers that are not ready."""
         assert self._setup is not None
-        return [
-            number
-            for number in range(self._setup.num_processes)
-            if number not in self._workers or self._workers[number].ready is None
-        ]
+        ready = {number for number, worker in self._workers.items() if worker.ready is not None}
+        return [number for number in range(self._setup.num_processes) if number not in ready]
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         if hello.version != PROTOCOL_VERSION:

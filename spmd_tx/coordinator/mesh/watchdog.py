@@ -68,11 +68,8 @@ class Watchdog:
         return signs
 
     def _deadline(self, seconds: float, oldest: int | None) -> list[LossSign]:
-        if self._is_ready:
-            if oldest != self._oldest or oldest is None:
-                self._oldest, self._age = oldest, 0.0
-            else:
-                self._age += seconds
+        if self._is_ready and (oldest != self._oldest or oldest is None):
+            self._oldest, self._age = oldest, 0.0
         else:
             self._age += seconds
         if self._age <= self.command_timeout:

@@ -5,7 +5,7 @@ keeps it longer while a training request that used it may have to be replayed. D
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -39,13 +39,11 @@ class Recorded(msgspec.Struct, frozen=True):
         return np.frombuffer(self.tokens[place], "<i4"), np.frombuffer(self.logprobs[place], "<f4")
 
 
-def encode(sequences: Iterable[SampledSequence]) -> bytes:
+def encode(sequences: Sequence[SampledSequence]) -> bytes:
     """Encode the note of a request."""
-    pairs = [
-        (np.asarray(each.tokens, "<i4").tobytes(), np.asarray(each.logprobs, "<f4").tobytes())
-        for each in sequences
-    ]
-    return sample_notes.encode(Recorded([tokens for tokens, _ in pairs], [logprobs for _, logprobs in pairs]))
+    tokens = [np.asarray(each.tokens, "<i4").tobytes() for each in sequences]
+    logprobs = [np.asarray(each.logprobs, "<f4").tobytes() for each in sequences]
+    return sample_notes.encode(Recorded(tokens, logprobs))
 
 
 class _Run(NamedTuple):
