@@ -232,8 +232,8 @@ class Admission:
 
     def _overdue(self) -> SampleJob | None:
         """Return the job that nobody may start before; once it runs, nobody preempts it either."""
-        first = (self.line.first(sampler) for sampler in self.line.samplers())
-        job = next((job for job in first if job is not None and job.passed_over >= MOST_PASSED_OVER), None)
+        first = (job for sampler in self.line.samplers() for job in self.line.jobs(sampler, most=1))
+        job = next((job for job in first if job.passed_over >= MOST_PASSED_OVER), None)
         if job is not None and not job.is_overdue:
             job.is_overdue = True
             for shard in self.shards:

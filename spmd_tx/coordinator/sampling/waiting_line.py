@@ -21,10 +21,6 @@ class WaitingLine:
         """Return the samplers in the order of their turns."""
         return list(self._jobs)
 
-    def first(self, sampler: str) -> SampleJob | None:
-        jobs = self._jobs.get(sampler)
-        return jobs[0][-1] if jobs else None
-
     def jobs(self, sampler: str, most: int) -> list[SampleJob]:
         """Return a sampler's first ``most`` jobs in order."""
         return [job for _, _, job in self._jobs.get(sampler, [])[:most]]

@@ -142,11 +142,6 @@ class RequestTable:
         self._set_dangers(state, HARMLESS)
         state.status, state.given_up_because = RequestStatus.GIVEN_UP, why
 
-    def sample_tokens_besides(self, request_id: str) -> int:
-        """How many tokens unfinished samples take at most, without those of one request."""
-        state = self._states.get(request_id)
-        return self.sample_tokens - (0 if state is None else state.tokens)
-
     # --- sessions -------------------------------------------------------------------------------------
 
     def end_session(self, session_id: str) -> None:

@@ -140,7 +140,8 @@ class Scheduler:
 
     def offer(self, request: Request, prompt: Sequence[int]) -> SampleOffer:
         """Say what to expect of a sample here; ``prompt`` is what the prefix cache may lack of it."""
-        waiting = self._table.sample_tokens_besides(request.id)
+        state = self._table.get(request.id)
+        waiting = self._table.sample_tokens - (0 if state is None else state.tokens)
         if self._execution is None:
             return SampleOffer(waiting, len(prompt))
         return self._execution.offer(request, prompt, waiting)
