@@ -165,12 +165,8 @@ class Shard:
         """Note the experts of a sample's tokens, as far as they are known and their pages are cached."""
         if self._routing is None or (experts_NLC := sample.routing) is None:
             return
-        full = len(experts_NLC) // self._page_size
         _, keys = self._prefix(sample, len(experts_NLC))
-        cached = len(self._cache.find(keys))
-        self._routing.remember(keys[: min(cached, full)], experts_NLC)
-        if cached > full:
-            self._routing.remember_tail(keys[full], experts_NLC[full * self._page_size :])
+        self._routing.remember(keys[: len(self._cache.find(keys))], experts_NLC)
 
     def state_copies(self, prefill: ChunkedPrefill, *, has_room: bool) -> list[Copy]:
         """Return the copies of the state that the planned chunks leave.

@@ -38,13 +38,9 @@ class RoutingPages:
         return np.concatenate([self._pages[key] for key in keys])
 
     def remember(self, keys: Sequence[bytes], experts_NLC: np.ndarray) -> None:
-        """Keep the experts of a text's first pages; there must be those of all their tokens."""
-        pages = np.split(experts_NLC[: len(keys) * self._page_size], len(keys)) if keys else []
-        self._use(zip(keys, pages, strict=True))
-
-    def remember_tail(self, key: bytes, experts_NLC: np.ndarray) -> None:
-        """Keep the experts of a partly filled page's first tokens, of which this is the key."""
-        self._use([(key, experts_NLC)])
+        """Keep the experts of a text's first pages, of all their tokens. The last may be partly filled."""
+        size = self._page_size
+        self._use((key, experts_NLC[size * page : size * (page + 1)]) for page, key in enumerate(keys))
 
     def forget(self, key: bytes) -> None:
         """Forget a page, if it is known."""
