@@ -180,7 +180,7 @@ class Admission:
     def _plan_chunk(self, prefill: ChunkedPrefill, admitted: Admitted) -> None:
         """Plan a chunk; with the last one the samples are ready for Decodes."""
         chunk, job = self._next_chunk(prefill), prefill.job
-        is_scored = prefill.is_scored(chunk)
+        is_scored = job.wants_scores(chunk.end)
         segment = admitted.plan.add(chunk, self._scores(job, chunk))
         admitted.chunks.append((prefill, segment, is_scored))
         prefill.first = chunk.end

@@ -346,10 +346,6 @@ class ChunkedPrefill:
             *(self.first, end, owner.state, owner.job.sight),
         )
 
-    def is_scored(self, chunk: PrefillChunk) -> bool:
-        """Return whether the request wants scores of this chunk besides keys and values."""
-        return self.job.wants_scores(chunk.end)
-
     def take_cached(self, experts: np.ndarray | None) -> None:
         """Take the experts of the tokens that were found in the cache, if the model has any."""
         if experts is not None:
