@@ -74,29 +74,22 @@ class _Sent:
     refusals: set[str | None] = field(default_factory=set[str | None])  # one, if all workers say the same
 
 
+@dataclass(eq=False)
 class Hub:
     """Addresses all workers as one, for the coordinator's life; between generations there are none."""
 
-    def __init__(
-        self,
-        send: Send,
-        on_written: Callable[[Written], None],
-        on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None],
-        contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: (),
-    ) -> None:
-        """``on_written`` hears that a folder written aside is complete, or that it never will be.
+    transmit: Send
+    on_written: Callable[[Written], None]  # hears that a folder written aside is complete, or never will be
+    on_custom_loss: Callable[[CustomLossNews | CustomLossEnd], None]
+    # Returns the traceparents of requests, which workers' spans belong to
+    contexts_of: Callable[[Iterable[str]], tuple[str, ...]] = lambda requests: ()
+    loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
+    record: MeshTimeline = field(default_factory=MeshTimeline)
+    avoided: set[ProgramShape] = field(default_factory=set)  # their compilation may have ended a generation
 
-        ``contexts_of`` returns the traceparents of requests, which workers' spans belong to.
-        """
-        self.loss: WorkerLost | None = None  # of the last generation; None once the next one is ready
+    def __post_init__(self) -> None:
         self.compiles_aside, self.compile_threads, self.kernels = False, 1, ""  # as Ready says
-        self.record = MeshTimeline()
         self.programs = CompileProgress(self.record)
-        self.avoided: set[ProgramShape] = set()  # programs whose compilation may have ended a generation
-        self._send = send
-        self._on_written = on_written
-        self._on_custom_loss = on_custom_loss
-        self._contexts_of = contexts_of
         self._begin(None)
 
     def _begin(self, setup: Setup | None) -> None:
@@ -132,12 +125,12 @@ class Hub:
                 generation=generation,
                 sequence=sequence,
                 command=command,
-                contexts=self._contexts_of(requests),
+                contexts=self.contexts_of(requests),
             )
         )
         self._sent.append(_Sent(command.name, answer, missing=self._setup.num_processes))
         for worker in self._workers.values():
-            self._send(worker.identity, envelope)  # a lost connection is noticed elsewhere
+            self.transmit(worker.identity, envelope)  # a lost connection is noticed elsewhere
         return answer
 
     def compile(
@@ -183,9 +176,9 @@ class Hub:
             logger.info("workers: %s", report.message or "running")
         match report:
             case Written():  # as the next two, sent while a command is being executed
-                return self._on_written(report)
+                return self.on_written(report)
             case CustomLossNews() | CustomLossEnd():
-                return self._on_custom_loss(report)
+                return self.on_custom_loss(report)
             case Compiled():
                 return self._take_compiled(report)
             case Hello():
@@ -313,7 +306,7 @@ class Hub:
         setup = encode(msgspec.structs.replace(self._setup, jax_coordinator=address))
         waiting = self._workers.values() if hello.process == 0 else [self._workers[hello.process]]
         for worker in waiting:
-            self._send(worker.identity, setup)
+            self.transmit(worker.identity, setup)
 
     def _take_reply(self, worker: _Worker, reply: Reply) -> None:
         if reply.sequence != worker.replies or reply.sequence >= self.answered + len(self._sent):
