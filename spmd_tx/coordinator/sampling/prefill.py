@@ -66,7 +66,6 @@ class PromptSegment:
 @dataclass
 class _Row:
     version: VersionKey
-    bank: int
     used: int = 0
     segments: int = 0
 
@@ -156,7 +155,7 @@ class PrefillPlan:
         row = self._row_for(chunk, self._row_length)
         if row is None:
             row = len(self._rows[chunk.shard])
-            self._rows[chunk.shard].append(_Row(chunk.version, chunk.bank))
+            self._rows[chunk.shard].append(_Row(chunk.version))
         place = self._rows[chunk.shard][row]
         segment = PromptSegment(chunk, row, place.used)
         place.used += chunk.length
@@ -194,13 +193,13 @@ class PrefillPlan:
         shape, width = (self._command_rows(program) * self._shapes.shards, length), program.table
         tokens, targets, segments, positions, pages = (np.zeros(shape, np.int32) for _ in range(5))
         pages[:] = TRASH_PAGE
-        numbers, state_sources, state_targets = np.zeros((3, shape[0]), np.int32)
+        numbers, slots, state_sources, state_targets = np.zeros((4, shape[0]), np.int32)
         tables = np.full((shape[0], width), TRASH_PAGE, np.int32) if width else None
         for segment in self._segments:
             chunk, row = segment.chunk, self.row_of(segment, program)
             place = row, segment.place
             counter = np.arange(chunk.first, chunk.end)
-            numbers[row] += 1
+            numbers[row], slots[row] = numbers[row] + 1, chunk.bank
             tokens[place] = chunk.content[chunk.first : chunk.end]
             targets[place] = chunk.content[chunk.first + 1 : chunk.end + 1]
             segments[place], positions[place] = numbers[row], counter
@@ -211,7 +210,6 @@ class PrefillPlan:
             if tables is not None:
                 read = chunk.pages[: pages_for(chunk.end, self._shapes.page_size)]
                 tables[row, : len(read)] = read
-        slots, places = self._slots(shape[0]), self._places(positions, program)
         placed = [
             (scoring, (self.row_of(segment, program), segment.place), segment.chunk.first)
             for scoring, segment in scored
@@ -223,7 +221,7 @@ class PrefillPlan:
                 segments=segments,
                 positions=positions,
                 slots=slots,
-                places=places,
+                places=self._places(positions, program),
             ),
             pages=pages,
             copies=copy_array(self._copies, self._most_copies),
@@ -250,13 +248,6 @@ class PrefillPlan:
     def _has_table(self, chunk: PrefillChunk) -> bool:
         """Return whether rows have tables once this chunk has joined."""
         return bool(self._table or chunk.first or self._shapes.piece)
-
-    def _slots(self, count: int) -> np.ndarray:
-        slots = np.zeros(count, np.int32)
-        for shard, rows in enumerate(self._rows):
-            for number, row in enumerate(rows):
-                slots[shard * (count // self._shapes.shards) + number] = row.bank
-        return slots
 
     def _row_for(self, chunk: PrefillChunk, row_length: int) -> int | None:
         if self._table or self.states is not None:
