@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
 from spmd_tx.coordinator.sampling.bank import VersionKey
 from spmd_tx.coordinator.scheduler.dispatcher import Dispatcher
 from spmd_tx.coordinator.scheduler.generation import GenerationParts
@@ -58,17 +59,12 @@ class WeightSupply:
 
     async def _supplied(self, sampler: SamplerRow) -> None:
         """Wait until other workers have written what a sampler draws from, or these are lost."""
-        supplying = asyncio.create_task(self._versions.store.supply(sampler, self._versions.is_on_disk))
-        losing = asyncio.create_task(self._lost.wait())
+        supplying = self._versions.store.supply(sampler, self._versions.is_on_disk)
         self.unsaved.add(sampler.id)
         try:
-            await asyncio.wait([supplying, losing], return_when=asyncio.FIRST_COMPLETED)
-            if supplying.done():
-                supplying.result()
+            await until_one_ends([supplying, self._lost.wait()])
         finally:
             self.unsaved.discard(sampler.id)
-            for task in (supplying, losing):
-                task.cancel()
 
     # --- for the store --------------------------------------------------------------------------------
 
