@@ -7,6 +7,7 @@ ended are dead in it. A sample whose end is certain leaves as soon as its last D
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, groupby
 
@@ -40,47 +41,40 @@ MOST_DECODES = 2  # sent and not yet answered
 HURRIED_DECODES = 2  # after an idle time: requests that belong together arrive one after the other
 
 
+@dataclass(eq=False)
 class SampleBatch:
     """Holds all sample requests that are not answered yet."""
 
-    def __init__(
-        self,
-        model: SamplingModel,
-        bank: VersionBank,
-        limits: SamplingLimits,
-        programs: ProgramOrders,
-        listener: Callable[[Sample], None] = lambda sample: None,
-        at_work: AtWork | None = None,
-    ) -> None:
-        """``listener`` is called with every sample that got tokens."""
-        shapes = limits.shapes
-        longest = (limits.pages_per_shard - 1) * shapes.page_size
-        assert longest >= model.max_context, f"pages for {longest} tokens, context of {model.max_context}"
-        self._model, self._pool = model, model.images
-        self._bank = bank
-        self._limits = limits
-        self._listener = listener
-        self._at_work = at_work or AtWork()
-        self._programs = SamplingPrograms(
-            programs, shapes, bank.size, limits.decode_steps, model.config.vocab_size
-        )
-        self._jobs: dict[str, SampleJob] = {}
-        self._aside: list[SampleJob] = []  # lonely ones that wait until another one has ended
-        self._ended: list[tuple[str, Outcome]] = []  # while a reply is taken in
-        self._arrivals = 0
-        self._planned: deque[Dispatch] = deque()
-        self._decodes = 0  # sent so far; also the number of the last one
-        self._hurried = 0  # how many of the next Decodes have few steps
+    model: SamplingModel
+    bank: VersionBank
+    limits: SamplingLimits
+    programs: ProgramOrders
+    listener: Callable[[Sample], None] = lambda sample: None  # is called with every sample that got tokens
+    at_work: AtWork = field(default_factory=AtWork)
+    _jobs: dict[str, SampleJob] = field(default_factory=dict)
+    _aside: list[SampleJob] = field(default_factory=list)  # lonely ones that wait until another one has ended
+    _ended: list[tuple[str, Outcome]] = field(default_factory=list)  # while a reply is taken in
+    _arrivals: int = 0
+    _planned: deque[Dispatch] = field(default_factory=deque)
+    _decodes: int = 0  # sent so far; also the number of the last one
+    _hurried: int = 0  # how many of the next Decodes have few steps
+
+    def __post_init__(self) -> None:
+        shapes, config, context = self.limits.shapes, self.model.config, self.model.max_context
+        longest = (self.limits.pages_per_shard - 1) * shapes.page_size
+        assert longest >= context, f"pages for {longest} tokens, context of {context}"
+        self._pool, steps = self.model.images, self.limits.decode_steps
+        self._sampling = SamplingPrograms(self.programs, shapes, self.bank.size, steps, config.vocab_size)
         self._guesses = Guesses(shapes)
         self._begin()
 
     def _begin(self) -> None:
         """Begin with nothing on the device that could be used."""
-        limits, config = self._limits, self._model.config
+        limits, config = self.limits, self.model.config
         has = {"has_routing": bool(config.n_experts), "has_rings": bool(config.window)}
         self._shards = [Shard(limits, **has) for _ in range(limits.shapes.shards)]
         self._pool.clear()
-        of_devices = self._bank, self._shards, self._programs, self._pool
+        of_devices = self.bank, self._shards, self._sampling, self._pool
         self._admission = Admission(*of_devices, has_states=bool(limits.state_slots))
         self._at_command: Callable[[], Iterable[SampleJob]] = tuple  # of the command that is being planned
         self._prefilled_last = False
@@ -102,7 +96,7 @@ class SampleBatch:
         moves = [each for each in self._planned if not each.requests]
         moves += self._moves()
         self._planned = deque(moves)  # the bank counts on them
-        self._bank.pool.unpin_all()
+        self.bank.pool.unpin_all()
         self._begin()
         for job in list(self._jobs.values()):
             job.is_lonely |= job.request_id in lonely
@@ -125,11 +119,11 @@ class SampleBatch:
     ) -> None:
         """Add a validated request, whose version the bank knows, with its grammar and its images."""
         self._arrivals += 1
-        job = make_job(request_id, self._arrivals, body, version, self._model)
+        job = make_job(request_id, self._arrivals, body, version, self.model)
         if images is not None and job.images:
             job.look_at(images, self._pool)
         if grammar is not None:
-            job.constrain(grammar, has_states=bool(self._limits.state_slots))
+            job.constrain(grammar, has_states=bool(self.limits.state_slots))
         self._take_in(job)
 
     def resume(self, job: SampleJob) -> None:
@@ -161,13 +155,13 @@ class SampleBatch:
     @property
     def rows(self) -> int:
         """How many samples a Decode draws for."""
-        return self._limits.shapes.rows * self._limits.shapes.shards
+        return self.limits.shapes.rows * self.limits.shapes.shards
 
     def cached_tokens(self, version: VersionKey, session: str, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt the prefix cache has."""
-        if not self._bank.knows(version):
+        if not self.bank.knows(version):
             return 0
-        scope = job_scope(self._bank.weights(version), session)
+        scope = job_scope(self.bank.weights(version), session)
         return max(shard.count_cached(scope, prompt) for shard in self._shards)
 
     def waiting(self) -> bool:
@@ -176,7 +170,7 @@ class SampleBatch:
 
     def take_dropped(self) -> list[AnyCommand]:
         """Return the commands that make workers forget versions; to be sent before any other."""
-        return self._bank.take_dropped()
+        return self.bank.take_dropped()
 
     def status(self, request_id: str) -> str | None:
         """Say what a request waits for; None if it makes progress or is unknown."""
@@ -189,7 +183,7 @@ class SampleBatch:
 
     def not_compiled(self, program: ProgramShape, error: str) -> list[tuple[str, Outcome]]:
         """Fail the requests that cannot do without a program; return their outcomes."""
-        shapes = self._limits.shapes
+        shapes = self.limits.shapes
         if program.step == "decode" and program.rows > shapes.shards and not shapes.batch_invariant:
             return []  # they can use programs with fewer rows
         for job in [job for job in self._jobs.values() if program in self._admission.missing.of(job)]:
@@ -221,11 +215,11 @@ class SampleBatch:
         if admitted.plan.is_empty:
             return
         self._at_command = lambda: admitted.jobs
-        program = self._programs.prefill(admitted.plan.program)
-        self._programs.programs.note_use(admitted.plan.program)
+        program = self._sampling.prefill(admitted.plan.program)
+        self._sampling.programs.note_use(admitted.plan.program)
         assert program is not None, "a Prefill was planned whose program is not ready"
         placed = self._pool.place(admitted.plan.images)
-        command = admitted.plan.command(admitted.scored, program, self._model.config.vocab_size, placed.ids)
+        command = admitted.plan.command(admitted.scored, program, self.model.config.vocab_size, placed.ids)
         requests = frozenset(job.request_id for job in admitted.jobs)
         absorb = partial(self._absorb_prefill, admitted.written(program))
         self._planned += [Dispatch(each, lambda _: [], requests) for each in placed.commands]
@@ -241,7 +235,7 @@ class SampleBatch:
         if reply.refusal is None or not isinstance(command, Move):
             return []
         assert isinstance(command.source, WeightsFolder), f"{command.name} was refused: {reply.refusal}"
-        version, error = self._bank.refuse(command.source.path, reply), not_loaded(reply)
+        version, error = self.bank.refuse(command.source.path, reply), not_loaded(reply)
         for job in [job for job in self._jobs.values() if job.version == version]:
             self._finish(job, Failed(str(error), error.fault))
         return self._take_ended()
@@ -249,19 +243,19 @@ class SampleBatch:
     def _plan_decode(self) -> None:
         self._admission.riding.decodes_read = False
         able = [shard.candidates(self._decodes) for shard in self._shards]
-        candidates = able_together(able, self._programs)
+        candidates = able_together(able, self._sampling)
         if not any(candidates):
             return
         self._at_command = lambda: {sample.job for samples in candidates for sample in samples}
-        guessed = speculate(candidates, self._programs, self._guesses, is_known=not self._unanswered)
+        guessed = speculate(candidates, self._sampling, self._guesses, is_known=not self._unanswered)
         if guessed is not None and self._unanswered:
             return  # what is drawn now decides what is likely to follow
-        choice = guessed or choose(candidates, self._programs)
+        choice = guessed or choose(candidates, self._sampling)
         is_hurried = bool(self._hurried) or (self._prefilled_last and self._admission.has_open_rows)
         riders = self._admission.riders()
-        beside = self._programs.beside_chunks(choice.program, choice.chosen, [each.owner for each in riders])
+        beside = self._sampling.beside_chunks(choice.program, choice.chosen, [each.owner for each in riders])
         is_hurried = is_hurried or bool(beside and riders)
-        steps = decode_steps(least_steps(candidates), self._limits.decode_steps, is_hurried)
+        steps = decode_steps(least_steps(candidates), self.limits.decode_steps, is_hurried)
         self._admission.missing.note_left_out({each.job: choice.left_out[each] for each in choice.left_out})
         choice.hand_out_guesses()
         in_shards = zip(self._shards, choice.chosen, strict=True)
@@ -274,11 +268,11 @@ class SampleBatch:
         self._admission.riding.decodes_read = beside is not None
         read = self._admission.read_beside(riders) if beside is not None else []
         program = beside if beside is not None and read else choice.program
-        self._programs.programs.note_use(program)
-        shape = self._programs.decode_shape(program, chosen)
-        has_states, vocab_size = bool(self._limits.state_slots), self._model.config.vocab_size
+        self._sampling.programs.note_use(program)
+        shape = self._sampling.decode_shape(program, chosen)
+        has_states, vocab_size = bool(self.limits.state_slots), self.model.config.vocab_size
         command = decode_command(chosen, steps, shape, self._decodes, vocab_size, has_states=has_states)
-        command = with_chunks(command, [each.segment.chunk for each in read], self._limits.shapes)
+        command = with_chunks(command, [each.segment.chunk for each in read], self.limits.shapes)
         self._decodes, self._unanswered = self._decodes + 1, self._unanswered + 1
         self._hurried = max(0, self._hurried - 1)
         self._prefilled_last = False
@@ -318,11 +312,11 @@ class SampleBatch:
         self._unanswered -= 1
         self._speculates = False
         of_chunks = reply_of_chunks(reply.arrays, len(self._shards))
-        for job, outcome in absorb(read, of_chunks, self._shards, self._at_work):
+        for job, outcome in absorb(read, of_chunks, self._shards, self.at_work):
             self._finish(job, outcome)
         columns = DrawnColumns(reply)
         for job, of_job in groupby(drawn, key=lambda each: each.sample.job):
-            with self._at_work.on(job.request_id):
+            with self.at_work.on(job.request_id):
                 for each in of_job:
                     self._absorb_drawn(each, columns)
         return self._take_ended()
@@ -332,7 +326,7 @@ class SampleBatch:
         try:
             if not drawn.take(columns):
                 return
-            self._listener(sample)
+            self.listener(sample)
         except BaseException as error:  # the text of a stop string, perhaps
             return self._finish(job, failed(job.request_id, error))
         if sample.stop_reason is None:
@@ -348,7 +342,7 @@ class SampleBatch:
             self._finish(job, self._result(job))
 
     def _absorb_prefill(self, written: list[WrittenChunk], reply: Reply) -> list[tuple[str, Outcome]]:
-        for job, outcome in absorb(written, reply.arrays, self._shards, self._at_work):
+        for job, outcome in absorb(written, reply.arrays, self._shards, self.at_work):
             self._finish(job, outcome)
         return self._take_ended()
 
@@ -358,7 +352,7 @@ class SampleBatch:
 
     def _result(self, job: SampleJob) -> Outcome:
         try:
-            with self._at_work.on(job.request_id):
+            with self.at_work.on(job.request_id):
                 return job.result()
         except BaseException as error:
             return failure(error, f"the result of sample request {job.request_id}")
@@ -371,14 +365,14 @@ class SampleBatch:
 
     def _leave(self, sample: Sample) -> None:
         self._shards[sample.shard].leave(sample)
-        self._bank.pool.unpin(sample.bank)
+        self.bank.pool.unpin(sample.bank)
 
     def _take_in(self, job: SampleJob) -> None:
-        self._bank.check(job.version)  # which may have changed while the request was read
+        self.bank.check(job.version)  # which may have changed while the request was read
         if not self._jobs:
             self._hurried = HURRIED_DECODES
         self._jobs[job.request_id] = job
-        self._bank.hold(job.version)
+        self.bank.hold(job.version)
         self._admission.line.add(job)
 
     def _finish(self, job: SampleJob, outcome: Outcome) -> None:
@@ -387,7 +381,7 @@ class SampleBatch:
 
     def _end(self, job: SampleJob) -> None:
         job.is_over = True
-        self._bank.let_go(job.version)
+        self.bank.let_go(job.version)
         del self._jobs[job.request_id]
         self._admission.withdraw(job)
         if job in self._aside:
