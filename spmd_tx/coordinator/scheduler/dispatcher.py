@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -56,6 +57,7 @@ class _Sent(NamedTuple):
         return any(isinstance(step, ChunkStep) for step in self.steps)
 
 
+@dataclass(eq=False)
 class Dispatcher:
     """Keeps a few commands in flight, shared fairly between training and sampling, and among tenants.
 
@@ -69,31 +71,25 @@ class Dispatcher:
     its reply corrects this.
     """
 
-    def __init__(
-        self,
-        parts: GenerationParts,
-        table: RequestTable,
-        log: RequestQueue,
-        on_reply: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``log`` hears how far requests are, and for how many seconds devices worked on them."""
-        self.seconds = CommandSeconds()
-        self._table = table
-        self._log = log
-        self._clock = clock
-        self._workers, self._sampling, self._pool = parts.workers, parts.sampling, parts.training.pool
-        self._slots, self._shapes = parts.training.slots, parts.training.shapes
-        self._compilation = parts.compilation
-        self._programs = StepPrograms(parts.compilation, self._slots, log.note)
-        self._on_reply = on_reply
-        self._sent: deque[_Sent] = deque()
-        self._planned_for: Callable[[], PlannedFor] = PlannedFor
-        self._sides = FairShares(SHARES)
-        self._sessions = TenantShares()
-        self._turns = 0
-        self._last_turn: dict[str, int] = {}  # by model
-        self._replied_at = 0.0
+    parts: GenerationParts
+    table: RequestTable
+    log: RequestQueue  # hears how far requests are, and for how many seconds devices worked on them
+    on_reply: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    seconds: CommandSeconds = field(default_factory=CommandSeconds)
+    _sent: deque[_Sent] = field(default_factory=deque[_Sent])
+    _planned_for: Callable[[], PlannedFor] = PlannedFor
+    _sides: FairShares = field(default_factory=lambda: FairShares(SHARES))
+    _sessions: TenantShares = field(default_factory=TenantShares)
+    _turns: int = 0
+    _last_turn: dict[str, int] = field(default_factory=dict)  # by model
+    _replied_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        parts, training = self.parts, self.parts.training
+        self._workers, self._sampling, self._compilation = parts.workers, parts.sampling, parts.compilation
+        self._slots, self._shapes, self._pool = training.slots, training.shapes, training.pool
+        self._programs = StepPrograms(parts.compilation, training.slots, self.log.note)
 
     @property
     def last_reply(self) -> asyncio.Future[Reply] | None:
@@ -123,7 +119,7 @@ class Dispatcher:
             sent._replace(absorb=_nothing) if sent.side == SAMPLING and sent.requests else sent
             for sent in self._sent
         )
-        lonely = self._table.in_danger_of(Danger.PLANNING)
+        lonely = self.table.in_danger_of(Danger.PLANNING)
         ended = self._sampling.start_over({state.request.id for state in lonely})
         for request_id in without:
             self._sampling.cancel(request_id)
@@ -146,7 +142,7 @@ class Dispatcher:
             yield from self._take_compiled(settled)
 
     def _absorb(self, sent: _Sent, reply: Reply) -> Outcomes:
-        self._log.note("replied", sent.requests)
+        self.log.note("replied", sent.requests)
         if sent.side == SAMPLING:
             self._planned_for = lambda: PlannedFor(samples=sent.requests)
         try:
@@ -169,7 +165,7 @@ class Dispatcher:
         for command in self._sampling.take_dropped():
             self._send(Payer(SAMPLING), command, _nothing)
         self._look(models)
-        has_suspects = self._table.has_suspects
+        has_suspects = self.table.has_suspects
         most = 1 if has_suspects else MOST_IN_FLIGHT
         is_held_up = has_suspects and self._compilation.is_out  # what may be as bad as a command
         while not is_held_up and len(self._sent) < most:
@@ -190,12 +186,12 @@ class Dispatcher:
         self._planned_for = lambda: PlannedFor(samples=frozenset(self._sampling.planned_for))
         samples = self._sampling.program_requests()
         waiting = [model for model in models if model.missing]
-        chosen = together(waiting, [each.request_id for each in samples], self._table)
+        chosen = together(waiting, [each.request_id for each in samples], self.table)
         self._planned_for = lambda: chosen
         samples = [each for each in samples if each.request_id in chosen.samples]
-        ahead = [model for model in models if not head_of(model, self._table).is_lonely]
-        only_awaited = self._table.has_suspects
-        self._programs.order(chosen.models, ahead, samples, self._on_reply, only_awaited=only_awaited)
+        ahead = [model for model in models if not head_of(model, self.table).is_lonely]
+        only_awaited = self.table.has_suspects
+        self._programs.order(chosen.models, ahead, samples, self.on_reply, only_awaited=only_awaited)
         self._planned_for = PlannedFor
 
     def _take_compiled(self, settled: SettledProgram) -> Outcomes:
@@ -222,7 +218,7 @@ class Dispatcher:
 
     def _send_training(self, models: list[TrainedModel]) -> bool:
         """Send the next step of a model, if any could be sent. The lonely ones take turns with all others."""
-        groups = apart(models, self._table)
+        groups = apart(models, self.table)
         groups.sort(key=lambda group: min(self._last_turn.get(model.id, 0) for model in group))
         return any(self._send_one_of(group) for group in groups)
 
@@ -300,7 +296,7 @@ class Dispatcher:
         model.take()
 
     def _may_meet(self, *models: TrainedModel) -> bool:
-        heads = [self._table.get(model.unsent[0].request_id) for model in models]
+        heads = [self.table.get(model.unsent[0].request_id) for model in models]
         return not any(head is not None and head.is_suspect for head in heads)
 
     def _send_sampling(self) -> bool:
@@ -331,20 +327,20 @@ class Dispatcher:
         self._sides.charge({payer.side: charged})
         if payer.sessions:
             self._sessions.charge({session: part * charged for session, part in payer.sessions.items()})
-        charge = Charge(payer, work, charged, self._clock(), requests)
+        charge = Charge(payer, work, charged, self.clock(), requests)
         move = command if isinstance(command, Move) else None
         reply.add_done_callback(partial(self._replied, charge, move))
-        self._log.note("sent", requests)
+        self.log.note("sent", requests)
 
     def _replied(self, charge: Charge, move: Move | None, reply: asyncio.Future[Reply]) -> None:
-        self._on_reply()
-        began_at, self._replied_at = max(charge.sent_at, self._replied_at), self._clock()
+        self.on_reply()
+        began_at, self._replied_at = max(charge.sent_at, self._replied_at), self.clock()
         if reply.cancelled() or reply.exception() is not None:
             return
         seconds, payer = self._replied_at - began_at, charge.payer
         self.seconds.learn(charge.work, seconds)
         metrics.DEVICE_SECONDS.labels(payer.side, metrics.group()).inc(seconds)
-        self._log.worked(charge.requests, seconds)
+        self.log.worked(charge.requests, seconds)
         missing = seconds - charge.seconds
         self._sides.correct({payer.side: missing})
         if payer.sessions:

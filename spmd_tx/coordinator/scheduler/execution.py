@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -37,42 +38,37 @@ STORAGE_ERRORS = (OSError, SQLAlchemyError, DamagedBody)
 Result = TypeVar("Result")
 
 
+@dataclass(eq=False)
 class Execution:
     """Begins the requests of a model one after the other, while their commands are in flight together.
 
     Workers keep the order. A restored model's line starts with the requests that have to be run again.
     """
 
-    def __init__(
-        self,
-        log: RequestQueue,
-        snapshots: Snapshots,
-        parts: GenerationParts,
-        table: RequestTable,
-        clock: Callable[[], float],
-        siblings: Siblings,
-    ) -> None:
-        self.lines: dict[str, ModelLine] = {}  # by model
-        self._waiting = WaitingLines()
-        self._ready: dict[str, None] = {}  # models with steps that may be sent
-        self.remains = GenerationEnd()
-        self._log = log
-        self._snapshots = snapshots
-        self._workers, self._trains = parts.workers, parts.trains
-        self._training = parts.training
-        self._versions, self.sampling = parts.versions, parts.sampling
-        self._table, self._siblings = table, siblings
-        self._clock = clock
-        self._work = asyncio.Event()
+    log: RequestQueue
+    snapshots: Snapshots
+    parts: GenerationParts
+    table: RequestTable
+    clock: Callable[[], float]
+    siblings: Siblings
+    lines: dict[str, ModelLine] = field(default_factory=dict)  # by model
+    remains: GenerationEnd = field(default_factory=GenerationEnd)
+    _waiting: WaitingLines = field(default_factory=WaitingLines)
+    _ready: dict[str, None] = field(default_factory=dict)  # models with steps that may be sent
+    _work: asyncio.Event = field(default_factory=asyncio.Event)
+    _alarm: asyncio.TimerHandle | None = None
+    _arrivals: list[Request] = field(default_factory=list)
+    _loss: MeshError | None = None
+
+    def __post_init__(self) -> None:
+        log, parts, table = self.log, self.parts, self.table
+        self._training, self._versions, self.sampling = parts.training, parts.versions, parts.sampling
         self._wake = self._work.set
         self._tasks = tasks = Tasks(self._wake)
         self._dispatcher = Dispatcher(parts, table, log, self._wake)
         self._supply = supply = WeightSupply(parts, self.lines, self._dispatcher, self._wake)
         self._gate = SampleGate(log, parts, table, supply.restored, self._attempt, tasks, self._wake)
-        self._alarm: asyncio.TimerHandle | None = None
-        self._arrivals: list[Request] = []
-        self.keeper = SnapshotKeeper(log, snapshots, parts, table, tasks, self._is_lost, self._wake)
-        self._loss: MeshError | None = None
+        self.keeper = SnapshotKeeper(log, self.snapshots, parts, table, tasks, self._is_lost, self._wake)
         self._faults = PlanningFaults(self._dispatcher, table, self.lines, self._resolve, self._wake)
         self._replay = Replay(log, self._training, tasks.spawn, self._work_on, table.remove)
         self._view = QueueView(parts, table, self.lines, self._dispatcher.seconds, supply.unsaved)
@@ -80,9 +76,9 @@ class Execution:
     @property
     def has_unfinished(self) -> bool:
         """Whether there are unfinished requests that these workers can carry out."""
-        if self._trains:
-            return self._table.has_unfinished
-        samples = (request for request in self._table.unfinished() if request.kind == "sample")
+        if self.parts.trains:
+            return self.table.has_unfinished
+        samples = (request for request in self.table.unfinished() if request.kind == "sample")
         return any(sample.line not in self._supply.unsaved for sample in samples)
 
     def arrive(self, request: Request) -> None:
@@ -108,7 +104,7 @@ class Execution:
             self.cancel(request, failed)
             return True
         if state.status is RequestStatus.WAITING:
-            self._table.give_up(state, failed.error)
+            self.table.give_up(state, failed.error)
             self._answer(request, failed)
         elif request.kind in records.WITHDRAWABLE and self.lines[request.line].model.withdraw(request.id):
             self.lines[request.line].pass_over(request, failed.error)
@@ -135,7 +131,7 @@ class Execution:
         )
 
     def status(self, request_id: str) -> records.QueueStatus:
-        return self._view.status(request_id, self._workers.busy)
+        return self._view.status(request_id, self.parts.workers.busy)
 
     async def run(self, restorations: Collection[Restoration]) -> NoReturn:
         """Carry out requests until a MeshError: the workers are lost. All tasks have ended by then."""
@@ -144,8 +140,8 @@ class Execution:
             in_line.update(request.id for request in restoration.requests)
             self._add_line(restoration.model_id, restoration.session_id, restoration)
         for session_id in {restoration.session_id for restoration in restorations}:
-            self._siblings.free(session_id)  # it may have ended after its models were planned
-        self._arrivals = [request for request in self._table.unfinished() if request.id not in in_line]
+            self.siblings.free(session_id)  # it may have ended after its models were planned
+        self._arrivals = [request for request in self.table.unfinished() if request.id not in in_line]
         self._supply.join()
         try:
             while True:
@@ -185,7 +181,7 @@ class Execution:
 
     def _resolve(self, outcomes: Iterable[tuple[str, Outcome]]) -> None:
         for request_id, outcome in outcomes:
-            state = self._table.find_unfinished(request_id)
+            state = self.table.find_unfinished(request_id)
             if state is not None:
                 self._finish(state.request, outcome)
 
@@ -193,11 +189,11 @@ class Execution:
         if request.kind == "sample":
             self._gate.arrive(request)
             return
-        if not self._trains:  # it waits in the table for workers that do
+        if not self.parts.trains:  # it waits in the table for workers that do
             return
         try:
             entry = self._line_of(request)
-            entry.line.arrive(request, self._clock())
+            entry.line.arrive(request, self.clock())
             self._waiting.add(entry)
         except BaseException as error:
             self._finish(request, failed_by(error, request))
@@ -224,7 +220,7 @@ class Execution:
 
     def _release(self) -> None:
         """Move lines on, and set the alarm for the first gap that may have to be closed."""
-        now = self._clock()
+        now = self.clock()
         wake_at = self._waiting.release(now)
         if self._alarm is not None:
             self._alarm.cancel()
@@ -253,19 +249,19 @@ class Execution:
                 if begun.next_waits:
                     await settling
                 continue
-            state = self._table.get(request.id)
+            state = self.table.get(request.id)
             if state is not None and state.status is RequestStatus.GIVEN_UP:
-                self._table.remove(request.id)
+                self.table.remove(request.id)
                 entry.pass_over(request, state.given_up_because)
 
     async def _begin(self, entry: ModelLine, request: Request) -> Begun | None:
         """Begin a request; None if the operator has given it up meanwhile."""
         model, effects = entry.model, entry.model.effects
-        self._log.note("began", [request.id])
+        self.log.note("began", [request.id])
         try:
             async with self._training.turn(request.kind):
-                body = await self._log.payload(request)
-                state = self._table.find_unfinished(request.id)
+                body = await self.log.payload(request)
+                state = self.table.find_unfinished(request.id)
                 if state is None:
                     return None
                 state.status = RequestStatus.BEGUN
@@ -311,22 +307,22 @@ class Execution:
 
     async def _work_on(self, request: Request, work: Callable[[], Awaitable[Result]]) -> Result:
         """Do a part of a request, again after each outage. Raises MeshError when the workers are lost."""
-        return await retry_through_outages(lambda: self._table.mark(request.id, work), self._is_lost)
+        return await retry_through_outages(lambda: self.table.mark(request.id, work), self._is_lost)
 
     def _finish(self, request: Request, outcome: Outcome) -> None:
         """End a request, unless it has ended."""
-        state = self._table.find_unfinished(request.id)
+        state = self.table.find_unfinished(request.id)
         if state is not None:
-            self._table.remove(request.id)
+            self.table.remove(request.id)
             self._answer(request, outcome)
             if state.dangers:
                 self._wake()  # others waited for it
-            if request.kind == "sample" and not self._table.sample_tokens:
-                self._siblings.ran_dry()
+            if request.kind == "sample" and not self.table.sample_tokens:
+                self.siblings.ran_dry()
 
     def _answer(self, request: Request, outcome: Outcome) -> None:
-        self._log.resolve(request.id, outcome)
-        self._siblings.free(request.session_id)
+        self.log.resolve(request.id, outcome)
+        self.siblings.free(request.session_id)
 
     def free(self, session_id: str) -> None:
         """Give back the slots and versions of a session that has no work left."""
@@ -338,13 +334,13 @@ class Execution:
                 entry.lose(MeshError(f"session {session_id} has ended"))  # it may be run again just now
                 if entry.task is not None:
                     entry.task.cancel()
-        self._table.forget_session(session_id)
+        self.table.forget_session(session_id)
         self._discard(self._versions.end_session(session_id))
         self._wake()  # others may have its slots
 
     def retire(self, samplers: Collection[str]) -> None:
         """Give up the versions of samplers that nobody uses any more."""
-        unused = [sampler for sampler in samplers if not self._table.unfinished_of_line(sampler)]
+        unused = [sampler for sampler in samplers if not self.table.unfinished_of_line(sampler)]
         self._discard(self._versions.retire(unused))
 
     def _discard(self, folders: list[Path]) -> None:
@@ -358,11 +354,11 @@ class Execution:
         suspects = dispatcher.planned_for.requests if isinstance(error, ServerFault) else set[str]()
         self.remains = GenerationEnd(dispatcher.in_flight | suspects, dispatcher.blamed | suspects)
         for request_id, job in self.sampling.unanswered().items():
-            state = self._table.find_unfinished(request_id)
+            state = self.table.find_unfinished(request_id)
             if state is not None:
                 state.job = job
         self._dispatcher.lose(error)
-        self._snapshots.abandon(error)
+        self.snapshots.abandon(error)
         self._training.loss_runs.abandon(error)
         for entry in self.lines.values():
             entry.lose(error)

@@ -82,7 +82,7 @@ async def test_a_new_model_takes_a_free_slot_and_nothing_is_swapped(bench):
 
 
 async def test_a_model_keeps_its_slot_while_it_has_work_until_its_turn_is_over(bench):
-    bench.scheduler._execution._dispatcher._clock = lambda: 0.0  # sessions take turns, whatever time it takes
+    bench.scheduler._execution._dispatcher.clock = lambda: 0.0  # sessions take turns, whatever time it takes
     await create(bench, A, B, C)
     await bench.settled()
     bench.workers.is_holding = True
