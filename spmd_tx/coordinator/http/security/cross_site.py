@@ -14,6 +14,7 @@ from litestar.datastructures import Headers
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.errors import Forbidden, UnsupportedBody
+from spmd_tx.protocol.addresses import is_loopback
 
 # Types that a page may send to other sites without a CORS preflight.
 FORMS = ("text/plain", "multipart/form-data", "application/x-www-form-urlencoded")
@@ -49,13 +50,6 @@ def _is_own(host: str, own_host: str) -> bool:
     try:
         address = ip_address(name)
     except ValueError:
-        is_named = not _is_loopback(own_host) and name == socket.gethostname().lower()
+        is_named = not is_loopback(own_host) and name == socket.gethostname().lower()
         return is_named or name in ("localhost", own_host.lower())
-    return address.is_loopback or not _is_loopback(own_host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return address.is_loopback or not is_loopback(own_host)
