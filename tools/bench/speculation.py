@@ -75,7 +75,7 @@ class Round:
             is_wrong = chance.random(len(tokens)) >= self.case.right
             others = chance.integers(0, vocabulary, len(tokens))
             texts.put(("earlier", number), np.where(is_wrong, others, tokens).tolist())
-        sampler.batch._listener = lambda sample: drawn.update({int(sample.job.request_id): sample.tokens})
+        sampler.batch.listener = lambda sample: drawn.update({int(sample.job.request_id): sample.tokens})
         for number, count in enumerate(self.case.lengths):
             params = SamplingParams(max_tokens=count, seed=number, stop=[])
             prompts = ModelInput([ModelInputChunk(tokens=prompt)])
