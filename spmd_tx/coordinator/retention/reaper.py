@@ -168,25 +168,21 @@ class Reaper:
         )
 
     async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
-        requests = await rules.forget_requests(db, ages)
-        results = await rules.forget_results(db, ages)
-        images = await rules.forget_images(db)
+        forgotten = {
+            "finished requests": await rules.forget_requests(db, ages),
+            "results of requests that a replay needs": await rules.forget_results(db, ages),
+            "images of requests that are gone": await rules.forget_images(db),
+            "samplers of sessions that ended long ago": await rules.forget_samplers(db, ages),
+            "trajectories, long unused": await catalog.forget(db, ages.now - self._limits.trajectories),
+        }
         snapshots = await rules.forget_snapshots(db)
-        samplers = await rules.forget_samplers(db, ages)
         await rules.forget_past_requests(db, ages)
         await usage.forget(db, ages.now)
         await stored_checkpoints.forget(db, ages.now)
         await audit.forget(db, ages.now - self._limits.audit)
         await run_metrics.forget(db, ages.now - self._limits.metrics, ages.now - THINNED_AFTER_SECONDS)
-        trajectories = await catalog.forget(db, ages.now - self._limits.trajectories)
-        logger.debug("%d snapshots belonged to models that are not in use", snapshots.count)
-        return [
-            Reaped("finished requests", requests.count, 0),
-            Reaped("results of requests that a replay needs", results.count, 0),
-            Reaped("images of requests that are gone", images.count, 0),
-            Reaped("samplers of sessions that ended long ago", samplers, 0),
-            Reaped("trajectories, long unused", trajectories, 0),
-        ]
+        logger.debug("%d snapshots belonged to models that are not in use", snapshots)
+        return [Reaped(kind, count, 0) for kind, count in forgotten.items()]
 
     async def _payload_files(self, db: AsyncSession, at_rest: bool) -> _Doomed:
         """Find files that no row refers to; while a server runs, only those that none did last time."""
@@ -204,27 +200,21 @@ class Reaper:
         in_use = {
             snapshots / folder_name(model_id) / str(seq_id) for model_id, seq_id in await rules.snapshots(db)
         }
-        return _Doomed(
-            "snapshots", await asyncio.to_thread(_others, snapshots.glob("*/*"), in_use, at_rest, now)
-        )
+        return await asyncio.to_thread(_unused, "snapshots", snapshots.glob("*/*"), in_use, at_rest, now)
 
     async def _versions(self, db: AsyncSession, at_rest: bool, now: float) -> _Doomed:
         versions = self._data_dir / "versions"
         in_use = {versions / folder_name(version) for version in await rules.versions_in_use(db)}
-        return _Doomed(
-            "versions of ended sessions",
-            await asyncio.to_thread(_others, versions.glob("*"), in_use, at_rest, now),
-        )
+        kind = "versions of ended sessions"
+        return await asyncio.to_thread(_unused, kind, versions.glob("*"), in_use, at_rest, now)
 
     async def _notes(self, db: AsyncSession, kind: str, at_rest: bool, now: float) -> _Doomed:
         """Find notes of samples; a training request may name them while their session is in use."""
         folder = self._data_dir / kind
         in_use = {folder / folder_of(id) for id in await rules.sessions_in_use(db)}
         in_use |= set(folder.glob(f"{OF_OWNER}*"))
-        return _Doomed(
-            f"{kind} of samples of ended sessions",
-            await asyncio.to_thread(_others, folder.glob("*"), in_use, at_rest, now),
-        )
+        unused = f"{kind} of samples of ended sessions"
+        return await asyncio.to_thread(_unused, unused, folder.glob("*"), in_use, at_rest, now)
 
     async def _finished_uploads(self, db: AsyncSession) -> _Doomed:
         """Find uploads that have become checkpoints, which a server that was killed has not forgotten."""
@@ -283,10 +273,11 @@ class Reaper:
                 RECLAIMED_BYTES.labels(each.kind).inc(each.size)
 
 
-def _others(folders: Iterable[Path], in_use: set[Path], at_rest: bool, now: float) -> list[Path]:
+def _unused(kind: str, folders: Iterable[Path], in_use: set[Path], at_rest: bool, now: float) -> _Doomed:
     """Return the folders that are not ``in_use``; while a server runs, without young ones."""
     before = min(time.time(), now) - YOUNG_SECONDS
-    return [path for path in folders if path not in in_use and (at_rest or _modified_at(path) < before)]
+    others = (path for path in folders if path not in in_use)
+    return _Doomed(kind, [path for path in others if at_rest or _modified_at(path) < before])
 
 
 def _modified_at(path: Path) -> float:

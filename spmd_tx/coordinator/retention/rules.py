@@ -6,13 +6,14 @@ are fewer than two. All unfinished requests are needed.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
+    Delete,
     ScalarSelect,
     TextClause,
+    Update,
     and_,
     delete,
     exists,
@@ -53,48 +54,32 @@ class Ages(NamedTuple):
     versions: float  # last use of superseded versions
 
 
-@dataclass(frozen=True)
-class RowTotals:
-    """Counts rows, and the bytes of their bodies."""
-
-    count: int
-    size: int
-
-
-async def forget_requests(db: AsyncSession, ages: Ages) -> RowTotals:
-    """Delete the requests that are no longer needed; keep a short row of each."""
+async def forget_requests(db: AsyncSession, ages: Ages) -> int:
+    """Delete the requests that are no longer needed, and return their number; keep a short row of each."""
     is_deletable = and_(_is_old(ages), ~_is_needed_to_restore())
-    size = RequestRow.payload_length + func.coalesce(RequestRow.result_length, 0)
-    rows = await _measure(db, size, is_deletable)
     names = [column.name for column in PastRequest.__table__.columns]
     short_rows = select(*(getattr(RequestRow, name) for name in names)).where(is_deletable)
     await db.execute(insert(PastRequest).from_select(names, short_rows))
-    await db.execute(delete(RequestRow).where(is_deletable))
-    return rows
+    return await _changed(db, delete(RequestRow).where(is_deletable))
 
 
-async def forget_images(db: AsyncSession) -> RowTotals:
-    """Delete the images to which no request refers any more."""
+async def forget_images(db: AsyncSession) -> int:
+    """Delete the images to which no request refers any more, and return their number."""
     is_of_none = ~exists().where(RequestRow.number == RequestImage.request)
     await db.execute(delete(RequestImage).where(is_of_none))
     is_unused = ~exists().where(RequestImage.image == ImageRow.number)
-    query = select(func.count(), func.sum(ImageRow.content_length)).where(is_unused)
-    count, size = (await db.execute(query)).one()
-    await db.execute(delete(ImageRow).where(is_unused))
-    return RowTotals(count, int(size or 0))
+    return await _changed(db, delete(ImageRow).where(is_unused))
 
 
 async def forget_past_requests(db: AsyncSession, ages: Ages) -> None:
     await db.execute(delete(PastRequest).where(PastRequest.finished_at < ages.now - TRACES_KEPT_SECONDS))
 
 
-async def forget_results(db: AsyncSession, ages: Ages) -> RowTotals:
-    """Drop the results of old requests that are only kept for replay."""
+async def forget_results(db: AsyncSession, ages: Ages) -> int:
+    """Drop the results of old requests that are only kept for replay, and return their number."""
     is_droppable = and_(_is_old(ages), RequestRow.result_length.is_not(None))
-    rows = await _measure(db, func.coalesce(RequestRow.result_length, 0), is_droppable)
     nowhere = dict.fromkeys(("result_body", "result_file", "result_offset", "result_length"))
-    await db.execute(update(RequestRow).where(is_droppable).values(nowhere))
-    return rows
+    return await _changed(db, update(RequestRow).where(is_droppable).values(nowhere))
 
 
 async def payload_files(db: AsyncSession) -> set[int]:
@@ -114,15 +99,10 @@ def _different(column: str) -> TextClause:
     )
 
 
-async def forget_snapshots(db: AsyncSession) -> RowTotals:
-    """Delete the rows of snapshots of models that are not in use."""
+async def forget_snapshots(db: AsyncSession) -> int:
+    """Delete the rows of snapshots of models that are not in use, and return their number."""
     in_use = select(ModelRow.id).where(_is_in_use(ModelRow.session_id))
-    is_unused = SnapshotRow.model_id.not_in(in_use)
-    count, size = (
-        await db.execute(select(func.count(), func.sum(SnapshotRow.size_bytes)).where(is_unused))
-    ).one()
-    await db.execute(delete(SnapshotRow).where(is_unused))
-    return RowTotals(count, int(size or 0))
+    return await _changed(db, delete(SnapshotRow).where(SnapshotRow.model_id.not_in(in_use)))
 
 
 async def snapshots(db: AsyncSession) -> list[tuple[str, int]]:
@@ -195,10 +175,7 @@ async def superseded_versions(db: AsyncSession, ages: Ages) -> dict[str, str]:
 async def forget_samplers(db: AsyncSession, ages: Ages) -> int:
     """Delete the rows of samplers whose session ended long ago; return their number."""
     long_ended = select(SessionRow.id).where(SessionRow.ended_at < ages.now - SAMPLERS_KEPT_SECONDS)
-    is_deletable = SamplerRow.session_id.in_(long_ended)
-    count = await db.scalar(select(func.count()).select_from(SamplerRow).where(is_deletable)) or 0
-    await db.execute(delete(SamplerRow).where(is_deletable))
-    return count
+    return await _changed(db, delete(SamplerRow).where(SamplerRow.session_id.in_(long_ended)))
 
 
 def _is_old(ages: Ages) -> ColumnElement[bool]:
@@ -238,10 +215,9 @@ def _is_in_use(session_id: InstrumentedAttribute[str]) -> ColumnElement[bool]:
     return or_(_is_open(session_id), session_id.in_(at_work.correlate(None)))
 
 
-async def _measure(db: AsyncSession, size: ColumnElement[int], which: ColumnElement[bool]) -> RowTotals:
-    query = select(func.count(), func.sum(size)).select_from(RequestRow).where(which)
-    count, total = (await db.execute(query)).one()
-    return RowTotals(count, int(total or 0))
+async def _changed(db: AsyncSession, change: Delete | Update) -> int:
+    """Delete or update rows, and return their number."""
+    return (await db.execute(change)).rowcount  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def saved_runs(db: AsyncSession, runs: Collection[str]) -> set[str]:
