@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import shutil
+from contextlib import nullcontext
 from typing import Any
 
 import jax.numpy as jnp
@@ -81,7 +82,7 @@ def save(data_dir, made, layout, kind, run=RUN, **changes):
     place = CheckpointPath(run, kind, "final")
     folder = place.folder(data_dir / "checkpoints")
     prepared = files.prepare(folder)
-    files.publish(prepared, folder, staged(prepared, made, layout, kind, run))
+    files.publish(prepared, folder, staged(prepared, made, layout, kind, run), nullcontext())
     if changes:
         files.change_manifest(folder, **changes)
     return str(place), folder

@@ -1,5 +1,7 @@
 """``spmd-tx export`` takes models all of whose weights were trained, and puts them where it is told."""
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -60,7 +62,7 @@ def save(data_dir, base, kind, seed=1):
         user_metadata=None,
         files=files.sizes(prepared),
     )
-    files.publish(prepared, folder, known)
+    files.publish(prepared, folder, known, nullcontext())
     return str(place)
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,7 @@ def with_digests(folder: Path, manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, digests=digests)
 
 
-def publish(
-    staged: Path,
-    folder: Path,
-    manifest: Manifest,
-    alone: AbstractContextManager[object] = nullcontext(),
-) -> None:
+def publish(staged: Path, folder: Path, manifest: Manifest, alone: AbstractContextManager[object]) -> None:
     """Add the manifest to a written checkpoint, and put it in place of an earlier one of that name.
 
     ``alone`` is entered for the moment of the replacement.
@@ -167,7 +162,7 @@ def read_part(folder: Path, manifest: Manifest, name: str, start: int, size: int
 
 def verify(path: CheckpointPath, folder: Path) -> Manifest:
     """Read the manifest, and compare the files with it. Raises InvalidRequest for any difference."""
-    manifest = manifest_of(path, folder)
+    manifest = checked(path, read_manifest(folder))
     try:
         problem = _first_problem(folder, manifest)
     except FileNotFoundError as error:
@@ -177,11 +172,6 @@ def verify(path: CheckpointPath, folder: Path) -> Manifest:
             f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
         )
     return manifest
-
-
-def manifest_of(path: CheckpointPath, folder: Path) -> Manifest:
-    """Read the manifest. Raises InvalidRequest as ``checked`` does."""
-    return checked(path, read_manifest(folder))
 
 
 def checked(path: CheckpointPath, manifest: Manifest | None) -> Manifest:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -38,33 +38,25 @@ THREADS = 8
 PLACE_PARTS = 3  # RUN/KIND/NAME
 
 
-class CheckpointCache:
+class CheckpointCache(LocalStore):
     """Keeps checkpoint folders in a local directory. Who needs one for longer must link its files."""
 
     def __init__(self, directory: Path, most_bytes: int) -> None:
-        self._directory = directory
+        super().__init__(directory)
         self._most_bytes = most_bytes
-
-    def folder(self, path: CheckpointPath) -> Path:
-        return path.folder(self._directory)
 
     def has(self, path: CheckpointPath, manifest: Manifest) -> bool:
         """Whether exactly this version is cached and intact. A damaged one is dropped."""
-        folder = self.folder(path)
-        present = files.read_manifest(folder)
+        present = self.manifest(path)
         if present is None or present.version != manifest.version:
             return False
         try:
-            files.verify(path, folder)
+            files.verify(path, self.folder(path))
         except InvalidRequest:
-            self.drop(path)
+            self.delete(path)
             return False
-        os.utime(folder / MANIFEST)
+        os.utime(self.folder(path) / MANIFEST)
         return True
-
-    def drop(self, path: CheckpointPath) -> None:
-        if self.folder(path).exists():
-            files.delete(self.folder(path))
 
     def evict(self, besides: CheckpointPath) -> None:
         """Delete the least recently used checkpoints beyond the capacity, except ``besides``."""
@@ -75,10 +67,6 @@ class CheckpointCache:
             is_used = folder in retained or used_at[folder] > time.time() - IN_USE_SECONDS
             if total > self._most_bytes and not is_used:
                 files.delete(folder)
-
-    def tidy(self) -> dict[CheckpointPath, Manifest]:
-        """Finish or delete what was interrupted, and return the cached checkpoints."""
-        return files.tidy(self._directory)
 
     def _folders(self) -> Iterator[Path]:
         for kind in KINDS:
@@ -94,17 +82,17 @@ class RemoteStore:
         self.threads = ThreadPoolExecutor(THREADS, "checkpoint-store")
         self._remote = remote
         self._cache = cache
-        self._locks: WeakValueDictionary[CheckpointPath, _Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[CheckpointPath, threading.Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
 
     def stage(self, path: CheckpointPath) -> Path:
-        return files.prepare(self._cache.folder(path))
+        return self._cache.stage(path)
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
         manifest = files.with_digests(staged, manifest)
         with self._alone(path):
             self._upload(path, staged, manifest)
-            files.publish(staged, self._cache.folder(path), manifest)
+            self._cache.commit(path, staged, manifest)
             self._cache.evict(path)
             try:
                 self._sweep(_place(path), self._remote.list(_place(path)), manifest)
@@ -124,11 +112,10 @@ class RemoteStore:
                 raise InvalidRequest(
                     f"checkpoint {path} is incomplete: its {MANIFEST} is not in the store; use another one"
                 )
-            folder = self._cache.folder(path)
             if not self._cache.has(path, manifest):
                 self._download(path, manifest)
                 self._cache.evict(path)
-            return OpenCheckpoint(folder, manifest)
+            return OpenCheckpoint(self._cache.folder(path), manifest)
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
         content = self._remote.read(f"{_place(path)}/{manifest.version}/{name}", start, start + size)
@@ -142,7 +129,7 @@ class RemoteStore:
             if manifest is not None:
                 changed = msgspec.structs.replace(manifest, **values)
                 self._remote.write(f"{_place(path)}/{MANIFEST}", msgspec.json.encode(changed))
-                files.change_manifest(self._cache.folder(path), **values)
+                self._cache.change(path, **values)
 
     def delete(self, path: CheckpointPath) -> None:
         with self._alone(path):
@@ -150,11 +137,11 @@ class RemoteStore:
                 self._remote.delete(f"{_place(path)}/{MANIFEST}")
             for file in self._remote.list(_place(path)):
                 self._remote.delete(file)
-            self._cache.drop(path)
+            self._cache.delete(path)
 
     def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         """As LocalStore.tidy. Known checkpoints that are only cached predate this store: upload them."""
-        cached, places = self._cache.tidy(), self._by_place()
+        cached, places = self._cache.tidy(listed), self._by_place()
         for place, names in places.items():
             if f"{place}/{MANIFEST}" not in names:
                 self._sweep(place, names, None)
@@ -172,7 +159,7 @@ class RemoteStore:
                 self._upload(path, self._cache.folder(path), cached[path])
                 complete[path] = cached[path]
             else:
-                self._cache.drop(path)
+                self._cache.delete(path)
         return complete
 
     def _by_place(self) -> dict[str, list[str]]:
@@ -212,7 +199,7 @@ class RemoteStore:
                 ) from None
         (partial / MANIFEST).write_bytes(msgspec.json.encode(manifest))
         files.verify(path, partial)
-        files.publish(partial, folder, manifest)
+        self._cache.commit(path, partial, manifest)
 
     def _sweep(self, place: str, names: list[str], manifest: Manifest | None) -> None:
         """Delete the files that do not belong to the present version."""
@@ -222,21 +209,10 @@ class RemoteStore:
                 with suppress(FileNotFoundError):
                     self._remote.delete(file)
 
-    @contextmanager
-    def _alone(self, path: CheckpointPath) -> Iterator[None]:
+    def _alone(self, path: CheckpointPath) -> threading.Lock:
+        """Return the lock of a checkpoint, which lives for as long as it is held or awaited."""
         with self._guard:
-            lock = self._locks.get(path)
-            if lock is None:
-                lock = self._locks[path] = _Lock()
-        with lock.lock:
-            yield
-
-
-class _Lock:
-    """Holds a lock, which cannot be referred to weakly itself."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
+            return self._locks.setdefault(path, threading.Lock())
 
 
 def _place(path: CheckpointPath) -> str:

@@ -45,16 +45,16 @@ class LocalStore:
 
     def stage(self, path: CheckpointPath) -> Path:
         """Return a free place where the workers may write a checkpoint."""
-        return files.prepare(self._folder(path))
+        return files.prepare(self.folder(path))
 
     def commit(self, path: CheckpointPath, staged: Path, manifest: Manifest) -> None:
         """Put a written checkpoint in place of an earlier one of that name. May be repeated."""
-        files.publish(staged, self._folder(path), manifest, self._moment)
+        files.publish(staged, self.folder(path), manifest, self._moment)
 
     def manifest(self, path: CheckpointPath) -> Manifest | None:
         """Return the manifest; None when there is no complete checkpoint."""
         with self._moment:
-            return files.read_manifest(self._folder(path))
+            return files.read_manifest(self.folder(path))
 
     def beginning_so(self, path: CheckpointPath) -> list[CheckpointPath]:
         """Find complete checkpoints of this kind and name, of all runs whose IDs begin with the path's."""
@@ -79,17 +79,17 @@ class LocalStore:
 
     def read(self, path: CheckpointPath, manifest: Manifest, name: str, start: int, size: int) -> bytes:
         """Read a part of a file of exactly this version. Raises OSError when it is gone by now."""
-        return files.read_part(self._folder(path), manifest, name, start, size)
+        return files.read_part(self.folder(path), manifest, name, start, size)
 
     def change(self, path: CheckpointPath, **values: object) -> None:
         """Replace fields of the manifest."""
         with self._moment:
-            files.change_manifest(self._folder(path), **values)
+            files.change_manifest(self.folder(path), **values)
 
     def delete(self, path: CheckpointPath) -> None:
         """Delete a checkpoint, if it is there."""
-        if self._folder(path).exists():
-            files.delete(self._folder(path))
+        if self.folder(path).exists():
+            files.delete(self.folder(path))
 
     def tidy(self, listed: Collection[CheckpointPath]) -> dict[CheckpointPath, Manifest]:
         """Finish or delete what was interrupted, and return the complete checkpoints.
@@ -99,8 +99,8 @@ class LocalStore:
         return files.tidy(self._directory)
 
     def _verified(self, path: CheckpointPath) -> OpenCheckpoint:
-        folder = self._folder(path)
+        folder = self.folder(path)
         return OpenCheckpoint(folder, files.verify(path, folder))
 
-    def _folder(self, path: CheckpointPath) -> Path:
+    def folder(self, path: CheckpointPath) -> Path:
         return path.folder(self._directory)
