@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from spmd_tx.coordinator.storage.folders import digest
+from spmd_tx.coordinator.storage.folders import difference, digest
 from spmd_tx.coordinator.storage.tables import LOCAL_OWNER
 from spmd_tx.coordinator.wire.checkpoint_paths import KINDS, CheckpointPath
 from spmd_tx.durable_files import make_folder, put_in_place, sync_tree, unique_beside, write_file
@@ -164,9 +164,11 @@ def verify(path: CheckpointPath, folder: Path) -> Manifest:
     """Read the manifest, and compare the files with it. Raises InvalidRequest for any difference."""
     manifest = checked(path, read_manifest(folder))
     try:
-        problem = _first_problem(folder, manifest)
-    except FileNotFoundError as error:
+        problem = difference(folder, manifest.files, manifest.digests)
+    except (FileNotFoundError, NotADirectoryError) as error:
         problem = f"{error.filename} is missing"
+    if any(name.startswith(UNMERGED) for name in manifest.files) and MERGED not in manifest.files:
+        problem = f"{folder / MERGED} was not written, as the name was taken for a pattern"
     if problem is not None:
         raise InvalidRequest(
             f"checkpoint {path} is damaged: {problem}; restore the file or use another checkpoint"
@@ -186,21 +188,6 @@ def checked(path: CheckpointPath, manifest: Manifest | None) -> Manifest:
             f"reads formats up to {FORMAT}. Use another checkpoint, or ask the operator to upgrade"
         )
     return manifest
-
-
-def _first_problem(folder: Path, manifest: Manifest) -> str | None:
-    if any(name.startswith(UNMERGED) for name in manifest.files) and MERGED not in manifest.files:
-        return f"{folder / MERGED} was not written, as the name was taken for a pattern"
-    present = sizes(folder)
-    for name, size in manifest.files.items():
-        if name not in present:
-            return f"{folder / name} is missing"
-        if present[name] != size:
-            return f"{folder / name} has {present[name]} bytes instead of {size}"
-    for name, written in manifest.digests.items():
-        if digest(folder / name) != written:
-            return f"{folder / name} has another content than when it was written"
-    return None
 
 
 def delete(folder: Path) -> None:

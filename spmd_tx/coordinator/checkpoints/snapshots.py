@@ -25,6 +25,7 @@ from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime import metrics
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import Database
+from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.storage.folders import is_intact, write_manifest
 from spmd_tx.coordinator.storage.tables import RequestRow, SnapshotRow
 from spmd_tx.durable_files import put_in_place, unique_beside
@@ -135,7 +136,7 @@ class Snapshots:
             replaced = put_in_place(path, place)
             if replaced is not None:
                 shutil.rmtree(replaced)
-        return _size(place)
+        return size_of(place)
 
     async def newest(self, model_id: str, before: int | None) -> tuple[StoredSnapshot | None, str | None]:
         """The newest intact snapshot from before a request (None: of all); else why there is none."""
@@ -169,7 +170,3 @@ def is_of_what_happened() -> ColumnElement[bool]:
     request = aliased(RequestRow)
     is_its_own = (request.line == SnapshotRow.model_id, request.seq_id == SnapshotRow.seq_id)
     return ~exists().where(*is_its_own, request.finished_at.is_not(None), ~request.executed)
-
-
-def _size(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

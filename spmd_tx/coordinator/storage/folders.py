@@ -4,6 +4,7 @@ The manifest holds the sizes and digests of all other files. It is written last,
 incomplete.
 """
 
+from collections.abc import Mapping
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
@@ -54,17 +55,23 @@ def is_intact(folder: Path) -> str | None:
         manifest = _read(folder)
         if isinstance(manifest, str):
             return manifest
-        for name, entry in manifest.files.items():
-            path = folder / name
-            size = path.stat().st_size
-            if size != entry.size:
-                return f"{path} has {size} bytes instead of {entry.size}"
-            if digest(path) != entry.digest:
-                return f"{path} has another content than when it was written"
+        sizes = {name: entry.size for name, entry in manifest.files.items()}
+        return difference(folder, sizes, {name: entry.digest for name, entry in manifest.files.items()})
     except (FileNotFoundError, NotADirectoryError) as error:
         return f"{error.filename} is missing"
     except OSError as error:
         return f"{error.filename or folder} cannot be read: {error.strerror}"
+
+
+def difference(folder: Path, sizes: Mapping[str, int], digests: Mapping[str, str]) -> str | None:
+    """The first difference of the files in a folder from their sizes, in bytes, and digests, if any."""
+    for name, size in sizes.items():
+        path = folder / name
+        if (present := path.stat().st_size) != size:
+            return f"{path} has {present} bytes instead of {size}"
+    for name, written in digests.items():
+        if digest(folder / name) != written:
+            return f"{folder / name} has another content than when it was written"
     return None
 
 

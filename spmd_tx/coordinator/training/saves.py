@@ -14,6 +14,7 @@ from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_afte
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result, read_body
 from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
 from spmd_tx.coordinator.sampling.versions import Versions
+from spmd_tx.coordinator.storage.disk import size_of
 from spmd_tx.coordinator.training.model import TrainedModel
 from spmd_tx.coordinator.training.outcomes import Begun, at_once
 from spmd_tx.coordinator.wire import training
@@ -213,5 +214,4 @@ async def _written(reply: asyncio.Future[Reply], writing: Writing, staged: Path)
 
 
 def _seconds_to_encrypt(folder: Path) -> float:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return CHECK_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+    return CHECK_SECONDS + size_of(folder) / SLOWEST_BYTES_PER_SECOND
