@@ -81,11 +81,7 @@ class Catalog:
         return session
 
     async def session(self, session_id: str) -> SessionRow:
-        session = self._sessions.get(session_id)
-        if session is None:
-            session = await self._load(SessionRow, session_id)
-            self._sessions[session_id] = session
-        return session
+        return await self._find(self._sessions, SessionRow, session_id)
 
     async def open_session(self, session_id: str) -> SessionRow:
         """A session that still takes requests. Raises NotFound or InvalidRequest."""
@@ -167,11 +163,7 @@ class Catalog:
         return silent
 
     async def model(self, model_id: str) -> ModelRow:
-        model = self._models.get(model_id)
-        if model is None:
-            model = await self._load(ModelRow, model_id)
-            self._models[model_id] = model
-        return model
+        return await self._find(self._models, ModelRow, model_id)
 
     async def set_adapter(self, model_id: str, adapter: AdapterSpec) -> None:
         """Store the adapter that a model has after loading a checkpoint."""
@@ -221,11 +213,7 @@ class Catalog:
         sampler.version = version
 
     async def sampler(self, sampler_id: str) -> SamplerRow:
-        sampler = self._samplers.get(sampler_id)
-        if sampler is None:
-            sampler = await self._load(SamplerRow, sampler_id)
-            self._samplers[sampler_id] = sampler
-        return sampler
+        return await self._find(self._samplers, SamplerRow, sampler_id)
 
     async def join_sampler(self, sampler: SamplerRow) -> int:
         """Count one more client of a sampler, and return its unique number."""
@@ -282,18 +270,20 @@ class Catalog:
     def _forget(self, session_id: str) -> None:
         """Drop an ended session's rows from memory; later requests read them from the database."""
         del self._sessions[session_id]
-        self._models = {id: model for id, model in self._models.items() if model.session_id != session_id}
-        self._samplers = {
-            id: sampler for id, sampler in self._samplers.items() if sampler.session_id != session_id
-        }
+        for known in (self._models, self._samplers):
+            for id in [id for id, row in known.items() if row.session_id == session_id]:
+                del known[id]
 
-    async def _load(self, table: type[Row], id: str) -> Row:
+    async def _find(self, known: dict[str, Row], table: type[Row], id: str) -> Row:
+        if id in known:
+            return known[id]
         row = None
         if "\0" not in id:  # PostgreSQL refuses to look for it
             async with self._database.reading() as db:
                 row = await db.get(table, id)
         if row is None:
             raise unknown(table, id)
+        known[id] = row
         return row
 
 
