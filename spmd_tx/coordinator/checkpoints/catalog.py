@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Visible = Callable[[CheckpointRow], bool]  # whether a caller may know of a checkpoint
 
+# Columns that say what the manifest does.
+OF_MANIFEST = (
+    "size_bytes user_metadata created_at expires_at owner is_public base_model seq_id is_best".split()
+)
 GIVEN_UP_SECONDS = 60.0  # after which lost workers have ended for certain
 
 
@@ -101,8 +105,7 @@ class CheckpointCatalog:
         if manifest is None or earlier is None or is_new:
             sizes = await asyncio.to_thread(files.sizes, staged)
             owner = options.owner or await self._owner(path.run_id)
-            manifest = _new_manifest(path, adapter, options, base, owner)
-            manifest = msgspec.structs.replace(manifest, files=sizes)
+            manifest = _new_manifest(path, sizes, adapter, options, base, owner)
             if earlier is not None and options.request_id is not None:
                 kept = {"is_public": earlier.is_public, "is_best": earlier.is_best}
                 manifest = msgspec.structs.replace(manifest, **kept)
@@ -152,7 +155,7 @@ class CheckpointCatalog:
         now = time.time()
         is_there = or_(CheckpointRow.expires_at.is_(None), CheckpointRow.expires_at > now)
         query = select(func.sum(CheckpointRow.size_bytes)).where(
-            CheckpointRow.owner == owner, is_there, not_(and_(*_is(besides)))
+            CheckpointRow.owner == owner, is_there, not_(_is(besides))
         )
         async with self._database.reading() as db:
             total = int(await db.scalar(query) or 0)
@@ -165,7 +168,7 @@ class CheckpointCatalog:
 
     async def _list(self, path: CheckpointPath, manifest: Manifest) -> None:
         async with self._database.transaction() as db:
-            await db.execute(delete(CheckpointRow).where(*_is(path)))
+            await db.execute(delete(CheckpointRow).where(_is(path)))
             db.add(_new_row(path, manifest))
         self.changes += 1
 
@@ -248,15 +251,10 @@ class CheckpointCatalog:
 
     async def set_ttl(self, path: CheckpointPath, ttl_seconds: int | None) -> None:
         check_ttl(ttl_seconds)
-        await self.find(path)
-        expires_at = expiry(time.time(), ttl_seconds)
-        await self._change(path, expires_at=expires_at)
-        await self._change_manifest(path, expires_at=expires_at)
+        await self._change(path, expires_at=expiry(time.time(), ttl_seconds))
 
     async def set_public(self, path: CheckpointPath, is_public: bool) -> None:
-        await self.find(path)
         await self._change(path, is_public=is_public)
-        await self._change_manifest(path, is_public=is_public)
 
     async def set_best(self, path: CheckpointPath, is_best: bool) -> None:
         """Mark a checkpoint as the best of its run, in place of another one, or take its mark away."""
@@ -264,7 +262,7 @@ class CheckpointCatalog:
         of_run = CheckpointRow.run_id == path.run_id
         async with self._database.transaction() as db:
             marked = (await db.scalars(select(CheckpointRow).where(of_run, CheckpointRow.is_best))).all()
-            is_it = and_(*_is(path))
+            is_it = _is(path)
             changed = update(CheckpointRow).where(of_run) if is_best else update(CheckpointRow).where(is_it)
             await db.execute(changed.values(is_best=is_it if is_best else False))
         self.changes += 1
@@ -304,13 +302,15 @@ class CheckpointCatalog:
     async def _delete(self, path: CheckpointPath) -> None:
         await self._do(self._store.delete, path)
         async with self._database.transaction() as db:
-            await db.execute(delete(CheckpointRow).where(*_is(path)))
+            await db.execute(delete(CheckpointRow).where(_is(path)))
         self.changes += 1
 
     async def _change(self, path: CheckpointPath, **values: object) -> None:
+        await self.find(path)
         async with self._database.transaction() as db:
-            await db.execute(update(CheckpointRow).where(*_is(path)).values(values))
+            await db.execute(update(CheckpointRow).where(_is(path)).values(values))
         self.changes += 1
+        await self._change_manifest(path, **values)
 
     async def _change_manifest(self, path: CheckpointPath, **values: object) -> None:
         """Change the manifest like the row, so that rows can be made again from the folders."""
@@ -323,7 +323,7 @@ class CheckpointCatalog:
         if "\0" in path.run_id:  # PostgreSQL refuses to look for it
             return None
         async with self._database.reading() as db:
-            return await db.scalar(select(CheckpointRow).where(*_is(path)))
+            return await db.scalar(select(CheckpointRow).where(_is(path)))
 
 
 async def open_checkpoints(
@@ -339,24 +339,24 @@ async def open_checkpoints(
 
 
 def _new_manifest(
-    path: CheckpointPath, adapter: AdapterSpec, options: SaveOptions, base: CheckpointBase, owner: str
+    path: CheckpointPath,
+    sizes: dict[str, int],
+    adapter: AdapterSpec,
+    options: SaveOptions,
+    base: CheckpointBase,
+    owner: str,
 ) -> Manifest:
-    """Describe a checkpoint that is complete now, but for its files."""
+    """Describe a checkpoint that is complete now."""
     now = time.time()
     return Manifest(
         run_id=path.run_id,
         base_model=base.name,
-        rank=adapter.rank,
-        alpha=adapter.alpha,
-        train_attn=adapter.train_attn,
-        train_mlp=adapter.train_mlp,
-        train_unembed=adapter.train_unembed,
-        optimizer=adapter.optimizer,
+        **msgspec.structs.asdict(adapter),
         format=FORMATS[adapter.optimizer],
         created_at=now,
         expires_at=expiry(now, options.ttl_seconds),
         user_metadata=options.user_metadata,
-        files={},
+        files=sizes,
         saved_by=options.request_id,
         owner=owner,
         seq_id=options.seq_id,
@@ -374,26 +374,9 @@ def _way_out(path: CheckpointPath) -> str:
     return f"call save_state with overwrite=True, or {free}" if path.kind == WEIGHTS else free
 
 
-def _is(path: CheckpointPath) -> tuple[ColumnElement[bool], ...]:
-    return (
-        CheckpointRow.run_id == path.run_id,
-        CheckpointRow.kind == path.kind,
-        CheckpointRow.name == path.name,
-    )
+def _is(path: CheckpointPath) -> ColumnElement[bool]:
+    return and_(*(getattr(CheckpointRow, name) == part for name, part in path._asdict().items()))
 
 
 def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:
-    return CheckpointRow(
-        run_id=path.run_id,
-        kind=path.kind,
-        name=path.name,
-        size_bytes=manifest.size_bytes,
-        user_metadata=manifest.user_metadata,
-        created_at=manifest.created_at,
-        expires_at=manifest.expires_at,
-        owner=manifest.owner,
-        is_public=manifest.is_public,
-        base_model=manifest.base_model,
-        seq_id=manifest.seq_id,
-        is_best=manifest.is_best,
-    )
+    return CheckpointRow(**path._asdict(), **{name: getattr(manifest, name) for name in OF_MANIFEST})
