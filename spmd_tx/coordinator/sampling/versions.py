@@ -19,7 +19,7 @@ import msgspec
 
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
+from spmd_tx.coordinator.checkpoints.store import OpenCheckpoint
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.sampling.bank import BASE_MODEL, Placement, VersionBank, VersionKey
@@ -60,6 +60,7 @@ class WriteOut:
 
 
 Restored = Callable[[SamplerRow], Awaitable[None]]
+OpenNamed = Callable[[CheckpointPath], Awaitable[OpenCheckpoint]]
 
 
 @dataclass(eq=False)
@@ -67,7 +68,7 @@ class Versions:
     """Holds the versions in use, by sampler and by session, in one generation of workers."""
 
     samplers: Catalog
-    checkpoints: BaseCheckpoints
+    open_checkpoint: OpenNamed
     bank: VersionBank
     store: VersionStore
     max_rank: int
@@ -303,7 +304,7 @@ class Versions:
     async def _link(self, path: CheckpointPath) -> VersionKey:
         """Link the files of a checkpoint; if it is overwritten meanwhile, link the new version."""
         while True:
-            folder, opened = await self.checkpoints.open(path)
+            folder, opened = await self.open_checkpoint(path)
             check_rank(path, opened.adapter, self.max_rank)
             version = self._published.get(path, f"{path}#{opened.created_at}")
             if version in self._linked:

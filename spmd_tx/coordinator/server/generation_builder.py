@@ -13,7 +13,6 @@ from spmd_tx.coordinator.agent.base_model import fingerprint
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.catalog.catalog import Catalog
 from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
-from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.mesh.compilation import Compilation
@@ -116,7 +115,7 @@ class GenerationBuilder:
         bank = VersionBank(bank_slots(config), self.store.directory, whole_models=config.full_parameters)
         versions = Versions(
             self.catalog,
-            BaseCheckpoints(self.checkpoints, self.base.checkpoints),
+            partial(self.checkpoints.open, base=self.base.checkpoints),
             bank,
             self.store,
             config.max_rank,
@@ -146,7 +145,8 @@ class GenerationBuilder:
     def _training(self, versions: Versions, plan: MemoryPlan, pool: ImagePool, kernels: str) -> Training:
         config, model = self.config, self.base.model
         return Training(
-            checkpoints=BaseCheckpoints(self.checkpoints, self.base.checkpoints),
+            checkpoints=self.checkpoints,
+            base=self.base.checkpoints,
             samplers=self.catalog,
             versions=versions,
             slots=(

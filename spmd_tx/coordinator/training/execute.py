@@ -13,7 +13,8 @@ import numpy as np
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, sampler_id
 from spmd_tx.coordinator.checkpoints import files
-from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots, StoredSnapshot
 from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.images.seen import RequestImages, SeenImages
@@ -91,7 +92,8 @@ NOT_WRITTEN_OUT = (
 class Training:
     """Turns each request of a model into steps of that model."""
 
-    checkpoints: BaseCheckpoints
+    checkpoints: CheckpointCatalog
+    base: CheckpointBase
     samplers: Catalog
     versions: Versions
     slots: TrainingSlots
@@ -152,8 +154,8 @@ class Training:
                 step = read_body(body, training.OptimStepRequest)
                 return self._optim_step(model, step_of(step, model.adapter, is_again=is_again))
             case "save_weights" | "save_weights_for_sampler" | "save_weights_external":
-                writes = self.snapshots.writes
-                saves = Saves(self.checkpoints, self.samplers, self.versions, writes, self.children)
+                base, writes = self.base, self.snapshots.writes
+                saves = Saves(self.checkpoints, base, self.samplers, self.versions, writes, self.children)
                 return await saves.begin(model, request, body)
             case "sample" | "copy_weights" | "upload_weights" | "create_custom_loss":
                 raise AssertionError(f"a {request.kind} request has no place in a line")
@@ -239,7 +241,7 @@ class Training:
 
     async def _load(self, model: TrainedModel, request: Request, body: training.LoadWeightsRequest) -> Begun:
         path = parse_to_train(body.path, optimizer=body.optimizer)
-        folder, _ = await self.checkpoints.open(path)
+        folder, _ = await self.checkpoints.open(path, self.base)
         place = self.snapshots.place(model.id, request.seq_id)
         manifest = await asyncio.to_thread(files.link, path, folder, place)
         check_rank(path, manifest.adapter, self.limits.max_rank)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from spmd_tx.coordinator.catalog.catalog import Catalog, SamplerWeights
 from spmd_tx.coordinator.checkpoints import age_recipients
-from spmd_tx.coordinator.checkpoints.catalog import SaveOptions
-from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
+from spmd_tx.coordinator.checkpoints.catalog import CheckpointCatalog, SaveOptions
+from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
 from spmd_tx.coordinator.checkpoints.writes import Writes, Writing, written_after
 from spmd_tx.coordinator.requests.records import Failed, Outcome, Request, json_result, read_body
 from spmd_tx.coordinator.runtime.owner_turns import OwnerTurns
@@ -42,7 +42,8 @@ SAVE_STATE, SAVE_SAMPLER = program_of_move(TrainSlot, StateFolder), program_of_m
 class Saves:
     """Prepares the steps of saves. Each method raises RequestError before anything is sent."""
 
-    checkpoints: BaseCheckpoints
+    checkpoints: CheckpointCatalog
+    base: CheckpointBase
     samplers: Catalog
     versions: Versions
     writes: Writes
@@ -72,7 +73,7 @@ class Saves:
 
         async def outcome() -> Outcome:
             await reply
-            await self.checkpoints.complete(path, staged, model.adapter, options)
+            await self.checkpoints.complete(path, staged, model.adapter, options, self.base)
             return json_result(training.SaveWeightsResult(str(path)))
 
         return Begun(outcome, next_waits=True)
@@ -93,8 +94,8 @@ class Saves:
         async def outcome() -> Outcome:
             if (failed := await _written(reply, writing, staged)) is not None:
                 return failed
-            await self.checkpoints.complete(path, staged, model.adapter, options)
-            folder, _ = await self.checkpoints.open(path)
+            await self.checkpoints.complete(path, staged, model.adapter, options, self.base)
+            folder, _ = await self.checkpoints.open(path, self.base)
             self.versions.publish(path, request.id, model.adapter, folder)
             return json_result(training.SaveWeightsForSamplerResult(path=str(path)))
 
@@ -126,7 +127,7 @@ class Saves:
                 if failed is not None:
                     await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
                     return failed
-            manifest = await self.checkpoints.complete(path, staged, model.adapter, options)
+            manifest = await self.checkpoints.complete(path, staged, model.adapter, options, self.base)
             return json_result(SaveWeightsExternalResult(str(path), manifest.size_bytes))
 
         return Begun(outcome, next_waits=True)
@@ -142,7 +143,7 @@ class Saves:
         sampler = await self.samplers.add_sampler(
             model.session_id,
             body.sampling_session_seq_id,
-            self.checkpoints.base.name,
+            self.base.name,
             SamplerWeights(model_id=model.id, version=request.id, inflight=inflight),
         )
         republishes = request.seq_id if inflight else None

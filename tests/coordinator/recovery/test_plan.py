@@ -152,7 +152,7 @@ async def test_a_load_that_is_run_again_waits_for_a_store_that_does_not_answer(b
     bench.create(B, seed=8)
     await bench.result(bench.load(B, 1, path))
     shutil.rmtree(bench.directory / "snapshots")  # so that the load, too, is run again
-    catalog = bench.checkpoints.catalog
+    catalog = bench.checkpoints
     outages, opened = [ConnectionError("the store does not answer")] * 3, catalog.open
 
     async def open_when_it_answers(path, base):

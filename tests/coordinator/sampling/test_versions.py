@@ -53,7 +53,7 @@ async def test_samplers_of_one_checkpoint_share_its_place(bench):
 
 async def test_a_deleted_checkpoint_stays_with_its_open_samplers(bench):
     version = await bench.version_of(await sampler(bench))
-    await bench.checkpoints.catalog.delete(parse(PATH))
+    await bench.checkpoints.delete(parse(PATH))
     assert weights(folder_of(bench, version)) == 7.0
     with pytest.raises(NotFound):
         await bench.version_of(await sampler(bench, 1))

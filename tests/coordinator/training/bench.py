@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.catalog.catalog import Catalog, open_catalog
 from spmd_tx.coordinator.checkpoints.catalog import open_checkpoints
 from spmd_tx.coordinator.checkpoints.checkpoint_base import CheckpointBase
-from spmd_tx.coordinator.checkpoints.of_base import BaseCheckpoints
 from spmd_tx.coordinator.checkpoints.snapshots import Snapshots
 from spmd_tx.coordinator.checkpoints.store import LocalStore
 from spmd_tx.coordinator.mesh.compilation import Compilation
@@ -42,6 +42,7 @@ from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTraine
 from tests.support.ready_programs import EverythingReady
 
 BASE_MODEL = "tiny"
+BASE = CheckpointBase((BASE_MODEL,))
 SHARDS = 2
 LIMITS = Limits(vocab_size=1000, max_context=256, max_rank=8)
 SHAPES = TrainingShapes(SHARDS, 2048, (256, 2048), max_context=256, attention=AttentionCost(5e-4))
@@ -121,7 +122,7 @@ class TrainingBench:
         self.bank = VersionBank(slots=6, directory=self.directory / "versions")
         versions = Versions(
             self.catalog,
-            self.checkpoints,
+            partial(self.checkpoints.open, base=BASE),
             self.bank,
             self.store,
             LIMITS.max_rank,
@@ -129,6 +130,7 @@ class TrainingBench:
         )
         training = Training(
             checkpoints=self.checkpoints,
+            base=BASE,
             samplers=self.catalog,
             versions=versions,
             slots=TrainingSlots(self.slots),
@@ -255,8 +257,7 @@ async def running(directory: Path, slots: int = 2, sampling=None, workers=None, 
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     store, disk = LocalStore(directory / "checkpoints"), DiskGuard(directory / "checkpoints")
-    catalog_of_all = await open_checkpoints(database, store, disk)
-    checkpoints = BaseCheckpoints(catalog_of_all, CheckpointBase((BASE_MODEL,)))
+    checkpoints = await open_checkpoints(database, store, disk)
     bench = TrainingBench(
         directory, database, catalog, checkpoints, slots, workers or FakeTrainer(), sampling, shapes
     )

@@ -210,7 +210,7 @@ async def test_a_checkpoint_may_be_deleted_while_it_is_on_its_way_to_the_workers
     loading = bench.load(B, 0, saved["path"])
     await bench.until(lambda: B in bench.scheduler._execution.lines)
     await bench.prepared(B)
-    await bench.checkpoints.catalog.delete(parse(saved["path"]))
+    await bench.checkpoints.delete(parse(saved["path"]))
     assert not folder.exists()
     bench.let_go()
     await bench.result(loading)
@@ -321,14 +321,14 @@ async def test_a_broken_disk_is_not_the_fault_of_the_client(bench, monkeypatch):
         raise OSError(5, "Input/output error")
 
     bench.create(A)
-    monkeypatch.setattr(bench.checkpoints.catalog, "complete", broken)
+    monkeypatch.setattr(bench.checkpoints, "complete", broken)
     assert "Input/output error" in await bench.failure(bench.save(A, 1, "x"), category="server")
     await bench.result(bench.train(A, 2, 4))
 
 
 async def test_a_save_waits_until_a_full_disk_has_room_again(bench, monkeypatch):
     monkeypatch.setattr("spmd_tx.coordinator.storage.outages.RETRY_SECONDS", 0.0)
-    complete, full = bench.checkpoints.catalog.complete, [OSError(28, "No space left on device")] * 3
+    complete, full = bench.checkpoints.complete, [OSError(28, "No space left on device")] * 3
 
     async def complete_when_there_is_room(*arguments):
         if full:
@@ -336,7 +336,7 @@ async def test_a_save_waits_until_a_full_disk_has_room_again(bench, monkeypatch)
         await complete(*arguments)
 
     bench.create(A)
-    monkeypatch.setattr(bench.checkpoints.catalog, "complete", complete_when_there_is_room)
+    monkeypatch.setattr(bench.checkpoints, "complete", complete_when_there_is_room)
     await bench.result(bench.save(A, 1, "x"))
     assert not full
 
