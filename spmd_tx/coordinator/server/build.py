@@ -16,7 +16,6 @@ from spmd_tx.coordinator.groups.late_groups import LateGroups
 from spmd_tx.coordinator.groups.router import Router
 from spmd_tx.coordinator.http.services import Backend, Services, Stores, open_services
 from spmd_tx.coordinator.mesh.device_shares import DeviceShares
-from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.coordinator.mesh.reception import Reception
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
@@ -24,7 +23,7 @@ from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
 from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
 from spmd_tx.coordinator.sampling.progress import SampleProgress
-from spmd_tx.coordinator.server.group_builder import SharedParts, open_group
+from spmd_tx.coordinator.server.group_builder import SharedParts, WorkerAccess, open_group
 from spmd_tx.coordinator.server.late_opening import LateOpening, bases_of, sort_groups
 from spmd_tx.coordinator.server.open_bases import OpenBases
 from spmd_tx.coordinator.server.served_model import OpenedModel
@@ -32,15 +31,6 @@ from spmd_tx.coordinator.server.telemetry import Telemetry, open_telemetry
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.errors import UnreadableModel
-
-
-@dataclass(frozen=True)
-class WorkerAccess:
-    """Holds how workers and their agents reach the coordinator, and what they are."""
-
-    port: WorkerPort
-    secret: str
-    worker: Sequence[str]  # what Python runs as a worker
 
 
 @dataclass(frozen=True)
@@ -79,9 +69,7 @@ async def open_parts(
         return () if telemetry is None else telemetry.contexts(stores.queue.unfinished_of(requests))
 
     shared = SharedParts(
-        port=workers.port,
-        secret=workers.secret,
-        worker=workers.worker,
+        workers=workers,
         stores=stores,
         bases=bases,
         quarantine=await open_quarantine(stores.database, config.data_dir),

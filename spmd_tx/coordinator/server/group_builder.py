@@ -44,13 +44,20 @@ class OpenedGroup(NamedTuple):
     beside: GroupsOfBase
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedParts:
-    """Holds what all groups use."""
+@dataclass(frozen=True)
+class WorkerAccess:
+    """Holds how workers and their agents reach the coordinator, and what they are."""
 
     port: WorkerPort
     secret: str
     worker: Sequence[str]  # what Python runs as a worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedParts:
+    """Holds what all groups use."""
+
+    workers: WorkerAccess
     stores: Stores
     bases: Bases
     quarantine: Quarantine
@@ -75,7 +82,7 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
     """Connect the parts of a group. Raises StartError if its work cannot go on with this configuration."""
     config, model, base, beside = opened
     metrics.show_group(config.group)
-    stores = shared.stores
+    stores, workers = shared.stores, shared.workers
     clock = asyncio.get_running_loop().time
     snapshots = Snapshots(stores.database, config.data_dir / "snapshots", config.snapshot_seconds, clock)
     loss_runs = LossRuns(loss_limits(config.bounds))
@@ -95,13 +102,13 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
         at_work=shared.quarantine.at_work,
         uses=uses,
     )
-    hub = Hub(shared.port.send, snapshots.writes.take, loss_runs.take, shared.contexts_of)
+    hub = Hub(workers.port.send, snapshots.writes.take, loss_runs.take, shared.contexts_of)
     health = GroupHealth(config.group, base.name, base.key, role_of(config), hub.record)
     signs = LossSigns()
     plan = await make_plan(mesh, model, stores.database)
     _share_devices(config, plan.devices or config.worker_devices, shared.devices)
     roster = AgentRoster(
-        shared.port.send,
+        workers.port.send,
         config.num_processes,
         plan.devices,
         signs.add,
@@ -138,8 +145,8 @@ async def open_group(opened: OpenedGroup, shared: SharedParts) -> WorkerGroup:
         health=health,
         agents=[
             Agent(
-                AgentOptions(shared.port.local_address, process, shared.secret, group=config.group),
-                shared.worker,
+                AgentOptions(workers.port.local_address, process, workers.secret, group=config.group),
+                workers.worker,
             )
             for process in range(config.agents_here)
         ],

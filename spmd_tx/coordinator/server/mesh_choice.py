@@ -120,7 +120,8 @@ def devices_of_each(config: ServerConfig, hosts: Sequence[HostDevices]) -> int:
     """
     wanted = [each.wanted or config.worker_devices for each in hosts]
     wanted = [count for count in wanted if count is not None]
-    simulated = wanted[0] if wanted else _least_count(config) // config.num_processes
+    least = math.lcm(config.given_devices, config.num_processes)  # for the given sizes, and all processes
+    simulated = wanted[0] if wanted else least // config.num_processes
     places = [(each.host, each.found.visible) for each in hosts]
     counts = [
         each.wanted
@@ -144,11 +145,6 @@ def _as_option(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [flag(name)] if value else []
     return [] if value is None else [flag(name), str(value)]
-
-
-def _least_count(config: ServerConfig) -> int:
-    """The least number of devices for the sizes that are given, and for all processes."""
-    return math.lcm(config.given_devices, config.num_processes)
 
 
 def _part(each: HostDevices, sharing: int) -> int:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import NamedTuple
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.served_base import ServedBase, open_base
@@ -18,13 +17,6 @@ from spmd_tx.coordinator.server.group_builder import OpenedGroup
 from spmd_tx.coordinator.server.served_model import OpenedModel
 
 
-class OpenedBase(NamedTuple):
-    """Holds a base model, and what its groups share."""
-
-    base: ServedBase
-    beside: GroupsOfBase
-
-
 class OpenBases:
     """Holds those that were opened."""
 
@@ -36,7 +28,7 @@ class OpenBases:
         self._config = config
         self._queue = queue
         self._stack = stack
-        self._opened: dict[tuple[str, ...], OpenedBase] = {}  # by names
+        self._opened: dict[tuple[str, ...], tuple[ServedBase, GroupsOfBase]] = {}  # by names
 
     async def of(self, group: ServerConfig, model: OpenedModel) -> OpenedGroup:
         """Open the base of a group, whose model was found."""
@@ -46,7 +38,9 @@ class OpenBases:
             self._opened[names] = await self._open(beside, model)
         return OpenedGroup(group, model, *self._opened[names])
 
-    async def _open(self, groups: Sequence[ServerConfig], model: OpenedModel) -> OpenedBase:
+    async def _open(
+        self, groups: Sequence[ServerConfig], model: OpenedModel
+    ) -> tuple[ServedBase, GroupsOfBase]:
         """Make what the groups of a base model share."""
         first = next((group for group in groups if group.trains), groups[0])
         is_shared = first.trains and len(groups) > 1
@@ -59,4 +53,4 @@ class OpenBases:
             images = RequestImages(self._images, PreparedImages(self._images, model.images, first.bounds))
             self._stack.push_async_callback(images.close)
         base = open_base(first, model, self._stack, history=model.history, images=images)
-        return OpenedBase(base, GroupsOfBase(self._queue, roles, store, numbers))
+        return base, GroupsOfBase(self._queue, roles, store, numbers)

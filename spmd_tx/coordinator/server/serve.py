@@ -7,7 +7,6 @@ import secrets
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,10 +26,12 @@ from spmd_tx.coordinator.runtime.logs import log_to_stderr
 from spmd_tx.coordinator.runtime.loop_watchdog import watching
 from spmd_tx.coordinator.runtime.open_files import raise_limit
 from spmd_tx.coordinator.runtime.side_by_side import until_one_ends
-from spmd_tx.coordinator.server.build import Parts, WorkerAccess, open_parts
+from spmd_tx.coordinator.server.build import Parts, open_parts
+from spmd_tx.coordinator.server.group_builder import WorkerAccess
 from spmd_tx.coordinator.server.housekeeping import run_housekeeping
 from spmd_tx.coordinator.server.preflight import check_folders, check_hosts, check_keys, listen
 from spmd_tx.coordinator.server.served_model import open_models
+from spmd_tx.coordinator.storage.database import make_directory
 from spmd_tx.errors import CrashLoop, StartError
 from spmd_tx.processes import private
 from spmd_tx.protocol import memory_plan
@@ -84,7 +85,7 @@ async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
     open_files = raise_limit()
     listening = listen(config.host, config.port, open_files)
     with listening:
-        _make_directory(config)
+        make_directory(config.data_dir)
         models = await asyncio.to_thread(open_models, config)
         warning = private.warning_about(config.data_dir)
         if warning is not None:
@@ -149,7 +150,9 @@ class _Server:
             parts.reception.receive(),
             *(group.generations.watch() for group in parts.groups),
             runs.run(),
-            parts.late.run(partial(_run_late, runs)),
+            parts.late.run(
+                lambda group: until_one_ends([group.generations.watch(), runs.keep_running(group)])
+            ),
             run_housekeeping(parts.services),
             parts.services.keyring.watch(),
             parts.given_up.watch(),
@@ -241,19 +244,8 @@ class _Server:
         return task
 
 
-async def _run_late(runs: GroupRuns, group: WorkerGroup) -> None:
-    await until_one_ends([group.generations.watch(), runs.keep_running(group)])
-
-
 def _first_error(tasks: list[asyncio.Task[Any]]) -> BaseException:
     errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
     return next(
         (error for error in errors if error is not None), RuntimeError("a part of the server has ended")
     )
-
-
-def _make_directory(config: ServerConfig) -> None:
-    try:
-        config.data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StartError(f"cannot create --data-dir {config.data_dir}: {error.strerror}") from None

@@ -54,20 +54,16 @@ def open_models(config: ServerConfig) -> list[OpenedModel | UnreadableModel]:
     found = dict[tuple[str, ...], OpenedModel | UnreadableModel]()  # groups of one base model share it
     for group in config.all_groups:
         if group.model_names not in found:
-            found[group.model_names] = _opened(group)
+            try:
+                found[group.model_names] = open_model(group)
+            except UnreadableModel as problem:
+                found[group.model_names] = problem
         elif isinstance(known := found[group.model_names], OpenedModel):
             check_mesh(group, known.config)
     problems = [each for each in found.values() if isinstance(each, UnreadableModel)]
     if len(problems) == len(found):
         raise problems[0]
     return [found[group.model_names] for group in config.all_groups]
-
-
-def _opened(config: ServerConfig) -> OpenedModel | UnreadableModel:
-    try:
-        return open_model(config)
-    except UnreadableModel as problem:
-        return problem
 
 
 def _processor(config: ServerConfig, model: Model, directory: Path) -> ImageProcessor | None:

@@ -41,7 +41,7 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
         "compilation_cache": str(compilation_cache(config)),
         "idle_adapters": str(config.group_dir / "idle_adapters"),
         "kernel_choices": str(config.data_dir / "kernel_choices"),
-        "image_tokens": _image_tokens(config),
+        "image_tokens": None if config.image_tokens == AUTO else config.image_tokens,
         "image_tokens_each": config.bounds.image_tokens_each,
         "longest_row": row_lengths(max_context)[-1],
         "loss_processes": config.bounds.custom_loss_processes,
@@ -53,11 +53,6 @@ def make_setup(config: ServerConfig, directory: Path | None, max_context: int, e
 def compilation_cache(config: ServerConfig) -> Path:
     """Return the folder of compiled programs. They are code: replicas write to one of their own."""
     return (config.template_dir if is_replica(config.group) else config.data_dir) / "compilation_cache"
-
-
-def _image_tokens(config: ServerConfig) -> int | None:
-    """For how many tokens of images there are rows; None: as many as workers find useful."""
-    return None if config.image_tokens == AUTO else config.image_tokens
 
 
 def training_slots(config: ServerConfig) -> int:

@@ -254,7 +254,7 @@ async def _connect(db: AsyncSession) -> None:
 
 def _resolve(database_url: str | None, data_dir: Path) -> URL:
     if database_url is None:
-        _make_directory(data_dir)
+        make_directory(data_dir)
     return _located(database_url, data_dir)
 
 
@@ -280,7 +280,7 @@ def _public(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 
-def _make_directory(data_dir: Path) -> None:
+def make_directory(data_dir: Path) -> None:
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
