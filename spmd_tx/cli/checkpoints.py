@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 import typer
 
 from spmd_tx.cli import consoles
-from spmd_tx.cli.listings import Json, MostShown
+from spmd_tx.cli.options import Json, MostShown
 from spmd_tx.cli.run_tables import readable, table_that_fits
 from spmd_tx.cli.runs import whole_id
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, UrlOption

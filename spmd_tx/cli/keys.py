@@ -3,15 +3,13 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from spmd_tx.cli.listings import Json
-from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
+from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, Json, in_existing
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.storage.tables import ApiKeyRow
@@ -60,6 +58,7 @@ def create(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Create a key and print it. It cannot be shown again: only its hash is stored."""
+    from spmd_tx.coordinator.storage.database import in_database
     from spmd_tx.coordinator.tenancy import keys as rows
     from spmd_tx.coordinator.tenancy.callers import KeyLimits
 
@@ -71,7 +70,7 @@ def create(
     async def work(db: Any) -> rows.NewKey | None:
         return None if if_none and await rows.listed(db) else await rows.create(db, options)
 
-    new = asyncio.run(rows.in_database(database_url, data_dir, work))
+    new = asyncio.run(in_database(database_url, data_dir, work))
     if new is None:
         typer.echo("There are keys already (--if-none).", err=True)
         return
@@ -88,7 +87,7 @@ def list_keys(
     """List all keys, also expired and revoked ones. The keys themselves cannot be shown."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
-    listed = _in_existing(data_dir, database_url, rows.listed)
+    listed = in_existing(data_dir, database_url, rows.listed)
     if as_json:
         typer.echo(json.dumps([dict(zip(COLUMNS, _cells(row), strict=True)) for row in listed], indent=2))
     else:
@@ -103,7 +102,7 @@ def revoke(id: KeyId, data_dir: DataDir = DEFAULTS.data_dir, database_url: Datab
     async def work(db: Any) -> "ApiKeyRow":
         return await rows.revoke(db, await rows.whole_id(db, id))
 
-    show([_in_existing(data_dir, database_url, work)])
+    show([in_existing(data_dir, database_url, work)])
 
 
 @keys.command()
@@ -118,7 +117,7 @@ def rotate(
     """Replace a key by a new one with the same owner, role and limits, and print it."""
     from spmd_tx.coordinator.tenancy import keys as rows
 
-    new = _in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * rows.HOUR))
+    new = in_existing(data_dir, database_url, lambda db: rows.rotate(db, id, overlap_hours * rows.HOUR))
     show([new.row], is_error=True)
     typer.echo(new.token)
 
@@ -132,7 +131,7 @@ def remove_all(data_dir: DataDir = DEFAULTS.data_dir, database_url: DatabaseUrl 
     """
     from spmd_tx.coordinator.tenancy import keys_seen
 
-    removed = _in_existing(data_dir, database_url, lambda db: keys_seen.forget(db, data_dir))
+    removed = in_existing(data_dir, database_url, lambda db: keys_seen.forget(db, data_dir))
     typer.echo(f"removed {removed} keys; after its next start the server accepts everyone")
 
 
@@ -161,15 +160,6 @@ def _cells(row: "ApiKeyRow") -> tuple[str, ...]:
         _limits(row) or "none",
         (problem(row, time.time()) or "is valid").split()[-1],
     )
-
-
-def _in_existing(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Any]]) -> Any:
-    """Work on the keys of a server that has been started before; raise StartError if it has no data."""
-    from spmd_tx.coordinator.storage.database import check_exists
-    from spmd_tx.coordinator.tenancy import keys as rows
-
-    check_exists(database_url, data_dir)
-    return asyncio.run(rows.in_database(database_url, data_dir, work))
 
 
 def _date(seconds: float | None) -> str:

@@ -1,11 +1,12 @@
 """Reads options: the command line overrides the environment, then come the TOML file and the defaults."""
 
+import asyncio
 import inspect
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +15,8 @@ from spmd_tx.config import OPTIONS, ServerConfig, options_of
 from spmd_tx.errors import StartError
 from spmd_tx.group_options import as_pairs
 from spmd_tx.options import AUTO
+
+Result = TypeVar("Result")
 
 LIMITS, GROUPS = "limits", "groups"  # the tables in a TOML file
 
@@ -39,6 +42,26 @@ DatabaseUrl = Annotated[
         help="Database of the server, if it is not SQLite in --data-dir.",
     ),
 ]
+# For commands that list
+MostShown = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of entries to show.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def in_existing(
+    data_dir: Path,
+    database_url: str | None,
+    work: Callable[[Any], Awaitable[Result]],
+    *,
+    only_reads: bool = False,
+) -> Result:
+    """Do work in a transaction on the database of a server that has been started before.
+
+    Raises StartError if it has none.
+    """
+    from spmd_tx.coordinator.storage.database import check_exists, in_database
+
+    check_exists(database_url, data_dir)
+    return asyncio.run(in_database(database_url, data_dir, work, only_reads=only_reads))
 
 
 def parse_parallel_size(value: int | str) -> int | str:

@@ -1,24 +1,18 @@
 """``spmd-tx requests`` shows what is in a server's queue and gives up single requests."""
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from spmd_tx.cli.listings import Json, MostShown
-from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir
+from spmd_tx.cli.options import DEFAULTS, DatabaseUrl, DataDir, Json, MostShown, in_existing
 from spmd_tx.errors import DamagedBody, StartError
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.requests.overview import Overview
-    from spmd_tx.coordinator.storage.database import Database
-
-Result = TypeVar("Result")
 
 requests = typer.Typer(
     name="requests",
@@ -50,12 +44,9 @@ def list_requests(
     from spmd_tx.coordinator.requests import overview
 
     choice = overview.RequestFilter(owner, kind, with_finished, most)
-
-    async def read(database: "Database") -> "tuple[list[Overview], int]":
-        async with database.reading() as db:
-            return await overview.listed(db, choice)
-
-    overviews, count = _beside(data_dir, database_url, read)
+    overviews, count = in_existing(
+        data_dir, database_url, lambda db: overview.listed(db, choice), only_reads=True
+    )
     if as_json:
         typer.echo(json.dumps([_facts(each) for each in overviews], indent=2))
         return
@@ -72,14 +63,8 @@ def show(
     database_url: DatabaseUrl = None,
 ) -> None:
     """Show everything that is known about a request, with a summary of its body."""
-    from spmd_tx.coordinator.requests import overview
-
-    async def read(database: "Database") -> "tuple[Overview, int | None, list[str]]":
-        async with database.reading() as db:
-            request = await overview.find(db, id)
-        return request, *_body(request, data_dir)
-
-    request, size, body = _beside(data_dir, database_url, read)
+    request = _find(id, data_dir, database_url)
+    size, body = _body(request, data_dir)
     facts = _facts(request) | {"body bytes": size}
     if as_json:
         typer.echo(json.dumps(facts | {"body": body}, indent=2))
@@ -118,23 +103,18 @@ def fail(
 
     overview.checked(reason)
 
-    async def look(database: "Database") -> "Overview":
-        async with database.reading() as db:
-            return await overview.find(db, id)
+    async def write(db: Any) -> bool:
+        if refuse_model:
+            await overview.refuse_model(db, request, reason)
+            return True
+        return await overview.give_up(db, request, reason)
 
-    async def write(database: "Database") -> bool:
-        async with database.transaction() as db:
-            if refuse_model:
-                await overview.refuse_model(db, request, reason)
-                return True
-            return await overview.give_up(db, request, reason)
-
-    request = _beside(data_dir, database_url, look)
+    request = _find(id, data_dir, database_url)
     _check(request, refuse_model)
     _print_table([request])
     if not yes:
         typer.confirm("Give up its model?" if refuse_model else "Give it up?", abort=True)
-    if not _beside(data_dir, database_url, write):
+    if not in_existing(data_dir, database_url, write):
         typer.echo(f"Request {request.row.id} has finished meanwhile; its result stands.")
     elif refuse_model:
         typer.echo(
@@ -233,11 +213,10 @@ def _print_table(overviews: "list[Overview]") -> None:
     console().print(table)
 
 
-def _beside(data_dir: Path, database_url: str | None, work: Callable[[Any], Awaitable[Result]]) -> Result:
-    from spmd_tx.coordinator.storage.database import beside, check_exists
+def _find(id: str, data_dir: Path, database_url: str | None) -> "Overview":
+    from spmd_tx.coordinator.requests import overview
 
-    check_exists(database_url, data_dir)
-    return asyncio.run(beside(database_url, data_dir, work))  # pyright: ignore[reportArgumentType]
+    return in_existing(data_dir, database_url, lambda db: overview.find(db, id), only_reads=True)
 
 
 def _date(seconds: float | None) -> str | None:

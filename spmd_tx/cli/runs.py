@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from spmd_tx.cli import consoles, run_tables
-from spmd_tx.cli.listings import Json, MostShown
+from spmd_tx.cli.options import Json, MostShown
 from spmd_tx.cli.run_tables import LAST_STEPS, Points
 from spmd_tx.cli.server import LOCAL, ApiKeyOption, Server, Unreachable, UrlOption
 from spmd_tx.coordinator.wire.console.runs import RunSort

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
@@ -32,9 +33,7 @@ pytestmark = [
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model") / BASE_MODEL, SPEC)
     data_dir = tmp_path_factory.mktemp("conformance") / "data"
-    tokens = [
-        asyncio.run(keys.in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")
-    ]
+    tokens = [asyncio.run(in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")]
     sees = seeing.write_model(tmp_path_factory.mktemp("seeing") / BASE_MODEL)
     with (
         serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server,  # the programs of tests/sdk

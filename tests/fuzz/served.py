@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.protocol.addresses import free_port
@@ -62,7 +63,7 @@ class Served:
         self.has_hung = False
 
     def _new_key(self, database_url: str | None, owner: str) -> str:
-        made = keys.in_database(database_url, self.data_dir, lambda db: keys.create(db, NewKeyOptions(owner)))
+        made = in_database(database_url, self.data_dir, lambda db: keys.create(db, NewKeyOptions(owner)))
         return asyncio.run(made).token
 
     def start(self) -> bool:

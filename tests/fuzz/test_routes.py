@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
@@ -45,7 +46,7 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     tokens = {
         owner: asyncio.run(
-            keys.in_database(None, tmp_path, lambda db, owner=owner: keys.create(db, NewKeyOptions(owner)))
+            in_database(None, tmp_path, lambda db, owner=owner: keys.create(db, NewKeyOptions(owner)))
         )
         for owner in ("alice", "mallory")
     }

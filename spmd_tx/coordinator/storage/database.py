@@ -182,13 +182,18 @@ async def open_beside(database_url: str | None, data_dir: Path) -> Database:
         return Database(engine, engine, stack.pop_all())
 
 
-async def beside(
-    database_url: str | None, data_dir: Path, work: Callable[[Database], Awaitable[Result]]
+async def in_database(
+    database_url: str | None,
+    data_dir: Path,
+    work: Callable[[AsyncSession], Awaitable[Result]],
+    *,
+    only_reads: bool = False,
 ) -> Result:
-    """Do work on the database of a server that may be running. Raises StartError."""
+    """Do work in a transaction on the database of a server that may be running. Raises StartError."""
     database = await open_beside(database_url, data_dir)
     try:
-        return await work(database)
+        async with database.reading() if only_reads else database.transaction() as db:
+            return await work(db)
     except (OSError, SQLAlchemyError) as error:
         raise StartError(f"the database does not answer: {error}; try again") from error
     finally:

@@ -3,23 +3,19 @@
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from spmd_tx.coordinator.storage.database import Database, beside
 from spmd_tx.coordinator.storage.tables import ApiKeyRow, Role
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.callers import Caller, KeyLimits
 from spmd_tx.errors import StartError
 from spmd_tx.options import MANY, check_number, flag
-
-Result = TypeVar("Result")
 
 PREFIX = "tml-"  # the SDK refuses to send anything else
 SECRET_BYTES = 24
@@ -120,18 +116,6 @@ async def whole_id(db: AsyncSession, beginning: str) -> str:
     if len(matching) > 1:
         raise StartError(f"{' and '.join(matching)} begin with {beginning!r}; give more of the ID")
     return matching[0]
-
-
-async def in_database(
-    database_url: str | None, data_dir: Path, work: Callable[[AsyncSession], Awaitable[Result]]
-) -> Result:
-    """Do work in a transaction on the database of a server that may be running. Raises StartError."""
-
-    async def write(database: Database) -> Result:
-        async with database.transaction() as db:
-            return await work(db)
-
-    return await beside(database_url, data_dir, write)
 
 
 def _note(

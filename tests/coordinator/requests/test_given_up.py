@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.records import Failed, Finished
-from spmd_tx.coordinator.storage.database import beside
+from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
 from spmd_tx.protocol.commands import ForwardBackward, OptimStep
 from tests.coordinator.recovery.generations import next_generation
@@ -252,16 +252,15 @@ async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queu
     ids = [await add(queue, seq_id) for seq_id in (1, 2, 3)]
     await finish(queue, ids[2])
 
-    async def read(beside):
-        async with beside.reading() as db:
-            return await overview.listed(db, overview.RequestFilter(owner=None, most=1))
+    async def read(db):
+        return await overview.listed(db, overview.RequestFilter(owner=None, most=1))
 
-    async def write(beside):
-        return await give_up(beside, ids[1][:8])
+    async def write(db):
+        return await overview.give_up(db, await overview.find(db, ids[1][:8]), WHY)
 
-    found, count = await beside(database_url, tmp_path, read)
+    found, count = await in_database(database_url, tmp_path, read, only_reads=True)
     assert ([each.row.id for each in found], count) == (ids[:1], 2)
-    assert await beside(database_url, tmp_path, write)
+    assert await in_database(database_url, tmp_path, write)
     assert await queue.given_up() == {ids[1]: WHY}
 
 

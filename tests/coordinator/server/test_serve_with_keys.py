@@ -8,6 +8,7 @@ import httpx
 import pytest
 import tinker
 
+from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
@@ -35,7 +36,7 @@ def collect_sockets():
 
 def change(data_dir, work, *arguments):
     """What spmd-tx keys does."""
-    return asyncio.run(keys.in_database(None, data_dir, lambda db: work(db, *arguments)))
+    return asyncio.run(in_database(None, data_dir, lambda db: work(db, *arguments)))
 
 
 def wait_for(status, client, token=None):

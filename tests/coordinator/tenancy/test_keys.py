@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from spmd_tx.coordinator.storage.database import open_beside, open_database
+from spmd_tx.coordinator.storage.database import in_database, open_beside, open_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.callers import KeyLimits
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
@@ -125,16 +125,14 @@ async def test_a_key_may_be_named_by_the_beginning_of_its_id(change, monkeypatch
 
 
 async def test_keys_are_made_beside_a_server_that_runs(database, database_url, tmp_path):
-    token, _ = await keys.in_database(
-        database_url, tmp_path, lambda db: keys.create(db, NewKeyOptions("alice"))
-    )
+    token, _ = await in_database(database_url, tmp_path, lambda db: keys.create(db, NewKeyOptions("alice")))
     async with database.reading() as db:
         (row,) = await keys.listed(db)
     assert row.hash == keys.digest(token)
 
 
 async def test_keys_are_made_before_the_first_start(tmp_path):
-    await keys.in_database(None, tmp_path / "new", lambda db: keys.create(db, NewKeyOptions("alice")))
+    await in_database(None, tmp_path / "new", lambda db: keys.create(db, NewKeyOptions("alice")))
     database = await open_database(None, tmp_path / "new")  # nothing is left locked
     async with database.reading() as db:
         assert len(await keys.listed(db)) == 1
@@ -147,7 +145,7 @@ async def test_a_command_that_is_refused_changes_nothing(database, database_url,
         await keys.revoke(db, "nobody")
 
     with pytest.raises(StartError, match="nobody"):
-        await keys.in_database(database_url, tmp_path, work)
+        await in_database(database_url, tmp_path, work)
     async with database.reading() as db:
         assert await keys.listed(db) == []
 
