@@ -4,14 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import file_digest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.errors import StartError
-from spmd_tx.exports.staging import check_place
+from spmd_tx.exports.staging import check_place, digest
 
 if TYPE_CHECKING:
     from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
@@ -30,27 +29,19 @@ def open_destination(out: str | None, hub_id: str | None, *, is_private: bool) -
     """
     if out is None and hub_id is None:
         raise StartError("name a place to write to: --out, --push-to-hub, or both")
-    upload: list[Callable[[Path], None]] = []
-    is_url = out is not None and "://" in out
-    if out is not None and not is_url:
+    uploads = list[Callable[[Path], None]]()
+    url = out if out is not None and "://" in out else None
+    if url is not None:
+        uploads.append(_to_url(url))
+    elif out is not None:
         check_place(Path(out))
-    if out is not None and is_url:
-        upload.append(_to_url(out))
     if hub_id is not None:
-        upload.append(_to_hub(hub_id, is_private=is_private))
-    if out is not None and not is_url:
-        yield Path(out)
-        _upload_all(upload, Path(out))
-        return
+        uploads.append(_to_hub(hub_id, is_private=is_private))
     with TemporaryDirectory(prefix="spmd-tx-export-") as temporary:
-        folder = Path(temporary) / NAME
+        folder = Path(temporary) / NAME if out is None or url is not None else Path(out)
         yield folder
-        _upload_all(upload, folder)
-
-
-def _upload_all(uploads: list[Callable[[Path], None]], folder: Path) -> None:
-    for upload in uploads:
-        upload(folder)
+        for upload in uploads:
+            upload(folder)
 
 
 def _to_url(url: str) -> Callable[[Path], None]:
@@ -79,7 +70,7 @@ def _upload(folder: Path, remote: "RemoteFiles") -> None:
     What is sent is noted there before, and the note is removed when all has arrived.
     """
     files = {str(each.relative_to(folder)): each for each in folder.rglob("*") if each.is_file()}
-    digests = {name: _digest(file) for name, file in files.items()}
+    digests = {name: digest(file) for name, file in files.items()}
     present = remote.sizes()
     noted: dict[str, str] = json.loads(remote.read(BEGUN)) if BEGUN in present else {}
     for name in (*LAST, *noted):  # of another upload
@@ -95,11 +86,6 @@ def _upload(folder: Path, remote: "RemoteFiles") -> None:
         done += size
         print(f"{show_size(done)} of {show_size(total)} uploaded", file=sys.stderr, flush=True)
     remote.delete(BEGUN)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return file_digest(file, "blake2b").hexdigest()
 
 
 def _to_hub(repository: str, *, is_private: bool) -> Callable[[Path], None]:

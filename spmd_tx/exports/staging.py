@@ -23,11 +23,12 @@ Identity = dict[str, str]
 
 def identity(adapter: Path, **options: str) -> Identity:
     """Return what tells one export from another: the content of the adapter, and the options."""
-    digests = dict(options)
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        with (adapter / name).open("rb") as file:
-            digests[name] = file_digest(file, "blake2b").hexdigest()
-    return digests
+    return options | {name: digest(adapter / name) for name in (CONFIG_FILE, WEIGHTS_FILE)}
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return file_digest(file, "blake2b").hexdigest()
 
 
 @contextmanager
