@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from spmd_tx.train.folder import RunFolder, RunPlace
     from spmd_tx.train.loop import Kind, Schedule
     from spmd_tx.train.rendering import Renderer
-    from spmd_tx.train.session import TrainSession
+    from spmd_tx.train.session import Job, TrainSession
 
 PATIENCE_SECONDS = 20.0  # for a server that is being started
-NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
 PACKAGES = ("tinker", "grain")
 SLOW_TO_IMPORT = ("transformers.models.auto.tokenization_auto", "spmd_tx.train.kinds")
 
@@ -56,19 +54,6 @@ EvalEvery = Annotated[int, typer.Option(min=1, help="Steps between two evaluatio
 OutOption = Annotated[
     Path, typer.Option(help="Folder of the run; the same command goes on with what is in it.")
 ]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What both commands are told alike."""
-
-    url: str
-    api_key: str
-    base_model: str | None
-    start: str | None
-    rank: int
-    seed: int
-    out: Path
 
 
 @train.command()
@@ -106,6 +91,7 @@ def sl(
     from spmd_tx.train.loop import Schedule
     from spmd_tx.train.optimizers import OPTIMIZERS
     from spmd_tx.train.rows import read_rows
+    from spmd_tx.train.session import Job
 
     rows, held_out = read_rows(data), read_rows(evaluate) if evaluate else []
     count = steps or max(1, round(epochs * len(rows) / batch_size))
@@ -158,6 +144,7 @@ def rl(
     from spmd_tx.train.folder import digest
     from spmd_tx.train.loop import Schedule
     from spmd_tx.train.optimizers import OPTIMIZERS
+    from spmd_tx.train.session import Job
 
     loaded = environments.load(environment)
     chosen = OPTIMIZERS[optimizer]
@@ -181,7 +168,7 @@ def rl(
 
 
 def run(
-    job: Job,
+    job: "Job",
     plan: "Schedule",
     settings: Mapping[str, Any],
     make: Callable[[Any, "Renderer", "RunFolder"], "Kind"],
@@ -196,7 +183,6 @@ def run(
     with console.status(f"looking for {job.url}"):
         served = {each["model_name"]: each for each in _capabilities(server)["supported_models"]}
     model = session.choose_model(job.base_model, list(served))
-    beginning = session.Beginning(model, job.rank, job.seed, job.start, plan.optimizer)
     known = {
         **settings,
         "--base-model": model,
@@ -215,9 +201,9 @@ def run(
         return
     if folder.place.step:
         console.print(f"going on with the run in {job.out} at step {folder.place.step} of {plan.steps}")
-    client = session.TrainSession(job.url, job.api_key or NOBODY)
+    client = session.TrainSession(job)
     with _told_to(client, folder), console.status(f"waiting for {job.url} to make an adapter of {model}"):
-        trainer = client.trainer(beginning, folder, {"name": str(job.out)})
+        trainer = client.trainer(model, plan.optimizer, folder)
         renderer = Renderer(trainer.get_tokenizer(), max_length or served[model].get("max_context_length"))
         kind = make(trainer, renderer, folder)
     name = trainer.get_info().model_id
@@ -275,7 +261,7 @@ def _told_to(client: "TrainSession", folder: "RunFolder") -> Iterator[None]:
         raise StartError(f"interrupted; {again()}") from None
 
 
-def _say_how_to_use(console: Any, job: Job, place: "RunPlace") -> None:
+def _say_how_to_use(console: Any, job: "Job", place: "RunPlace") -> None:
     for line in train_output.how_to_use(job.url, bool(job.api_key), place.final, place.state):
         console.print(line)
 

@@ -1,12 +1,14 @@
 """Connects to a server, and begins a run or goes on with one."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from spmd_tx.errors import StartError
 from spmd_tx.train.folder import RunFolder
 from spmd_tx.train.optimizers import TrainOptimizer
+
+NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
 
 
 def choose_model(base_model: str | None, served: list[str]) -> str:
@@ -20,50 +22,47 @@ def choose_model(base_model: str | None, served: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Beginning:
-    """What a run starts from."""
+class Job:
+    """What all kinds of training are told alike."""
 
-    base_model: str
+    url: str
+    api_key: str  # empty: the server has none
+    base_model: str | None
+    start: str | None  # path of a checkpoint whose weights to begin with
     rank: int  # 0 trains all weights
     seed: int
-    state: str | None  # path of a checkpoint whose weights to begin with
-    optimizer: TrainOptimizer
+    out: Path
 
 
 class TrainSession:
     """One client's session with a server."""
 
-    def __init__(self, url: str, api_key: str) -> None:
+    def __init__(self, job: Job) -> None:
         import tinker
 
-        self._url, self._api_key = url, api_key
-        self._service = tinker.ServiceClient(base_url=url, api_key=api_key)
+        self._job = job
+        self._server: dict[str, Any] = {"base_url": job.url, "api_key": job.api_key or NOBODY}
+        self._service = tinker.ServiceClient(**self._server)
 
-    def trainer(self, beginning: Beginning, folder: RunFolder, metadata: Mapping[str, str]) -> Any:
+    def trainer(self, model: str, optimizer: TrainOptimizer, folder: RunFolder) -> Any:
         """Return the client of a new run, or of one that goes on where the folder says."""
+        job, service = self._job, self._service
+        told: dict[str, Any] = {"user_metadata": {"name": str(job.out)}}
         if folder.place.state is not None:
-            return self._service.create_training_client_from_state_with_optimizer(
-                folder.place.state, user_metadata=dict(metadata)
-            ).result()
-        if beginning.state is not None:
-            return self._service.create_training_client_from_state(
-                beginning.state, user_metadata=dict(metadata), optimizer=beginning.optimizer.config
-            ).result()
-        return self._service.create_lora_training_client(
-            beginning.base_model,
-            rank=beginning.rank,
-            seed=beginning.seed,
-            user_metadata=dict(metadata),
-            optimizer=beginning.optimizer.config,
-        ).result()
+            begun = service.create_training_client_from_state_with_optimizer(folder.place.state, **told)
+        elif job.start is not None:
+            begun = service.create_training_client_from_state(job.start, optimizer=optimizer.config, **told)
+        else:
+            begun = service.create_lora_training_client(
+                model, rank=job.rank, seed=job.seed, optimizer=optimizer.config, **told
+            )
+        return begun.result()
 
     def forget(self, path: str) -> None:
         """Delete a checkpoint that nobody needs any more."""
         import tinker
 
-        tinker.RestClient(base_url=self._url, api_key=self._api_key).delete_checkpoint_from_tinker_path(
-            path
-        ).result()
+        tinker.RestClient(**self._server).delete_checkpoint_from_tinker_path(path).result()
 
     def close(self, status: Literal["success", "errored", "interrupted"], detail: str | None = None) -> None:
         """Tell the server how the run has ended."""
