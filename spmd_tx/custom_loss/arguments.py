@@ -24,13 +24,6 @@ class DtypeName:
     name: str
 
 
-class Ellipses:
-    """Stands for the three dots in an index."""
-
-
-ELLIPSIS = Ellipses()
-
-
 class BadArguments(Exception):
     """Says why arguments do not fit an operation."""
 
@@ -118,7 +111,7 @@ def _is_index(value: Any) -> bool:
             each is None or isinstance(each, Ref | int) for each in (value.start, value.stop, value.step)
         )
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    return value is None or value is ELLIPSIS or isinstance(value, Ref) or is_int
+    return value is None or value is ... or isinstance(value, Ref) or is_int
 
 
 def refs(value: Any) -> set[str]:

@@ -12,7 +12,6 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from spmd_tx.custom_loss.arguments import (
-    ELLIPSIS,
     BadArguments,
     DtypeName,
     Ref,
@@ -233,7 +232,7 @@ class _Reader:
             case "dict", dict():
                 return {key: self._read_value(node, each, depth + 1) for key, each in content.items()}
             case "ellipsis", _:
-                return ELLIPSIS
+                return ...
             case "dtype", str() if content in DTYPES:
                 return DtypeName(content)
             case "device" | "layout" | "memory_format", str():

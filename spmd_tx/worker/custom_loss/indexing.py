@@ -6,7 +6,6 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from spmd_tx.custom_loss.arguments import Ellipses
 from spmd_tx.worker.custom_loss.values import (
     Dim,
     Function,
@@ -71,13 +70,13 @@ def getitem(trace: Trace, x: Any, index: Any) -> Any:
             return x[index]
         raise LossProblem("only tensors, shapes and results of several parts can be indexed")
     several = index if isinstance(index, tuple) else (index,)
-    consumed = sum(each is not None and not _is_dots(each) for each in several)
+    consumed = sum(each is not None and each is not ... for each in several)
     if consumed > x.ndim:
         raise LossProblem(f"{consumed} indices are too many for {shown(x.shape)}")
     axis, takes = 0, 0
     for each in several:
-        if _is_dots(each):
-            axis += x.ndim - axis - _consumed_after(several, each)
+        if each is ...:
+            axis += x.ndim - axis - _consumed_after_dots(several)
         elif each is None:
             x, axis = unsqueeze(trace, x, axis), axis + 1
         elif isinstance(each, slice):
@@ -92,12 +91,8 @@ def getitem(trace: Trace, x: Any, index: Any) -> Any:
     return x
 
 
-def _is_dots(index: Any) -> bool:
-    return index is ... or isinstance(index, Ellipses)
-
-
-def _consumed_after(indices: Sequence[Any], dots: Any) -> int:
-    place = next(place for place, each in enumerate(indices) if each is dots)
+def _consumed_after_dots(indices: Sequence[Any]) -> int:
+    place = next(place for place, each in enumerate(indices) if each is ...)
     return sum(each is not None for each in indices[place + 1 :])
 
 
