@@ -251,10 +251,9 @@ def gc(
     "spmd-tx serve", or the same environment.
     """
     from spmd_tx.coordinator.retention import reaper
-    from spmd_tx.coordinator.retention.reaper import limits_of
 
     config = ServerConfig(base_model="", **options)
-    reaped = asyncio.run(reaper.collect(data_dir, database_url, limits_of(config), dry_run))
+    reaped = asyncio.run(reaper.collect(data_dir, database_url, config, dry_run))
     typer.echo(reaper.table(reaped))
     if dry_run:
         typer.echo("Nothing was deleted (--dry-run).")

@@ -14,6 +14,7 @@ from spmd_tx.coordinator import server as server_package
 from spmd_tx.coordinator.agent import main
 from spmd_tx.coordinator.agent.agent import AgentOptions
 from spmd_tx.coordinator.retention import reaper
+from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.agents import ANY_PROCESS
 
@@ -292,16 +293,18 @@ def test_gc_tells_what_would_go_and_deletes_it(run, tmp_path):
 def test_gc_keeps_as_long_as_the_server_does(run, tmp_path, monkeypatch):
     used = []
 
-    async def collect(data_dir, database_url, limits, dry_run):
-        used.append(limits)
+    async def collect(data_dir, database_url, config, dry_run):
+        used.append(Reaper(None, data_dir, config))
         return []
 
     monkeypatch.setattr(reaper, "collect", collect)
     monkeypatch.setenv("SPMD_TX_KEEP_AUDIT_DAYS", "365")
     options = ("--keep-metrics-days", "400", "--session-timeout", "36000")
     assert run("gc", "--data-dir", str(tmp_path), *options).code == 0
-    (limits,) = used
-    assert (limits.audit, limits.metrics, limits.results) == (365 * 86400, 400 * 86400, 36000)
+    (reaper_of_options,) = used
+    config = reaper_of_options._config
+    assert (config.keep_audit_days, config.keep_metrics_days) == (365, 400)
+    assert reaper_of_options._ages(1e9).results == 1e9 - 36000
 
 
 def test_backup_copies_a_data_directory(run, tmp_path):

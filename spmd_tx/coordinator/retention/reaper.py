@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,31 +40,9 @@ from spmd_tx.group_names import GROUPS_FOLDER
 
 logger = logging.getLogger(__name__)
 
-THINNED_AFTER_SECONDS = 7 * 24 * 3600.0  # without a step; then a run has fewer points
+HOUR, DAY = 3600.0, 24 * 3600.0  # seconds
+THINNED_AFTER_SECONDS = 7 * DAY  # without a step; then a run has fewer points
 YOUNG_SECONDS = 3600.0  # a running server may still refer to files that are younger
-
-
-@dataclass(frozen=True)
-class RetentionLimits:
-    """Says how long things are kept, in seconds, and how many bytes they may take."""
-
-    results: float
-    versions: float
-    audit: float
-    metrics: float
-    compilation_cache: int  # bytes
-    trajectories: float
-
-
-def limits_of(config: ServerConfig) -> RetentionLimits:
-    return RetentionLimits(
-        results=max(config.keep_results_hours * 3600, config.session_timeout),
-        versions=config.keep_versions_hours * 3600,
-        audit=config.keep_audit_days * 24 * 3600,
-        metrics=config.keep_metrics_days * 24 * 3600,
-        compilation_cache=parse_size(config.max_compilation_cache, whole=0),
-        trajectories=config.bounds.trajectory_days * 24 * 3600,
-    )
 
 
 @dataclass(frozen=True)
@@ -93,14 +72,14 @@ class Reaper:
         self,
         database: Database,
         data_dir: Path,
-        limits: RetentionLimits,
+        config: ServerConfig,
         pending: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """``pending`` returns payload files that rows will refer to."""
+        """``config`` says what is kept for how long; ``pending`` returns files that rows will refer to."""
         self.clock = ClockGuard(data_dir)
         self._database = database
         self._data_dir = data_dir
-        self._limits = limits
+        self._config = config
         self._pending = pending
         self._started_at = clock.now()
         self._unreferenced: set[int] = set()  # payload files, as of the last run
@@ -159,28 +138,30 @@ class Reaper:
     def _ages(self, now: float) -> Ages:
         """Time without a server does not count for those whose clients may come back."""
         runs_for = now - self._started_at
-        results, versions = now - self._limits.results, now - self._limits.versions
+        results = max(self._config.keep_results_hours * HOUR, self._config.session_timeout)
+        versions = self._config.keep_versions_hours * HOUR
         return Ages(
             now=now,
-            results=results,
-            open_results=results if runs_for >= self._limits.results else 0.0,
-            versions=versions if runs_for >= self._limits.versions else 0.0,
+            results=now - results,
+            open_results=now - results if runs_for >= results else 0.0,
+            versions=now - versions if runs_for >= versions else 0.0,
         )
 
     async def _forget(self, db: AsyncSession, ages: Ages) -> list[Reaped]:
+        config, now = self._config, ages.now
         forgotten = {
             "finished requests": await rules.forget_requests(db, ages),
             "results of requests that a replay needs": await rules.forget_results(db, ages),
             "images of requests that are gone": await rules.forget_images(db),
             "samplers of sessions that ended long ago": await rules.forget_samplers(db, ages),
-            "trajectories, long unused": await catalog.forget(db, ages.now - self._limits.trajectories),
+            "trajectories, long unused": await catalog.forget(db, now - config.bounds.trajectory_days * DAY),
         }
         snapshots = await rules.forget_snapshots(db)
         await rules.forget_past_requests(db, ages)
-        await usage.forget(db, ages.now)
-        await stored_checkpoints.forget(db, ages.now)
-        await audit.forget(db, ages.now - self._limits.audit)
-        await run_metrics.forget(db, ages.now - self._limits.metrics, ages.now - THINNED_AFTER_SECONDS)
+        await usage.forget(db, now)
+        await stored_checkpoints.forget(db, now)
+        await audit.forget(db, now - config.keep_audit_days * DAY)
+        await run_metrics.forget(db, now - config.keep_metrics_days * DAY, now - THINNED_AFTER_SECONDS)
         logger.debug("%d snapshots belonged to models that are not in use", snapshots)
         return [Reaped(kind, count, 0) for kind, count in forgotten.items()]
 
@@ -260,9 +241,10 @@ class Reaper:
                 entries.setdefault(entry, []).append(path)
         newest_first = sorted(entries.values(), key=lambda paths: max(map(_modified_at, paths)), reverse=True)
         total, doomed = 0, _Doomed("compilation cache")
+        most = parse_size(self._config.max_compilation_cache, whole=0)
         for paths in newest_first:
             total += sum(map(size_of, paths))
-            if total > self._limits.compilation_cache:
+            if total > most:
                 doomed.paths += paths
         return doomed
 
@@ -299,7 +281,7 @@ def _delete(doomed: Iterable[_Doomed]) -> None:
 
 
 async def collect(
-    data_dir: Path, database_url: str | None, limits: RetentionLimits, dry_run: bool
+    data_dir: Path, database_url: str | None, config: ServerConfig, dry_run: bool
 ) -> list[Reaped]:
     """Reap a data directory. Raises StartError when a server uses it or its database."""
     if not os.path.isdir(data_dir):
@@ -307,13 +289,10 @@ async def collect(
     check_exists(database_url, data_dir)
     database = await open_database(database_url, data_dir)
     try:
-        files = await asyncio.to_thread(PayloadFiles, data_dir / "payloads")
-        try:
-            reaper = Reaper(database, data_dir.absolute(), limits)
+        with closing(await asyncio.to_thread(PayloadFiles, data_dir / "payloads")):
+            reaper = Reaper(database, data_dir.absolute(), config)
             # The operator can see what goes (--dry-run), so the clock is trusted.
             return await reaper.reap(clock.now(), at_rest=True, dry_run=dry_run)
-        finally:
-            files.close()
     finally:
         await database.close()
 

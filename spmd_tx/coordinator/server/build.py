@@ -21,7 +21,7 @@ from spmd_tx.coordinator.requests.given_up import GivenUpWatcher
 from spmd_tx.coordinator.requests.logged_images import LoggedImages
 from spmd_tx.coordinator.requests.quarantine import open_quarantine
 from spmd_tx.coordinator.requests.queue import open_queue
-from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
+from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.sampling.progress import SampleProgress
 from spmd_tx.coordinator.server.group_builder import SharedParts, WorkerAccess, open_group
 from spmd_tx.coordinator.server.late_opening import LateOpening, bases_of, sort_groups
@@ -106,7 +106,7 @@ async def open_stores(
     hears_ends = [] if telemetry is None else [telemetry.ended]
     queue = await open_queue(database, config.data_dir, disk, *hears_ends)
     stack.callback(queue.close)
-    reaper = Reaper(database, config.data_dir, limits_of(config), queue.files_to_be)
+    reaper = Reaper(database, config.data_dir, config, queue.files_to_be)
     await reaper.reap(at_rest=True)
     checkpoints = await open_checkpoints(
         database,

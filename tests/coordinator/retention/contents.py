@@ -5,7 +5,7 @@ from itertools import count
 
 from sqlalchemy import insert, select
 
-from spmd_tx.coordinator.retention.reaper import RetentionLimits
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.tables import (
     ModelRow,
@@ -19,14 +19,13 @@ HOUR = 3600.0
 
 MODEL = "s:train:0"
 
-DAY = 24 * HOUR
-LIMITS = RetentionLimits(
-    results=2 * HOUR,
-    versions=HOUR,
-    audit=30 * DAY,
-    metrics=90 * DAY,
-    compilation_cache=1000,
-    trajectories=7 * DAY,
+LIMITS = ServerConfig(
+    base_model="",
+    keep_results_hours=2,
+    keep_versions_hours=1,
+    keep_audit_days=30,
+    keep_metrics_days=90,
+    max_compilation_cache="1000",
 )
 
 

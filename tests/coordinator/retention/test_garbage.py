@@ -2,15 +2,14 @@ import asyncio
 
 import pytest
 
+from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.retention import reaper
-from spmd_tx.coordinator.retention.reaper import Reaped, RetentionLimits
+from spmd_tx.coordinator.retention.reaper import Reaped
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 
-LIMITS = RetentionLimits(
-    results=0.0, versions=0.0, audit=0.0, metrics=0.0, compilation_cache=0, trajectories=0.0
-)
+LIMITS = ServerConfig(base_model="", keep_results_hours=0, keep_versions_hours=0, max_compilation_cache="0")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 
 from spmd_tx.coordinator.http.text_generation import prompts as prompts_module
 from spmd_tx.coordinator.requests.records import Failed
-from spmd_tx.coordinator.retention.reaper import Reaper, limits_of
+from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import TrajectoryRow, TurnRow
 from tests.coordinator.http.fake_scheduler import DRAWN_TOKEN, LOGPROB
@@ -370,7 +370,7 @@ async def test_what_is_unused_for_long_is_deleted_with_its_turns(api, services, 
     old = TrajectoryRow.name == "old"
     async with services.database.transaction() as db:
         await db.execute(update(TrajectoryRow).where(old).values(used_at=clock.now() - 8 * DAY))
-    reaper = Reaper(services.database, tmp_path, limits_of(services.config))
+    reaper = Reaper(services.database, tmp_path, services.config)
     await reaper.reap(clock.now(), at_rest=True)
     assert [each["name"] for each in await listed(api)] == ["new"]
     async with services.database.reading() as db:
