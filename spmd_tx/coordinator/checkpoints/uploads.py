@@ -15,6 +15,7 @@ from typing import BinaryIO, NamedTuple
 
 import msgspec
 
+from spmd_tx.coordinator.storage.disk import modified_at
 from spmd_tx.durable_files import make_folder, sync, write_file
 from spmd_tx.errors import UNREADABLE, BodyTooLarge, InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
@@ -165,7 +166,7 @@ def expired(data_dir: Path, now: float) -> list[Path]:
     folders = []
     for folder in _folders(data_dir / FOLDER):
         upload = _read(folder)
-        ends_at = upload.expires_at if upload is not None else _made_at(folder) + LIFETIME_SECONDS
+        ends_at = upload.expires_at if upload is not None else modified_at(folder) + LIFETIME_SECONDS
         if ends_at + OVERTIME_SECONDS <= now:
             folders.append(folder)
     return folders
@@ -185,13 +186,6 @@ def _read(folder: Path) -> Upload | None:
         return msgspec.json.decode((folder / DESCRIPTION).read_bytes(), type=Upload)
     except (FileNotFoundError, NotADirectoryError, *UNREADABLE):
         return None
-
-
-def _made_at(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _part(whole: Path) -> Path:

@@ -32,7 +32,7 @@ from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.runtime.metrics import RECLAIMED_BYTES
 from spmd_tx.coordinator.sampling.stability_notes import KEPT_SECONDS
 from spmd_tx.coordinator.storage.database import Database, check_exists, open_database
-from spmd_tx.coordinator.storage.disk import size_of
+from spmd_tx.coordinator.storage.disk import modified_at, size_of
 from spmd_tx.coordinator.tenancy import audit, stored_checkpoints, usage
 from spmd_tx.coordinator.trajectories import catalog
 from spmd_tx.errors import StartError
@@ -214,7 +214,7 @@ class Reaper:
         notes = (self._data_dir / STABILITY).glob("*/*")
 
         def old() -> list[Path]:
-            return [path for path in notes if _modified_at(path) < limits.get(path.parent.name, 0.0)]
+            return [path for path in notes if modified_at(path) < limits.get(path.parent.name, 0.0)]
 
         return _Doomed("stability of samples, long unused", await asyncio.to_thread(old))
 
@@ -226,7 +226,7 @@ class Reaper:
 
         def old() -> list[Path]:
             notes = [path for folder in folders for path in folder.glob(f"{OF_OWNER}*/*")]
-            return [path for path in notes if _modified_at(path) < limit]
+            return [path for path in notes if modified_at(path) < limit]
 
         unused = await asyncio.to_thread(old)
         kept = await catalog.turns_among(db, [path.stem for path in unused])
@@ -239,7 +239,7 @@ class Reaper:
             for path in self._data_dir.glob(pattern):
                 entry = str(path).removesuffix("-atime").removesuffix("-cache")
                 entries.setdefault(entry, []).append(path)
-        newest_first = sorted(entries.values(), key=lambda paths: max(map(_modified_at, paths)), reverse=True)
+        newest_first = sorted(entries.values(), key=lambda paths: max(map(modified_at, paths)), reverse=True)
         total, doomed = 0, _Doomed("compilation cache")
         most = parse_size(self._config.max_compilation_cache, whole=0)
         for paths in newest_first:
@@ -259,14 +259,7 @@ def _unused(kind: str, folders: Iterable[Path], in_use: set[Path], at_rest: bool
     """Return the folders that are not ``in_use``; while a server runs, without young ones."""
     before = min(time.time(), now) - YOUNG_SECONDS
     others = (path for path in folders if path not in in_use)
-    return _Doomed(kind, [path for path in others if at_rest or _modified_at(path) < before])
-
-
-def _modified_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+    return _Doomed(kind, [path for path in others if at_rest or modified_at(path) < before])
 
 
 def _delete(doomed: Iterable[_Doomed]) -> None:

@@ -41,24 +41,19 @@ class DiskGuard:
     """Decides whether new work can be stored, from the free space and the last failures and successes."""
 
     def __init__(self, directory: Path, min_free: str = "0") -> None:
+        self.outage: str | None = None  # why not even results can be stored
         self.free_bytes: int | None = None  # None: not measured
         self.bytes_by_kind: dict[str, int] = {}  # in the data directory; empty: not measured
         self._directory = directory
         self._min_free = min_free  # bytes, or a share of the disk
         self._shortage: str | None = None
         self._is_full = False  # even for work that was begun
-        self._outage: str | None = None
         self._failures = 0  # in a row
 
     @property
     def problem(self) -> str | None:
         """Why no new work is accepted now, in words for clients."""
-        return self._outage or self._shortage
-
-    @property
-    def outage(self) -> str | None:
-        """Why not even results can be stored."""
-        return self._outage
+        return self.outage or self._shortage
 
     @property
     def is_short(self) -> bool:
@@ -90,18 +85,18 @@ class DiskGuard:
 
     def failed(self, error: BaseException) -> float:
         """Note that storing or reading failed. The result is the seconds to wait before the next attempt."""
-        if self._outage is None:
+        if self.outage is None:
             logger.error("cannot store or read now; trying again until it works: %s", error, exc_info=error)
         self._failures += 1
-        self._outage = "the server cannot store anything now; it goes on when its disk and database are back"
+        self.outage = "the server cannot store anything now; it goes on when its disk and database are back"
         self._publish()
         return min(SHORTEST_PAUSE * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE)
 
     def succeeded(self) -> None:
         """Note that something was stored."""
-        if self._outage is not None:
+        if self.outage is not None:
             logger.warning("stored again, after %d failed attempts", self._failures)
-        self._outage, self._failures = None, 0
+        self.outage, self._failures = None, 0
         self._publish()
 
     def _set_shortage(self, shortage: str | None) -> None:
@@ -136,6 +131,14 @@ def size_of(path: Path) -> int:
     except FileNotFoundError:
         return 0
     return sum(size_of(Path(entry.path)) for entry in _entries(path))
+
+
+def modified_at(path: Path) -> float:
+    """When a file, or the names in a folder, were changed last; 0 for one that is gone by now."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:

@@ -3,7 +3,7 @@
 import os
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from shlex import quote
 from typing import IO
@@ -34,21 +34,15 @@ def lock(file: Path) -> IO[str]:
 
     The check uses no SQLAlchemy, which leaves a thread behind when a connection cannot be opened.
     """
-    held = None
+    beside, what = file.with_name(f"{file.name}.lock"), f"the database {file}"
     try:
-        held = lock_file.lock(
-            file.with_name(f"{file.name}.lock"), f"the database {file}", "--data-dir or --database-url"
-        )
-        _check(file)
+        with ExitStack() as stack:
+            held = stack.enter_context(lock_file.lock(beside, what, "--data-dir or --database-url"))
+            _check(file)
+            stack.pop_all()
+            return held
     except (OSError, sqlite3.Error) as error:
-        if held is not None:
-            held.close()
         raise _cannot_open(file, error) from error
-    except StartError:
-        if held is not None:
-            held.close()
-        raise
-    return held
 
 
 def check_readable(file: Path) -> None:

@@ -20,6 +20,11 @@ class Base(DeclarativeBase):
     type_annotation_map = {dict[str, Any]: JSON, list[str]: JSON}  # noqa: RUF012 (SQLAlchemy reads it)
 
 
+def _index(name: str, *columns: str, where: str) -> Index:
+    """Make an index of the rows that fulfil a condition."""
+    return Index(name, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
 class SessionRow(Base):
     """Stores a session: one ServiceClient. Its models and samplers end with it."""
 
@@ -116,25 +121,9 @@ class RequestRow(Base):
     __table_args__ = (
         UniqueConstraint("line", "seq_id"),
         Index("ix_requests_unfinished", "finished_at", "number"),
-        Index(
-            "ix_requests_unfinished_of_line",
-            "line",
-            "seq_id",
-            sqlite_where=text("finished_at IS NULL"),
-            postgresql_where=text("finished_at IS NULL"),
-        ),
-        Index(
-            "ix_requests_coordinator_losses",
-            "coordinator_losses",
-            sqlite_where=text("coordinator_losses > 0"),
-            postgresql_where=text("coordinator_losses > 0"),
-        ),
-        Index(
-            "ix_requests_given_up",
-            "number",
-            sqlite_where=text("given_up IS NOT NULL"),
-            postgresql_where=text("given_up IS NOT NULL"),
-        ),
+        _index("ix_requests_unfinished_of_line", "line", "seq_id", where="finished_at IS NULL"),
+        _index("ix_requests_coordinator_losses", "coordinator_losses", where="coordinator_losses > 0"),
+        _index("ix_requests_given_up", "number", where="given_up IS NOT NULL"),
     )
 
     number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)

@@ -4,7 +4,6 @@ If the keys are lost with one of the two, the other still says that the server m
 """
 
 import asyncio
-import os
 from pathlib import Path
 
 from sqlalchemy import delete, select, update
@@ -13,9 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from spmd_tx.coordinator.storage.database import Database
 from spmd_tx.coordinator.storage.tables import ApiKeyRow, ServerState
 from spmd_tx.coordinator.tenancy import audit
+from spmd_tx.durable_files import write_file
 
 FILE = "keys_seen"  # in the data directory
-TEXT = "This server has had API keys. Without any it lets nobody in. See docs/keys.md.\n"
+TEXT = b"This server has had API keys. Without any it lets nobody in. See docs/keys.md.\n"
 
 
 async def were_seen(db: AsyncSession, data_dir: Path) -> bool:
@@ -32,7 +32,7 @@ async def note(database: Database, data_dir: Path) -> None:
         if row is None:  # somebody has emptied every table of the database
             db.add(row := ServerState(id=1, generation=0))
         row.had_keys = True
-    await asyncio.to_thread(_write, data_dir / FILE)
+    await asyncio.to_thread(write_file, data_dir / FILE, TEXT)
 
 
 async def forget(db: AsyncSession, data_dir: Path) -> int:
@@ -44,10 +44,3 @@ async def forget(db: AsyncSession, data_dir: Path) -> int:
     )
     (data_dir / FILE).unlink(missing_ok=True)
     return len(removed)
-
-
-def _write(file: Path) -> None:
-    with file.open("w") as opened:
-        opened.write(TEXT)
-        opened.flush()
-        os.fsync(opened.fileno())
