@@ -49,7 +49,7 @@ def _to_url(url: str) -> Callable[[Path], None]:
 
     remote = RemoteFiles(url, "--out")
     try:
-        present = remote.list("")
+        present = remote.sizes()
     except OSError as problem:
         raise StartError(f"--out {url} cannot be read: {problem}") from problem
     if BEGUN not in present and not set(LAST).isdisjoint(present):

@@ -64,14 +64,7 @@ def _renamed(key: str, operation: LossOperation) -> str:
     if key in names:
         return key
     first = operation.parameters[0].name
-    others = {
-        "input": first,
-        "self": first,
-        "axis": "dim",
-        "fill_value": "value",
-        "ord": "p",
-        "condition": "condition",
-    }
+    others = {"input": first, "self": first, "axis": "dim", "fill_value": "value", "ord": "p"}
     return others.get(key, key)
 
 

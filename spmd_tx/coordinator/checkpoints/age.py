@@ -15,22 +15,16 @@ from spmd_tx.errors import InvalidRequest
 SUFFIX = ".age"
 
 _age: Any = pyrage  # its functions have no types
-Recipient = Any
-
-
-def read_recipients(recipients: Sequence[str]) -> list[Recipient]:
-    """Read keys that check_recipients has let pass. Raises InvalidRequest."""
-    return [_read(text) for text in recipients]
 
 
 def check(recipients: Sequence[str]) -> None:
     """Raise InvalidRequest unless something can be encrypted to all of them: not every number is a key."""
-    _age.encrypt(b"", read_recipients(recipients))
+    _age.encrypt(b"", [_read(text) for text in recipients])
 
 
 def encrypt(folder: str, recipients: Sequence[str]) -> None:
     """Replace each file by an encrypted one with one more suffix. May be interrupted and repeated."""
-    keys = read_recipients(recipients)
+    keys = [_read(text) for text in recipients]
     for path in sorted(Path(folder).rglob("*")):
         if path.is_file() and path.suffix not in (SUFFIX, ".tmp"):
             unfinished = path.with_name(f"{path.name}{SUFFIX}.tmp")
@@ -39,7 +33,8 @@ def encrypt(folder: str, recipients: Sequence[str]) -> None:
             path.unlink()
 
 
-def _read(text: str) -> Recipient:
+def _read(text: str) -> Any:
+    """Read a key that check_recipients has let pass. Raises InvalidRequest."""
     kind = _age.x25519 if text.startswith("age1") else _age.ssh
     try:
         return kind.Recipient.from_str(text)

@@ -91,21 +91,14 @@ class RemoteFiles:
             entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory"
         ]
 
-    def list(self, folder: str) -> list[str]:
-        """The names of all files in a folder and its subfolders; none if there is no such folder."""
+    def sizes(self, folder: str = "") -> dict[str, int]:
+        """The sizes in bytes of all files in a folder and its subfolders, by name; {} if there is none."""
         with self._errors():
             self._system.invalidate_cache()
-            paths = self._system.find(self._place(folder) if folder else self._root)
-        names = (str(place).removeprefix(f"{self._root}/") for place in paths)
+            entries = self._system.find(self._place(folder) if folder else self._root, detail=True)
+        sizes = {str(path).removeprefix(f"{self._root}/"): each["size"] for path, each in entries.items()}
         # Of a folder that is not there, some file systems list what begins with its name.
-        return sorted(name for name in names if not folder or name.startswith(f"{folder}/"))
-
-    def sizes(self) -> dict[str, int]:
-        """The sizes in bytes of all files, by name."""
-        with self._errors():
-            self._system.invalidate_cache()
-            entries = self._system.find(self._root, detail=True)
-        return {str(place).removeprefix(f"{self._root}/"): entry["size"] for place, entry in entries.items()}
+        return {name: sizes[name] for name in sorted(sizes) if not folder or name.startswith(f"{folder}/")}
 
     def own(self, server_id: str) -> None:
         """Claim the base for a server. Raises StartError if that is impossible, or ConnectionError."""

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -95,7 +95,7 @@ class RemoteStore:
             self._cache.commit(path, staged, manifest)
             self._cache.evict(path)
             try:
-                self._sweep(_place(path), self._remote.list(_place(path)), manifest)
+                self._sweep(_place(path), self._remote.sizes(_place(path)), manifest)
             except OSError as error:
                 logger.warning("the earlier version of %s stays until the next start: %s", path, error)
 
@@ -135,7 +135,7 @@ class RemoteStore:
         with self._alone(path):
             with suppress(FileNotFoundError):
                 self._remote.delete(f"{_place(path)}/{MANIFEST}")
-            for file in self._remote.list(_place(path)):
+            for file in self._remote.sizes(_place(path)):
                 self._remote.delete(file)
             self._cache.delete(path)
 
@@ -165,7 +165,7 @@ class RemoteStore:
     def _by_place(self) -> dict[str, list[str]]:
         """The files of each checkpoint, without files that are no checkpoint's."""
         names: dict[str, list[str]] = {}
-        for file in self._remote.list(""):
+        for file in self._remote.sizes():
             parts = file.split("/")
             if len(parts) > PLACE_PARTS and parts[1] in KINDS:
                 names.setdefault("/".join(parts[:PLACE_PARTS]), []).append(file)
@@ -201,7 +201,7 @@ class RemoteStore:
         files.verify(path, partial)
         self._cache.commit(path, partial, manifest)
 
-    def _sweep(self, place: str, names: list[str], manifest: Manifest | None) -> None:
+    def _sweep(self, place: str, names: Iterable[str], manifest: Manifest | None) -> None:
         """Delete the files that do not belong to the present version."""
         current = None if manifest is None else f"{place}/{manifest.version}/"
         for file in names:
