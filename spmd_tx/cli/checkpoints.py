@@ -55,11 +55,8 @@ def list_checkpoints(
         typer.echo("there are no checkpoints yet")
     else:
         console = consoles.console()
-        console.print(
-            table_that_fits(
-                HEADINGS, [_row(each, "checkpoint_id" if run else "tinker_path") for each in shown], console
-            )
-        )
+        name = "checkpoint_id" if run else "tinker_path"
+        console.print(table_that_fits(HEADINGS, [_row(each, name) for each in shown], console))
 
 
 @checkpoints.command()

@@ -178,10 +178,8 @@ def _facts(request: "Overview") -> dict[str, Any]:
         "losses": row.losses,
         "losses by command": row.losses_by_command,
         "losses of the server": row.coordinator_losses,
-        "given up because": row.given_up if row.given_up is None else row.given_up or "no reason given",
-        "model given up because": row.never_again
-        if row.never_again is None
-        else row.never_again or "no reason given",
+        "given up because": "no reason given" if row.given_up == "" else row.given_up,
+        "model given up because": "no reason given" if row.never_again == "" else row.never_again,
         "error": None if row.error is None else clean(row.error),
         "category": row.category,
     }
@@ -197,19 +195,10 @@ def _print_table(overviews: "list[Overview]") -> None:
         table.add_column(name, overflow="fold")
     for each in overviews:
         row = each.row
-        losses = row.losses, row.losses_by_command, row.coordinator_losses
         line = f"{row.line[:SHOWN]}...{row.line.removeprefix(row.session_id)}"
-        cells = (
-            row.id[:SHOWN],
-            row.kind,
-            line,
-            row.seq_id,
-            each.owner,
-            _age(row.created_at),
-            *losses,
-            each.state,
-        )
-        table.add_row(*map(str, cells))
+        request = row.id[:SHOWN], row.kind, line, row.seq_id, each.owner, _age(row.created_at)
+        losses = row.losses, row.losses_by_command, row.coordinator_losses
+        table.add_row(*map(str, (*request, *losses, each.state)))
     console().print(table)
 
 

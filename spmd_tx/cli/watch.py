@@ -71,15 +71,11 @@ def watch(
         has_ended = process.poll() is not None  # before the look, which then sees all
         watcher.look(None if has_ended else process.pid)
         if not has_ended:
-            _wait(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(EVERY_SECONDS)
     code = process.returncode
     watcher.end(code)
     raise typer.Exit(code if code >= 0 else OF_SIGNALS - code)
-
-
-def _wait(process: "subprocess.Popen[Any]") -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(EVERY_SECONDS)
 
 
 def ending(code: int) -> dict[str, Any]:

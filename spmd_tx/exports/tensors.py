@@ -42,20 +42,16 @@ class ResultTensors:
 
     def __init__(self, files: Files, model: Model, merge: Merge | None, dtype: str | None) -> None:
         """``dtype`` is one of FLOATS; None: each tensor stays as the base model has it, also encoded."""
-        self._files, self._merge, self._dtype = files, merge, dtype
+        self._files, self._merge = files, merge
+        self.dtype = dtype
         self._changes = {} if merge is None else merge.changes
         self._parts = _encoded_parts(files, model)
         self._scales: tuple[str, list[np.ndarray]] = "", []  # of the matrix whose numbers came last
 
     @property
-    def dtype(self) -> str | None:
-        """The type of all floating-point numbers; None: the base model's."""
-        return self._dtype
-
-    @property
     def is_encoded(self) -> bool:
         """Whether the result has matrices in fewer bits, which its config.json must declare."""
-        return bool(self._parts) and self._dtype is None
+        return bool(self._parts) and self.dtype is None
 
     def made_of(self, names: Iterable[str]) -> list[ResultTensor]:
         """Return what becomes of some tensors of the base model."""
@@ -68,15 +64,15 @@ class ResultTensors:
         stored = self._files.tensor(name)
         if name not in self._parts:
             dtype = NAMES[stored.dtype]
-            if self._dtype is not None and dtype in FLOATS.values():
-                dtype = FLOATS[self._dtype]
+            if self.dtype is not None and dtype in FLOATS.values():
+                dtype = FLOATS[self.dtype]
             return [ResultTensor(name, dtype, stored.shape, name)]
         base, encoding, part = self._parts[name]
-        if self._dtype is None:
+        if self.dtype is None:
             return [ResultTensor(name, NAMES[stored.dtype], stored.shape, base, encoding, part)]
         if part != "numbers":
             return []
-        return [ResultTensor(base, FLOATS[self._dtype], self._shape(base, encoding), base, encoding)]
+        return [ResultTensor(base, FLOATS[self.dtype], self._shape(base, encoding), base, encoding)]
 
     def content(self, tensor: ResultTensor) -> Iterator[np.ndarray]:
         """Yield the tensor's numbers from the first to the last, some rows at a time."""

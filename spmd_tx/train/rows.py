@@ -74,18 +74,19 @@ def read_row(line: bytes, place: str) -> DataRow:
         row = msgspec.json.decode(line)
     except UNREADABLE as problem:
         raise StartError(f"{place} is not JSON: {problem}") from None
-    if not isinstance(row, dict):
-        raise StartError(f"{place} is {_shown(row)}; a row is a JSON object, such as {SHAPES['messages']}")
-    for key, read in (
-        ("chosen", _preference),
-        ("messages", _chat),
-        ("completion", _completion),
-        ("text", _text),
-    ):
-        if key in row:
-            return read(row, place)
-    known = "; ".join(SHAPES.values())
-    raise StartError(f"{place} has the keys {', '.join(row) or 'none'}; a row is one of: {known}")
+    match row:
+        case {"chosen": _}:
+            return _preference(row, place)
+        case {"messages": _}:
+            return _chat(row, place)
+        case {"completion": _}:
+            return CompletionRow(_string(row, "prompt", place), _string(row, "completion", place))
+        case {"text": _}:
+            return TextRow(_string(row, "text", place))
+        case dict():
+            known = "; ".join(SHAPES.values())
+            raise StartError(f"{place} has the keys {', '.join(row) or 'none'}; a row is one of: {known}")
+    raise StartError(f"{place} is {_shown(row)}; a row is a JSON object, such as {SHAPES['messages']}")
 
 
 def _chat(row: dict[str, Any], place: str) -> ChatRow:
@@ -96,14 +97,6 @@ def _chat(row: dict[str, Any], place: str) -> ChatRow:
     if tools is not None and not isinstance(tools, list):
         raise StartError(f"tools of {place} is {_shown(tools)}; it must be a list")
     return ChatRow(messages, tools)
-
-
-def _completion(row: dict[str, Any], place: str) -> CompletionRow:
-    return CompletionRow(_string(row, "prompt", place), _string(row, "completion", place))
-
-
-def _text(row: dict[str, Any], place: str) -> TextRow:
-    return TextRow(_string(row, "text", place))
 
 
 def _preference(row: dict[str, Any], place: str) -> PreferenceRow:
