@@ -120,27 +120,23 @@ def check_folders(config: ServerConfig) -> None:
 def check_hosts(config: ServerConfig, secret: str | None) -> None:
     """Refuse workers on other hosts without a secret that they can know."""
     for group in config.all_groups:
+        of_group = "" if group is config else f" of group {group.group}"
         if group.agents_here > group.num_processes:
-            of_group = "" if group is config else f" of group {group.group}"
             raise StartError(
                 f"--local-processes{of_group} is {group.agents_here}, but --num-processes is "
                 f"{group.num_processes}; lower the first or raise the second"
+            )
+        if secret is None and group.agents_here < group.num_processes:
+            raise StartError(
+                f"--local-processes{of_group} is {group.agents_here} of {group.num_processes}, so workers "
+                f"join from elsewhere, without a shared secret; {GIVE_SECRET}"
             )
     if config.agents_here > MOST_PROCESSES:
         raise StartError(
             f"{config.agents_here} worker processes are to start on this host, and {MOST_PROCESSES} at most "
             "can; lower --num-processes, or give --local-processes, so that others join from other hosts"
         )
-    if secret is not None:
-        return
-    for group in config.all_groups:
-        if group.agents_here < group.num_processes:
-            of_group = "" if group is config else f" of group {group.group}"
-            raise StartError(
-                f"--local-processes{of_group} is {group.agents_here} of {group.num_processes}, so workers "
-                f"join from elsewhere, without a shared secret; {GIVE_SECRET}"
-            )
-    if not is_loopback(config.worker_host):
+    if secret is None and not is_loopback(config.worker_host):
         raise StartError(
             f"--worker-host {config.worker_host} lets other hosts connect, without a shared secret; "
             + GIVE_SECRET
