@@ -184,7 +184,10 @@ class _Reader:
             refuse(node, f"{shown(target)} is not among the operations of custom losses{hint(target)}")
         positional = [self._read_value(node, value) for value in node.args]
         named = {key: self._read_value(node, value) for key, value in node.kwargs.items()}
-        arguments = _bound(node, operation, positional, named)
+        try:
+            arguments = bind(operation, positional, named)
+        except BadArguments as problem:
+            refuse(node, str(problem))
         for parameter in operation.parameters:
             if parameter.name in arguments and not has_form(arguments[parameter.name], parameter):
                 words = f" ({', '.join(parameter.words)})" if parameter.words else ""
@@ -273,15 +276,6 @@ def refuse(node: WireNode, problem: str) -> NoReturn:
         f"node {quoted(node.name)} ({printed(node.op, 20)} {printed(node.target)}): {problem}. "
         "docs/custom_losses.md lists what a loss may do"
     )
-
-
-def _bound(
-    node: WireNode, operation: LossOperation, positional: list[Any], named: dict[str, Any]
-) -> dict[str, Any]:
-    try:
-        return bind(operation, positional, named)
-    except BadArguments as problem:
-        refuse(node, str(problem))
 
 
 def _check_inputs(inputs: Sequence[LossInput]) -> None:

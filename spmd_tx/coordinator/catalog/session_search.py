@@ -108,7 +108,7 @@ async def _saved(db: AsyncSession, session_ids: Sequence[str]) -> dict[str, tupl
 def _summary(session: SessionRow, status: Status, checkpoints: int, size: int) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
-        created_at=_time(session.created_at),
+        created_at=datetime.fromtimestamp(session.created_at, UTC),
         owner=session.owner,
         project_id=session.project_id or "",
         status=status,
@@ -125,7 +125,3 @@ def _status(session: SessionRow, silent_seconds: SilentSeconds) -> Status:
     if session.finish_reason is None:
         return None
     return ClientFinished(FinishedFor(session.finish_reason), session.finish_detail)
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

@@ -62,8 +62,8 @@ async def open_parts(
     stores = await open_stores(config, stack, telemetry)
     images = LoggedImages(stores.database, config.data_dir / "payloads")
     open_bases = OpenBases(config, stores.queue, images, stack)
-    sorted_groups = await sort_groups(config, models, open_bases)
-    bases = await bases_of(config, sorted_groups)
+    opened, late = await sort_groups(config, models, open_bases)
+    bases = await bases_of(config, opened, late)
 
     def contexts_of(requests: Iterable[str]) -> tuple[str, ...]:
         return () if telemetry is None else telemetry.contexts(stores.queue.unfinished_of(requests))
@@ -77,8 +77,7 @@ async def open_parts(
         devices=DeviceShares(),
         contexts_of=contexts_of,
     )
-    late = sorted_groups.late
-    groups = [await open_group(each, shared) for each in sorted_groups.opened]
+    groups = [await open_group(each, shared) for each in opened]
     router = Router(stores.queue, bases, {group.base.key: group.beside for group in groups})
     by_name = {each.health.name: each.health for each in (*groups, *late)}
     health = ServerHealth([by_name[each.group] for each in config.all_groups])

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import get_args
 
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.bases.bases import Bases
@@ -20,35 +20,31 @@ from spmd_tx.coordinator.server.served_model import OpenedModel, open_model
 from spmd_tx.errors import UnreadableModel
 
 
-class SortedGroups(NamedTuple):
-    """Holds the groups that can be opened, and those that cannot be yet."""
-
-    opened: list[OpenedGroup]
-    late: list[LateGroup]
-
-
 async def sort_groups(
     config: ServerConfig, models: Sequence[OpenedModel | UnreadableModel], bases: OpenBases
-) -> SortedGroups:
-    """Open the bases whose models were found. ``models`` are those of all groups."""
-    found = SortedGroups([], [])
+) -> tuple[list[OpenedGroup], list[LateGroup]]:
+    """Open the bases whose models were found. ``models`` are those of all groups.
+
+    The result is the groups that can be opened, and those that cannot be yet.
+    """
+    opened, lates = list[OpenedGroup](), list[LateGroup]()
     for group, model in zip(config.all_groups, models, strict=True):
         if isinstance(model, UnreadableModel):
             history = await asyncio.to_thread(history_of, group)
             late = LateGroup(group, history, str(model))
             metrics.follow_state(group.group, get_args(GroupPhase), lambda late=late: late.health.state)
-            found.late.append(late)
+            lates.append(late)
         else:
-            found.opened.append(await bases.of(group, model))
-    return found
+            opened.append(await bases.of(group, model))
+    return opened, lates
 
 
-async def bases_of(config: ServerConfig, groups: SortedGroups) -> Bases:
+async def bases_of(config: ServerConfig, opened: Sequence[OpenedGroup], lates: Sequence[LateGroup]) -> Bases:
     """Return the bases that are served, which know why others are not."""
-    known = [*await asyncio.to_thread(known_bases, config), *(late.history for late in groups.late)]
-    opened = {each.base.key: each.base for each in groups.opened}  # several groups may have one
-    bases = Bases(list(opened.values()), known, config.model_name)
-    bases.reasons |= {late.history.key: late.health.story for late in groups.late}
+    known = [*await asyncio.to_thread(known_bases, config), *(late.history for late in lates)]
+    found = {each.base.key: each.base for each in opened}  # several groups may have one
+    bases = Bases(list(found.values()), known, config.model_name)
+    bases.reasons |= {late.history.key: late.health.story for late in lates}
     return bases
 
 

@@ -297,7 +297,8 @@ def _migrate(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")  # an interrupted migration leaves nothing behind
     if _is_current(connection):
         return
-    config = _migrations()
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
@@ -311,9 +312,3 @@ def _is_current(connection: Connection) -> bool:
 def _newest_in(migrations: Path) -> str | None:
     """Read them all to find the last."""
     return ScriptDirectory(str(migrations)).get_current_head()
-
-
-def _migrations() -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config

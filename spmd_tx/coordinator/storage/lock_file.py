@@ -9,11 +9,6 @@ from typing import IO
 from spmd_tx.errors import StartError
 
 
-def holder_name() -> str:
-    """How other servers name this process in their errors."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
 def lock(path: Path, what: str, option: str) -> IO[str]:
     """Lock the file until it is closed. Raises StartError when another server, named in it, holds the lock.
 
@@ -31,6 +26,6 @@ def lock(path: Path, what: str, option: str) -> IO[str]:
             f"stop it, or choose another {option}"
         ) from None
     file.truncate(0)
-    file.write(f"{holder_name()}\n")
+    file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     return file
