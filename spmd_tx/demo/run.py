@@ -37,10 +37,8 @@ LAST_AT_LEAST = 0.6
 ENOUGH_STEPS = 30  # to reach it; fewer are not judged by it
 FLAT_WITHIN = 0.1  # with learning rate 0
 
-
-TellMetrics = Callable[
-    [str, str, dict[str, float]], None
-]  # takes the server, the run, and metrics of its newest step
+# Takes the server, the run, and metrics of its newest step.
+TellMetrics = Callable[[str, str, dict[str, float]], None]
 
 
 @dataclass(frozen=True)

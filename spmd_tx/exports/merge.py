@@ -38,9 +38,8 @@ class Merge:
     def __init__(self, adapter: AdapterFolder, model: Model) -> None:
         self._adapter = adapter
         self.changes: dict[str, Change] = _changes(adapter, model)
-        self._factors: tuple[FactorsDelta, FactorPair] | None = (
-            None  # of the last delta, as rows follow each other
-        )
+        # Of the last delta, as rows follow each other.
+        self._factors: tuple[FactorsDelta, FactorPair] | None = None
 
     def add(self, name: str, matrix: int, first: int, rows: np.ndarray) -> None:
         """Add to some rows, as they are stored, of one matrix of a tensor; float32, in place.

@@ -42,9 +42,7 @@ class WorkerEnded(AgentReport, frozen=True, tag="worker_ended"):
     generation: int
     code: int  # negative: the signal that killed it
     last_lines: list[str]
-    is_out_of_memory: bool = (
-        False  # whether the kernel killed processes of its host or container at that time
-    )
+    is_out_of_memory: bool = False  # whether the kernel killed processes of its host or container then
 
 
 class DevicesFound(AgentReport, frozen=True, tag="devices_found"):

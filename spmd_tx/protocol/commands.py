@@ -311,9 +311,8 @@ class Decode(Command, frozen=True, tag="decode"):
     stop_tokens: np.ndarray  # int32 [B, STOP_TOKENS]; -1 is unused
     pages: np.ndarray  # int32 [M]: the pages that come to rows, row after row; then all have enough
     page_counts: np.ndarray  # int32 [B]: how many of them each row gets
-    page_places: (
-        np.ndarray
-    )  # int32 [B]: how many pages row ``source`` had before; 0 for a row that starts here
+    # int32 [B]: how many pages row ``source`` had before; 0 for a row that starts here
+    page_places: np.ndarray
     top: int = 0  # how many of the likeliest tokens to reply for each step
     active: int = 0  # adapters that the program is for, one of ``active_sizes``; 0: the fewest that suffice
     block: int = 0  # rows of each data shard that the program takes at once; 0: all

@@ -19,9 +19,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     pages: int  # including page 0, which holds nothing
     train_tokens: int  # most of a training micro-batch; a single row may be longer; 0: nothing is trained
     decode_rows: int  # most of one Decode
-    block_tokens: tuple[
-        int, ...
-    ] = ()  # of training blocks, the small ones first; (): micro-batches are blocks
+    # Of training blocks, the small ones first; (): micro-batches are blocks.
+    block_tokens: tuple[int, ...] = ()
     page_size: int = 0  # tokens
     device_bytes: int = 0  # usable bytes
     base_bytes: int = 0

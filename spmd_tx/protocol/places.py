@@ -106,8 +106,5 @@ PAIRS: dict[tuple[type[Place], type[Place]], Pair] = {
 MOVE_STEPS: tuple[MoveStep, ...] = tuple(
     dict.fromkeys(pair.step for pair in PAIRS.values() if pair.step != "load_sampler")
 )
-MOVE_STEPS_OF_SAMPLING: tuple[MoveStep, ...] = (
-    "load_sampler",
-    "page_out",
-    "page_in",
-)  # where nothing is trained
+# Where nothing is trained.
+MOVE_STEPS_OF_SAMPLING: tuple[MoveStep, ...] = ("load_sampler", "page_out", "page_in")

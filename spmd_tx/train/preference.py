@@ -18,9 +18,8 @@ from spmd_tx.train.rendering import LearnedTokens
 from spmd_tx.train.supervised import EVALUATED_TOGETHER, batches, parts
 
 AnswerPair = tuple[LearnedTokens, LearnedTokens]  # the better answer, the worse one
-Ratio = tuple[
-    AnswerPair, float
-]  # and the log-probability of the first less that of the second, by the reference
+# And the log-probability of the first less that of the second, by the reference.
+Ratio = tuple[AnswerPair, float]
 
 
 class Preferences:

@@ -67,9 +67,8 @@ async def serve(config: ServerConfig, worker: Sequence[str] = WORKER) -> int:
 
 
 async def _serve(config: ServerConfig, worker: Sequence[str]) -> int:
-    logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(
-        logging.WARNING
-    )  # the roster tells the same
+    # The roster tells the same.
+    logging.getLogger("spmd_tx.coordinator.agent.agent").setLevel(logging.WARNING)
     config = msgspec.structs.replace(
         config,
         data_dir=config.data_dir.absolute(),

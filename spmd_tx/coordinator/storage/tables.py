@@ -61,9 +61,8 @@ class ModelRow(Base):
     optimizer: Mapped[OptimizerName] = mapped_column(String, default="adamw")
     user_metadata: Mapped[dict[str, Any] | None]
     created_at: Mapped[float] = mapped_column(index=True)
-    copied_from: Mapped[
-        str | None
-    ]  # tinker:// path, or "an upload"; it only holds the copy, and cannot be trained
+    # tinker:// path, or "an upload"; it only holds the copy, and cannot be trained
+    copied_from: Mapped[str | None]
     name: Mapped[str | None]  # that people have given it; null: the one of its client
     run_group: Mapped[str | None]  # that people have put it into
     archived_at: Mapped[float | None]  # since when lists leave it out; null: they have it
