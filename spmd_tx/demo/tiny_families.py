@@ -27,6 +27,12 @@ SIGMOID_ROUTER = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
+QWEN3_EXPERTS = {
+    "moe_intermediate_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
 LINEAR = {
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,
@@ -52,13 +58,7 @@ DEEP_TOWER = {**TOWER, "deepstack_visual_indexes": [0, 2]}
 # Beside the sizes, by the model_type that config.json names; with a vision_config it nests those of text.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"architectures": ["Qwen3ForCausalLM"]},
-    "qwen3_moe": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
-    },
+    "qwen3_moe": {"architectures": ["Qwen3MoeForCausalLM"], **QWEN3_EXPERTS},
     "llama": {
         "architectures": ["LlamaForCausalLM"],
         "rope_scaling": {**ROPE, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
@@ -101,10 +101,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {
         "architectures": ["Qwen3VLMoeForConditionalGeneration"],
         "vision_config": DEEP_TOWER,
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "norm_topk_prob": True,
+        **QWEN3_EXPERTS,
     },
     "qwen3_5": {**LINEAR, "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text"},
     "qwen3_5_moe": {
@@ -119,17 +116,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 # What has a vision tower beside the text model, where a family's models may come without.
 PLACED = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+SEES = {"vision_config": TOWER, "rope_parameters": PLACED}
 SEEING: dict[str, dict[str, Any]] = {
-    "qwen3_5": {
-        "architectures": ["Qwen3_5ForConditionalGeneration"],
-        "vision_config": TOWER,
-        "rope_parameters": PLACED,
-    },
-    "qwen3_5_moe": {
-        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
-        "vision_config": TOWER,
-        "rope_parameters": PLACED,
-    },
+    "qwen3_5": {"architectures": ["Qwen3_5ForConditionalGeneration"], **SEES},
+    "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForConditionalGeneration"], **SEES},
 }
 # What people call models whose family has another name, without sizes and variants.
 ALIASES = {

@@ -227,8 +227,7 @@ def _token_events(row: UsageRow, session: SessionRow | None) -> Iterator[UsageEv
         if amount:
             is_checkpoint = isinstance(info, CheckpointEvent)
             yield UsageEvent(
-                **_bucket(row.hour),
-                **_envelope(row, session),
+                **_envelope(row, session, row.hour),
                 event_info=info,
                 api_key_id=row.key_id,
                 effective_rate_usd_per_million_tokens=None if is_checkpoint else COST,
@@ -247,8 +246,7 @@ def _storage_events(
     while hour < end:
         hours = (min(end, hour + HOUR_SECONDS) - max(start, hour)) / HOUR_SECONDS
         yield UsageEvent(
-            **_bucket(hour),
-            **_envelope(row, session),
+            **_envelope(row, session, hour),
             event_info=StorageEvent(row.size_bytes / GIGABYTE * hours),
             api_key_id=session and session.key_id,
             effective_rate_usd_per_gigabyte_month=COST,
@@ -256,13 +254,11 @@ def _storage_events(
         hour += HOUR_SECONDS
 
 
-def _bucket(hour: int) -> dict[str, Any]:
+def _envelope(row: UsageRow | StoredCheckpoint, session: SessionRow | None, hour: int) -> dict[str, Any]:
     start = datetime.fromtimestamp(hour, UTC)
-    return {"bucket_start": start, "bucket_end": start + timedelta(seconds=HOUR_SECONDS)}
-
-
-def _envelope(row: UsageRow | StoredCheckpoint, session: SessionRow | None) -> dict[str, Any]:
     return {
+        "bucket_start": start,
+        "bucket_end": start + timedelta(seconds=HOUR_SECONDS),
         "base_model": row.base_model,
         "user_id": row.owner,
         "user_name": row.owner,
