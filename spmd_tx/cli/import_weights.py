@@ -1,7 +1,6 @@
 """``spmd-tx import`` uploads an adapter in a PEFT folder to a server that runs."""
 
 import json
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
@@ -45,14 +44,10 @@ def upload(server: Server, directory: Path, project: str | None = None, rank: in
     upload = server.ask("external_weights_upload_start", body)
     for name, address in upload["urls"].items():
         size = (directory / name).stat().st_size
-        ask = {"Content-Range": f"bytes */{size}"}  # a file that is too large is refused before it is sent
-        server.send(urllib.request.Request(address, headers=ask, method="PUT"))
+        # A file that is too large is refused before it is sent.
+        server.send(address, {"Content-Range": f"bytes */{size}"}, method="PUT")
         with (directory / name).open("rb") as file:
-            server.send(
-                urllib.request.Request(
-                    address, data=file, headers={"Content-Length": str(size)}, method="PUT"
-                )
-            )
+            server.send(address, {"Content-Length": str(size)}, file, "PUT")
     return server.ask("external_weights_upload_finish", {"upload_id": upload["upload_id"]})["tinker_path"]
 
 

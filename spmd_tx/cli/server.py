@@ -53,7 +53,7 @@ class Server:
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers | {"Content-Type": "application/json"}
         address = self._url + (route if route.startswith("/") else f"/api/v1/{route}")
-        answer = self.send(urllib.request.Request(address, data=data, headers=headers, method=method))
+        answer = self.send(address, headers, data, method)
         try:
             return json.loads(answer)
         except ValueError:
@@ -61,8 +61,11 @@ class Server:
                 f"{self._url} does not answer with JSON; is it the address of spmd_tx?"
             ) from None
 
-    def send(self, request: urllib.request.Request) -> bytes:
+    def send(
+        self, address: str, headers: dict[str, str], data: Any = None, method: str | None = None
+    ) -> bytes:
         """Return the body of an answer. Raises StartError, and Unreachable where asking again may help."""
+        request = urllib.request.Request(address, data, headers, method=method)
         try:
             with self._opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
                 return answer.read()

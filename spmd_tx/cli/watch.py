@@ -184,11 +184,8 @@ class _Watcher:
             step, metrics = self._waiting[0].step, self._waiting[0].metrics()
             names = sorted(metrics)
             for start in range(0, len(names), MOST_METRICS):
-                body: dict[str, Any] = {
-                    "metrics": {name: metrics[name] for name in names[start : start + MOST_METRICS]}
-                }
-                if step is not None and step >= 0:
-                    body["step"] = step
+                some = {name: metrics[name] for name in names[start : start + MOST_METRICS]}
+                body = {"metrics": some} | ({} if step is None or step < 0 else {"step": step})
                 try:
                     self._server.ask(f"training_runs/{quote(self._run, safe='')}/metrics", body)
                 except Unreachable:

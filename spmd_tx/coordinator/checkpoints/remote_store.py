@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -60,19 +60,15 @@ class CheckpointCache(LocalStore):
 
     def evict(self, besides: CheckpointPath) -> None:
         """Delete the least recently used checkpoints beyond the capacity, except ``besides``."""
-        used_at = {folder: (folder / MANIFEST).stat().st_mtime for folder in self._folders()}
+        folders = (folder for kind in KINDS for folder in self._directory.glob(f"*/{kind}/[!.]*"))
+        complete = (folder for folder in folders if (folder / MANIFEST).exists())
+        used_at = {folder: (folder / MANIFEST).stat().st_mtime for folder in complete}
         total, retained = 0, {self.folder(besides)}
         for folder in sorted(used_at, key=lambda folder: used_at[folder], reverse=True):
             total += size_of(folder)
             is_used = folder in retained or used_at[folder] > time.time() - IN_USE_SECONDS
             if total > self._most_bytes and not is_used:
                 files.delete(folder)
-
-    def _folders(self) -> Iterator[Path]:
-        for kind in KINDS:
-            for folder in self._directory.glob(f"*/{kind}/[!.]*"):
-                if (folder / MANIFEST).exists():
-                    yield folder
 
 
 class RemoteStore:
