@@ -113,7 +113,23 @@ class CheckpointRow(Base):
         return f"tinker://{self.run_id}/{self.kind}/{self.name}"
 
 
-class RequestRow(Base):
+class RequestFacts:
+    """Holds what is known of a request, also after its row and its result are gone."""
+
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    kind: Mapped[str]
+    line: Mapped[str]
+    seq_id: Mapped[int] = mapped_column(BigInteger)
+    session_id: Mapped[str] = mapped_column(index=True)
+    created_at: Mapped[float]
+    began_at: Mapped[float | None]  # its turn came; null: never
+    sent_at: Mapped[float | None]  # its first command was sent
+    replied_at: Mapped[float | None]  # its last command was answered
+    tokens: Mapped[int | None] = mapped_column(BigInteger)  # read and sampled
+    base: Mapped[str | None]  # key of the base model; null: the first one of the data directory
+
+
+class RequestRow(RequestFacts, Base):
     """Stores an accepted request, then its outcome. Only small bodies are here; the others are in files."""
 
     __tablename__ = "requests"
@@ -125,13 +141,7 @@ class RequestRow(Base):
         _index("ix_requests_given_up", "number", where="given_up IS NOT NULL"),
     )
 
-    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
     id: Mapped[str] = mapped_column(unique=True)
-    kind: Mapped[str]
-    line: Mapped[str]
-    seq_id: Mapped[int] = mapped_column(BigInteger)
-    session_id: Mapped[str] = mapped_column(index=True)
-    created_at: Mapped[float]
     payload_body: Mapped[bytes | None]  # null: it is in a file
     payload_file: Mapped[int | None] = mapped_column(BigInteger, index=True)
     payload_offset: Mapped[int | None] = mapped_column(BigInteger)
@@ -152,11 +162,6 @@ class RequestRow(Base):
     coordinator_losses: Mapped[int] = mapped_column(default=0)  # ends of the coordinator at work on it
     given_up: Mapped[str | None]  # the operator's reason to fail it
     never_again: Mapped[str | None]  # the operator's reason to refuse its model rather than run it again
-    began_at: Mapped[float | None]  # its turn came; null: never
-    sent_at: Mapped[float | None]  # its first command was sent
-    replied_at: Mapped[float | None]  # its last command was answered
-    tokens: Mapped[int | None] = mapped_column(BigInteger)  # read and sampled
-    base: Mapped[str | None]  # key of the base model; null: the first one of the data directory
 
 
 class ImageRow(Base):
@@ -185,24 +190,13 @@ class RequestImage(Base):
     image: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False, index=True)
 
 
-class PastRequest(Base):
-    """Keeps the times of a request for traces, after its row and its result are gone."""
+class PastRequest(RequestFacts, Base):
+    """Keeps the times of a request for traces."""
 
     __tablename__ = "past_requests"
 
-    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    kind: Mapped[str]
-    line: Mapped[str]
-    seq_id: Mapped[int] = mapped_column(BigInteger)
-    session_id: Mapped[str] = mapped_column(index=True)
-    created_at: Mapped[float]
-    began_at: Mapped[float | None]
-    sent_at: Mapped[float | None]
-    replied_at: Mapped[float | None]
     finished_at: Mapped[float] = mapped_column(index=True)
-    tokens: Mapped[int | None] = mapped_column(BigInteger)
     category: Mapped[str | None]  # of a failed one
-    base: Mapped[str | None]  # as in RequestRow
 
 
 class RunMetrics(Base):
