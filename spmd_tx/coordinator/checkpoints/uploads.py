@@ -8,7 +8,6 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -49,11 +48,10 @@ class UploadedPart(NamedTuple):
 class Uploads:
     """Keeps the uploads of one data directory."""
 
-    def __init__(self, data_dir: Path, most_open: int, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, data_dir: Path, most_open: int) -> None:
         """``most_open`` bounds the uploads of one owner that are not finished."""
         self._directory = data_dir / FOLDER
         self._most_open = most_open
-        self._clock = clock
 
     def begin(
         self,
@@ -71,7 +69,7 @@ class Uploads:
             base_model=base_model,
             adapter=adapter,
             project_id=project_id,
-            expires_at=float(int(self._clock() + LIFETIME_SECONDS)),
+            expires_at=float(int(time.time() + LIFETIME_SECONDS)),
             most_bytes=most_bytes,
         )
         make_folder(self.folder(upload.id))
@@ -81,7 +79,7 @@ class Uploads:
     def _make_room(self, owner: str) -> None:
         """Forget refused uploads of an owner, if need be. Raises InvalidRequest if there are not enough."""
         uploads = (upload for upload in map(_read, _folders(self._directory)) if upload is not None)
-        is_open = [each for each in uploads if each.owner == owner and each.expires_at > self._clock()]
+        is_open = [each for each in uploads if each.owner == owner and each.expires_at > time.time()]
         refused = [each for each in is_open if (self.folder(each.id) / REFUSED).exists()]
         surplus = len(is_open) + 1 - self._most_open
         if surplus > len(refused):
@@ -95,7 +93,7 @@ class Uploads:
     def find(self, id: str) -> Upload:
         """Return an upload that can go on. Raises NotFound for an unknown, expired or finished one."""
         upload = _read(self.folder(id)) if _is_uuid(id) else None
-        if upload is None or upload.expires_at <= self._clock():
+        if upload is None or upload.expires_at <= time.time():
             raise NotFound(f"upload {id!r} does not exist, or has expired; start a new one")
         return upload
 
