@@ -107,7 +107,7 @@ def run(config: ServerConfig, model: Model, devices: Devices, wish: Wish, *, as_
         _say(words)
     by_speed = best_last(_with_programs(tasks, wish.only))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(told(by_speed))).decode())
+        typer.echo(in_json(told(by_speed)))
     else:
         show(devices, by_speed)
     if late := sum(len(each.late) for each in by_speed):
@@ -200,8 +200,8 @@ def told(by_speed: Sequence[CompiledMesh]) -> dict[str, Any]:
     return {
         "programs": best.programs,
         "predicted": best.predicted,
-        **_sizes(best.config),
-        "meshes": [_sizes(each.config) | {"predicted": each.predicted} for each in reversed(by_speed)],
+        **sizes(best.config),
+        "meshes": [sizes(each.config) | {"predicted": each.predicted} for each in reversed(by_speed)],
     }
 
 
@@ -283,7 +283,12 @@ def _worth(each: CompiledMesh) -> tuple[bool, float]:
     return not each.failed, -each.predicted.iteration_seconds
 
 
-def _sizes(config: ServerConfig) -> dict[str, Any]:
+def in_json(facts: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(facts)).decode()
+
+
+def sizes(config: ServerConfig) -> dict[str, Any]:
+    """Return the sizes of the mesh by their options."""
     return dict(zip(PARALLEL_SIZES, config.parallel_sizes, strict=True))
 
 

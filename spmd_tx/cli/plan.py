@@ -14,7 +14,7 @@ from spmd_tx.cli.compile import Wish
 from spmd_tx.cli.meshes import Mesh, Refusals, possible_meshes
 from spmd_tx.cli.options import GroupNameOption, gather_groups, takes_options
 from spmd_tx.cli.plan_hints import Planned, hints
-from spmd_tx.config import PARALLEL_SIZES, ServerConfig
+from spmd_tx.config import ServerConfig
 from spmd_tx.errors import StartError
 from spmd_tx.group_names import MAIN, template_of
 from spmd_tx.group_options import read_pairs, with_groups
@@ -79,7 +79,7 @@ def plan(
         config = with_groups(config, map(read_pairs, gather_groups(context, [])))
         plans = _plans_of_groups(config, devices, memory_per_device)
         if as_json:
-            typer.echo(_as_json({name: _facts(planned) for name, planned in plans.items()}))
+            typer.echo(compile.in_json({name: _facts(planned) for name, planned in plans.items()}))
         for name, planned in {} if as_json else plans.items():
             typer.echo(f"group {name}:")
             show(planned)
@@ -96,7 +96,7 @@ def plan(
             raise StartError(f"{option} is {str(value)!r}, which has no effect without --compile; add that")
     planned = make(config, parsed_devices)
     if as_json:
-        typer.echo(_as_json(_facts(planned)))
+        typer.echo(compile.in_json(_facts(planned)))
     else:
         show(planned)
 
@@ -120,12 +120,7 @@ def _plans_of_groups(config: ServerConfig, devices: Sequence[str], memory: str |
 
 
 def _facts(planned: Planned) -> dict[str, Any]:
-    mesh = dict(zip(PARALLEL_SIZES, planned.config.parallel_sizes, strict=True))
-    return msgspec.to_builtins(planned.plan) | mesh | {"why": planned.why}
-
-
-def _as_json(facts: dict[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(facts)).decode()
+    return msgspec.to_builtins(planned.plan) | compile.sizes(planned.config) | {"why": planned.why}
 
 
 def make(config: ServerConfig, devices: Devices) -> Planned:
