@@ -45,11 +45,7 @@ class StoredTensor(NamedTuple):
     make: Callable[[], np.ndarray]
 
 
-class AdapterFiles(NamedTuple):
-    """Holds what the two files of an adapter have."""
-
-    tensors: dict[str, StoredTensor]
-    config: bytes
+AdapterFiles = tuple[dict[str, StoredTensor], bytes]  # the tensors and the configuration
 
 
 def export_adapter(
@@ -63,12 +59,12 @@ def export_adapter(
     model = read_model_config(model_dir, layout_of(folder))
     adapter = AdapterFolder(folder, model)
     base_model = base_model or base_model_of(folder)
-    content = (_for_peft if form == "peft" else _as_hosted)(adapter, model, base_model)
+    tensors, config = (_for_peft if form == "peft" else _as_hosted)(adapter, model, base_model)
     with staged(out, identity(folder, format=form, base_model=base_model)) as place:
-        shapes = {name: stored.shape for name, stored in content.tensors.items()}
+        shapes = {name: stored.shape for name, stored in tensors.items()}
         with (place / WEIGHTS_FILE).open("wb", buffering=BUFFER_BYTES) as file:
-            write_tensors(file, shapes, lambda name: content.tensors[name].make())
-        (place / CONFIG_FILE).write_bytes(content.config)
+            write_tensors(file, shapes, lambda name: tensors[name].make())
+        (place / CONFIG_FILE).write_bytes(config)
 
 
 def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterFiles:
@@ -89,7 +85,7 @@ def _as_hosted(adapter: AdapterFolder, model: Model, base_model: str) -> Adapter
     for name, experts in of_experts.items():
         tensors |= _pair(name, _stack(adapter, experts, "a"), _stack(adapter, experts, "b"))
     layout = replace(model, expert_lora="shared-outer")  # the ranks of the result
-    return AdapterFiles(tensors, config_of(adapter.spec, layout, base_model))
+    return tensors, config_of(adapter.spec, layout, base_model)
 
 
 def _pair(module: str, a: StoredTensor, b: StoredTensor) -> dict[str, StoredTensor]:
@@ -167,7 +163,7 @@ def _for_peft(adapter: AdapterFolder, model: Model, base_model: str) -> AdapterF
     has_both = all(any(name.endswith(each) for name in targets) for each in (GATE_UP, DOWN))
     for name, target in targets.items():
         tensors |= _pair(PREFIX + module_of(name, has_both=has_both), target.a(), target.b())
-    return AdapterFiles(tensors, _config(adapter, model, base_model, targets))
+    return tensors, _config(adapter, model, base_model, targets)
 
 
 def _targets(adapter: AdapterFolder, model: Model) -> dict[str, _Target]:

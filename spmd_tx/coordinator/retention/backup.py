@@ -13,16 +13,9 @@ from spmd_tx.group_names import GROUPS_FOLDER
 
 DATABASE = "spmd_tx.db"
 FOLDERS = ("payloads", "snapshots", "checkpoints", "versions", "routing", "stability", "kernel_choices")
+OF_GROUPS = ("mesh.json", "sampling_mesh.json", "program_uses.json")  # of each group
 # Names and layouts of base models, in the forms of all versions, and the mesh: for equal bits it must stay
-FILES = (
-    "bases.json",
-    "base_model.json",
-    "expert_lora",
-    "mesh.json",
-    "sampling_mesh.json",
-    "program_uses.json",
-)
-OF_GROUPS = ("mesh.json", "sampling_mesh.json", "program_uses.json")  # of each group beside the main one
+FILES = ("bases.json", "base_model.json", "expert_lora", *OF_GROUPS)
 UNFINISHED = (".staged", ".partial", ".deleted", ".tmp", "lock")
 
 
@@ -98,15 +91,12 @@ def _check(destination: Path) -> None:
             of_images = "SELECT DISTINCT content_file FROM images WHERE content_file IS NOT NULL"
             payloads += database.execute(of_images).fetchall()
         snapshots = database.execute("SELECT path FROM snapshots").fetchall()
-    missing = [
-        f"payloads/{number:012d}.zst"
-        for (number,) in payloads
-        if not (destination / "payloads" / f"{number:012d}.zst").exists()
-    ]
-    for (path,) in snapshots:
-        folder = destination.joinpath(*Path(path).parts[-3:])  # snapshots/MODEL/SEQ_ID
-        problem = is_intact(folder)
-        missing += [] if problem is None else [problem]
+    names = (f"payloads/{number:012d}.zst" for (number,) in payloads)
+    missing = [name for name in names if not (destination / name).exists()]
+    folders = (
+        destination.joinpath(*Path(path).parts[-3:]) for (path,) in snapshots
+    )  # snapshots/MODEL/SEQ_ID
+    missing += filter(None, map(is_intact, folders))
     if missing:
         raise StartError(
             f"the backup in {destination} lacks files that the database refers to ({missing[0]}); delete it, "
