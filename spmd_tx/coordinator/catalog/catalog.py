@@ -65,13 +65,9 @@ class Catalog:
         session = SessionRow(
             id=str(uuid.uuid4()),
             created_at=clock.now(),
-            tags=request.tags,
-            user_metadata=request.user_metadata,
-            project_id=request.project_id,
-            display_name=request.display_name,
-            sdk_version=request.sdk_version,
             owner=caller.owner,
             key_id=caller.key_id,
+            **msgspec.structs.asdict(request),
         )
         async with self._database.transaction() as db:
             db.add(session)
