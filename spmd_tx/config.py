@@ -1,6 +1,7 @@
 """The server's settings. They are read once, at the start; only the command line fills them."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -386,3 +387,12 @@ OPTIONS = dict(declared(ServerConfig))
 def options_of(command: str) -> list[str]:
     """Return the names of the options that a command takes."""
     return [name for name, option in OPTIONS.items() if command in option.commands]
+
+
+def as_words(config: ServerConfig, command: str) -> Iterator[str]:
+    """Yield the words that give a command the options it takes, but for those that have their defaults."""
+    defaults = ServerConfig(base_model="")
+    for name in options_of(command):
+        value = getattr(config, name)
+        if value != getattr(defaults, name):
+            yield from [flag(name)] if value is True else [flag(name), str(value)]

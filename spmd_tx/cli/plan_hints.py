@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from spmd_tx.byte_sizes import show_size
-from spmd_tx.cli.options import DEFAULTS
-from spmd_tx.config import ServerConfig, options_of
+from spmd_tx.config import ServerConfig, as_words
 from spmd_tx.errors import StartError
 from spmd_tx.models.declared.model import Model
-from spmd_tx.options import flag
 from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.worker.memory.accelerators import Devices
 
@@ -35,15 +33,7 @@ def hints(planned: Planned, replan: Callable[[ServerConfig], MemoryPlan]) -> Ite
     """Yield the lines below the table. ``replan`` plans for another configuration of the same model."""
     yield from _speeds(planned)
     yield from _context(planned, replan)
-    yield f"to serve it: spmd-tx serve {shlex.join(_options(planned.config))}"
-
-
-def _options(config: ServerConfig) -> Iterator[str]:
-    """The words of the command line that says what was planned."""
-    for name in options_of("plan"):
-        value = getattr(config, name)
-        if value != getattr(DEFAULTS, name):
-            yield from [flag(name)] if value is True else [flag(name), str(value)]
+    yield f"to serve it: spmd-tx serve {shlex.join(as_words(planned.config, 'plan'))}"
 
 
 def _speeds(planned: Planned) -> Iterator[str]:

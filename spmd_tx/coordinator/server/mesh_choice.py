@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from spmd_tx.config import PARALLEL_SIZES, ServerConfig, options_of
+from spmd_tx.config import PARALLEL_SIZES, ServerConfig, as_words
 from spmd_tx.coordinator.agent.devices import CPU
 from spmd_tx.coordinator.mesh.roster import HostDevices
 from spmd_tx.durable_files import make_folder, write_file
 from spmd_tx.errors import UNREADABLE, StartError
-from spmd_tx.options import AUTO, flag
+from spmd_tx.options import AUTO
 from spmd_tx.processes.environments import of_worker
 from spmd_tx.processes.parent import tied
 
@@ -71,8 +71,7 @@ class MeshChoice:
         arguments = ["--json", "--devices", f"{count}x{kind}"]
         arguments += [] if size is None else ["--memory-per-device", str(size)]
         planned = msgspec.structs.replace(self.config, base_model=str(self.model_dir), revision=None)
-        for name in options_of("plan"):
-            arguments += _as_option(name, getattr(planned, name))
+        arguments += as_words(planned, "plan")
         environment = of_worker(os.environ) | {"JAX_PLATFORMS": "cpu"}
         process = await asyncio.create_subprocess_exec(
             *tied([sys.executable, "-m", "spmd_tx.cli", "plan", *arguments]),
@@ -139,12 +138,6 @@ def devices_of_each(config: ServerConfig, hosts: Sequence[HostDevices]) -> int:
             "give each spmd-tx worker the same --devices, or give all three parallel sizes"
         )
     return counts[0]
-
-
-def _as_option(name: str, value: object) -> list[str]:
-    if isinstance(value, bool):
-        return [flag(name)] if value else []
-    return [] if value is None else [flag(name), str(value)]
 
 
 def _part(each: HostDevices, sharing: int) -> int:
