@@ -59,19 +59,18 @@ def _limit(call: ChildCall) -> None:
     sets again. A process of one call has a limit that its code cannot raise.
     """
     seconds = math.ceil(call.seconds) + LATE_SECONDS
-    _set_limit(resource.RLIMIT_AS, call.memory, call.memory)
+    _set_limit(resource.RLIMIT_AS, call.memory)
     if call.is_only:
         seconds += math.ceil(time.process_time())
-        _set_limit(resource.RLIMIT_CPU, seconds, seconds)
+        _set_limit(resource.RLIMIT_CPU, seconds)
     else:
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
-def _set_limit(limit: int, soft: int, hard: int) -> None:
+def _set_limit(limit: int, value: int) -> None:
     _, hardest = resource.getrlimit(limit)
-    if hardest != resource.RLIM_INFINITY:
-        soft, hard = min(soft, hardest), min(hard, hardest)
-    resource.setrlimit(limit, (soft, hard))
+    most = value if hardest == resource.RLIM_INFINITY else min(value, hardest)
+    resource.setrlimit(limit, (most, most))
 
 
 def _answer(call: ChildCall) -> AnyAnswer:

@@ -212,23 +212,15 @@ class Reaper:
             for id in await rules.sessions_in_use(db)
         }
         notes = (self._data_dir / STABILITY).glob("*/*")
-
-        def old() -> list[Path]:
-            return [path for path in notes if modified_at(path) < limits.get(path.parent.name, 0.0)]
-
-        return _Doomed("stability of samples, long unused", await asyncio.to_thread(old))
+        old = (path for path in notes if modified_at(path) < limits.get(path.parent.name, 0.0))
+        return _Doomed("stability of samples, long unused", await asyncio.to_thread(list, old))
 
     async def _notes_of_turns(self, db: AsyncSession, now: float) -> _Doomed:
         """Find notes of turns that are gone, and that no gradient to be replayed needs."""
         oldest = min((await rules.oldest_to_restore(db)).values(), default=now)
         limit = min(now - KEPT_SECONDS, oldest) - YOUNG_SECONDS
-        folders = [self._data_dir / kind for kind in KINDS]
-
-        def old() -> list[Path]:
-            notes = [path for folder in folders for path in folder.glob(f"{OF_OWNER}*/*")]
-            return [path for path in notes if modified_at(path) < limit]
-
-        unused = await asyncio.to_thread(old)
+        notes = (path for kind in KINDS for path in (self._data_dir / kind).glob(f"{OF_OWNER}*/*"))
+        unused = await asyncio.to_thread(list, (path for path in notes if modified_at(path) < limit))
         kept = await catalog.turns_among(db, [path.stem for path in unused])
         return _Doomed("notes of turns that are gone", [path for path in unused if path.stem not in kept])
 
