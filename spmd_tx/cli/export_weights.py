@@ -1,8 +1,7 @@
 """``spmd-tx export`` writes what was trained for other servers and libraries, without a running server."""
 
 import time
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,23 +11,6 @@ from spmd_tx.cli.options import DEFAULTS, DataDir, environment_variable
 from spmd_tx.errors import StartError
 
 NEWS_SECONDS = 2.0  # between two lines of progress
-
-
-class Format(StrEnum):
-    """Names what an adapter is written as."""
-
-    MERGED = "merged"
-    PEFT = "peft"
-    TINKER = "tinker"
-
-
-class ExportDtype(StrEnum):
-    """Names the types of a merged model's weights."""
-
-    BASE = "base"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
-    FLOAT16 = "float16"
 
 
 def export_weights(
@@ -49,13 +31,13 @@ def export_weights(
     ] = None,
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     form: Annotated[
-        Format,
+        Literal["merged", "peft", "tinker"],
         typer.Option(
             "--format",
             help="merged: a complete model. peft: an adapter for PEFT with transformers 5. "
             "tinker: an adapter as hosted Tinker has it.",
         ),
-    ] = Format.MERGED,
+    ] = "merged",
     base_model: Annotated[
         str | None,
         typer.Option(help="Hugging Face ID or directory. Default: what the adapter says."),
@@ -65,9 +47,9 @@ def export_weights(
         typer.Option(help="Branch, tag or commit of a base model of the Hugging Face Hub. Default: main."),
     ] = None,
     dtype: Annotated[
-        ExportDtype,
+        Literal["base", "bfloat16", "float32", "float16"],
         typer.Option(help="Type of the weights. base keeps the base model's, including FP8, MXFP4 and INT4."),
-    ] = ExportDtype.BASE,
+    ] = "base",
     data_dir: DataDir = DEFAULTS.data_dir,
     checkpoints_base: Annotated[
         str | None,
@@ -92,25 +74,25 @@ def export_weights(
     from spmd_tx.exports.adapter_formats import export_adapter
     from spmd_tx.exports.merged import export_merged, export_whole
 
-    if form is not Format.MERGED and dtype is not ExportDtype.BASE:
+    if form != "merged" and dtype != "base":
         raise StartError(f"--dtype {dtype} is for --format merged; factors of adapters are float32")
     with (
         open_destination(out, push_to_hub, is_private=private) as place,
         open_adapter(adapter, data_dir, checkpoints_base, NamedBase(base_model, revision)) as folder,
     ):
-        of_weights = None if dtype is ExportDtype.BASE else dtype.value
+        of_weights = None if dtype == "base" else dtype
         if is_whole(folder):
-            if form is not Format.MERGED:
+            if form != "merged":
                 raise StartError(
                     f"{adapter} is a complete model, and --format {form} is for adapters; leave it out"
                 )
             export_whole(folder, place, of_weights, fingerprint(folder), _Progress())
-        elif form is Format.MERGED:
+        elif form == "merged":
             model_dir = find_model(base_model or base_model_of(folder), revision, tell)
             export_merged(folder, model_dir, place, of_weights, _Progress())
         else:
             config_dir = find_config(base_model or base_model_of(folder), revision)
-            export_adapter(folder, config_dir, place, form.value, base_model)
+            export_adapter(folder, config_dir, place, form, base_model)
     for written in filter(None, (out, push_to_hub)):
         typer.echo(written)
 
