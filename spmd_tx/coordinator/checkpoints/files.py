@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
@@ -106,7 +106,9 @@ def _is_listed(folder: Path) -> bool:
 
 def sizes(folder: Path) -> dict[str, int]:
     """The sizes of the files in bytes, by path within the folder."""
-    return {str(path.relative_to(folder)): path.stat().st_size for path in _files(folder)}
+    ours = (folder / MANIFEST, folder / f".{MANIFEST}.tmp")
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in ours)
+    return {str(path.relative_to(folder)): path.stat().st_size for path in paths}
 
 
 def with_digests(folder: Path, manifest: Manifest) -> Manifest:
@@ -214,11 +216,6 @@ def tidy(checkpoints_dir: Path) -> dict[CheckpointPath, Manifest]:
         for folder, manifest in manifests.items()
         if manifest is not None
     }
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    ours = (folder / MANIFEST, folder / f".{MANIFEST}.tmp")
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in ours)
 
 
 def link(path: CheckpointPath, folder: Path, place: Path) -> Manifest:

@@ -42,7 +42,7 @@ def write_manifest(folder: Path, base: Path) -> None:
 
     ``base`` is an enclosing folder whose own name is durable.
     """
-    paths = _files(folder)
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
     entries = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, digest(path)) for path in paths}
     sync_tree(folder)
     write_file(folder / MANIFEST, msgspec.json.encode(FolderManifest(files=entries)))
@@ -86,10 +86,6 @@ def _read(folder: Path) -> FolderManifest | str:
         return msgspec.json.decode(content, type=FolderManifest)
     except UNREADABLE as error:
         return f"{path} is damaged: {error}"
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path != folder / MANIFEST]
 
 
 def digest(path: Path) -> str:
