@@ -22,7 +22,6 @@ from spmd_tx.demo.display import Display, Told, draw_curve, program, save_plot
 from spmd_tx.errors import StartError
 from spmd_tx.processes.environments import proxies
 from spmd_tx.processes.parent import tied
-from spmd_tx.protocol.addresses import free_port
 
 USUAL_FAMILY = "qwen3"
 SUPERVISED_STEPS = 8
@@ -190,8 +189,11 @@ class ServerLog:
     def lines(self) -> list[str]:
         return self.path.read_text().splitlines()
 
-    def is_ready(self) -> bool:
-        return any(line.startswith("ready: ") for line in self.lines())
+    def url(self) -> str | None:
+        """Return the server's address; None until it is ready."""
+        return next(
+            (line.removeprefix("ready: ") for line in self.lines() if line.startswith("ready: ")), None
+        )
 
     def status(self) -> str:
         """Return what the workers are busy with; empty while they run commands."""
@@ -209,10 +211,9 @@ def serving(
     full_parameters: bool = False,
 ) -> Iterator[str]:
     """Start the server as a user would, wait until it is ready, and stop it at the end."""
-    port = free_port()
     data_dir = log.path.with_name("server")
     command = [str(Path(sys.executable).with_name("spmd-tx")), "serve", "--num-processes", "1"]
-    command += ["--base-model", base_model, "--port", str(port), "--data-dir", str(data_dir)]
+    command += ["--base-model", base_model, "--port", "0", "--data-dir", str(data_dir)]
     command += ["--warm-up", "off"]  # the demo needs few programs, and this computer may have few cores
     command += ["--full-parameters"] if full_parameters else []
     console.print("$ " + shlex.join(command), soft_wrap=True)
@@ -222,9 +223,9 @@ def serving(
             tied(command), stdout=file, stderr=file, env=environment, start_new_session=True
         )
     try:
-        wait_until_ready(server, log, console)
+        url = wait_until_ready(server, log, console)
         with needing(server):
-            yield f"http://127.0.0.1:{port}"
+            yield url
     finally:
         server.terminate()
         try:
@@ -261,11 +262,12 @@ def needing(server: subprocess.Popen[bytes]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> None:
+def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: Console) -> str:
+    """Return the server's address. Raises StartError."""
     deadline = time.monotonic() + START_TIMEOUT
     tell = Told(console)
     with console.status(STARTING) as status:
-        while not log.is_ready():
+        while (url := log.url()) is None:
             if server.poll() is not None:
                 tail = "\n".join(log.lines()[-5:])
                 raise StartError(
@@ -276,3 +278,4 @@ def wait_until_ready(server: subprocess.Popen[bytes], log: ServerLog, console: C
             tell.news(phase := log.status() or STARTING)
             status.update(phase)
             time.sleep(0.2)
+    return url

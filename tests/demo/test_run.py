@@ -96,22 +96,22 @@ def test_on_a_terminal_the_table_shows_what_the_server_is_busy_with():
 
 
 @pytest.mark.parametrize(
-    "lines, status, is_ready",
+    "lines, status, url",
     [
-        ("", "", False),
-        ("03:03:23 INFO workers: loading weights 22 %\n", "loading weights 22 %", False),
+        ("", "", None),
+        ("03:03:23 INFO workers: loading weights 22 %\n", "loading weights 22 %", None),
         (
             "03:03:31 INFO workers: compiling prefill 1x64\nready: http://127.0.0.1:1\n",
             "compiling prefill 1x64",
-            True,
+            "http://127.0.0.1:1",
         ),
-        ("03:03:31 INFO workers: compiling prefill 1x64\n03:03:32 INFO workers: running\n", "", False),
+        ("03:03:31 INFO workers: compiling prefill 1x64\n03:03:32 INFO workers: running\n", "", None),
     ],
 )
-def test_the_log_tells_what_the_server_is_doing(tmp_path, lines, status, is_ready):
+def test_the_log_tells_what_the_server_is_doing(tmp_path, lines, status, url):
     log = run.ServerLog(tmp_path / "server.log")
     log.path.write_text(lines)
-    assert (log.status(), log.is_ready()) == (status, is_ready)
+    assert (log.status(), log.url()) == (status, url)
 
 
 def test_a_server_that_ends_before_it_is_ready_is_quoted(tmp_path):
