@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn
@@ -86,14 +87,12 @@ class WorkerGroup:
             leaving = await self.generations.roster.leaving()
             self.health.is_leaving = True
             self.beside.leaves(self)
-            try:
+            with suppress(TimeoutError):  # the rest goes on elsewhere, or when there are workers again
                 async with asyncio.timeout(leaving.seconds / 2):
                     if self.trains:
                         await self.scheduler.drain()
                     while self.health.ready and self.scheduler.has_samples:
                         await asyncio.sleep(LOOK_SECONDS)
-            except TimeoutError:
-                pass  # the rest goes on elsewhere, or when there are workers again
             self.generations.roster.let_go(leaving.process)
 
     def _numerics(self, ready: Ready) -> dict[str, str]:

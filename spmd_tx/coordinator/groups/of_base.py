@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
@@ -222,9 +223,7 @@ class GroupsOfBase:
 
         Its group decodes the body once more: decoded prompts of all that wait would take too much memory.
         """
-        body = self._log.body_at_hand(request)
-        try:
-            sample = None if body is None else read_body(body, SampleRequest)
-        except InvalidRequest:
-            sample = None
-        return [] if sample is None else sample.prompt.token_ids
+        with suppress(InvalidRequest):
+            if (body := self._log.body_at_hand(request)) is not None:
+                return read_body(body, SampleRequest).prompt.token_ids
+        return []

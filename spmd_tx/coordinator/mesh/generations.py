@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -232,14 +233,12 @@ class Generations:
 
     async def _wait_for_explanation(self) -> None:
         """Wait for a sign that explains the first one, if there can be one."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(EXPLANATION_SECONDS):
                 while (found := cause(self.signs.seen)).suspicion > Suspicion.KILLED:
                     if not (self.roster.has_workers or found.is_explained):
                         return
                     await self.signs.another()
-        except TimeoutError:
-            return
 
     def _was_fruitful(self) -> bool:
         if self.hub.was_useful:

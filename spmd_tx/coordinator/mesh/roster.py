@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
@@ -173,13 +174,11 @@ class AgentRoster:
 
     async def ended(self, timeout: float) -> bool:
         """Wait until no worker runs any more; False after ``timeout`` seconds."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while self.has_workers:
                     await self.changed()
-        except TimeoutError:
-            return False
-        return True
+        return not self.has_workers
 
     async def leaving(self) -> AgentLeaves:
         """Return when an agent says that it has to leave."""

@@ -6,6 +6,7 @@ keeps it longer while a training request that used it may have to be replayed. D
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -122,13 +123,11 @@ class StabilityFiles:
         """
         path, now = self._files.path(holder, request_id), clock.now()
         is_kept = is_again or holder.startswith(OF_OWNER)
-        try:
-            if now - path.stat().st_mtime > KEPT_SECONDS and not is_kept:
-                return False
-            os.utime(path, (now, now))
-        except FileNotFoundError:
-            return False
-        return True
+        with suppress(FileNotFoundError):
+            if is_kept or now - path.stat().st_mtime <= KEPT_SECONDS:
+                os.utime(path, (now, now))
+                return True
+        return False
 
 
 def _runs_that_count(datum: Datum) -> list[_Run]:

@@ -9,6 +9,7 @@ import asyncio
 import glob
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -195,11 +196,8 @@ class VersionStore:
         """Have the workers that train do something; False: they were lost, and there may be others now."""
         publisher = self._publisher
         if publisher is not None:
-            try:
+            with suppress(MeshError):
                 await work(publisher)
-            except MeshError:
-                pass
-            else:
                 return True
         if self._publisher is publisher or self._publisher is None:
             await self._changed.wait()
