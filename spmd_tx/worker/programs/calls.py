@@ -228,9 +228,10 @@ def _active_slots(command: commands.Decode, bank_slots: int) -> tuple[np.ndarray
     if command.chunk is not None:
         is_used = np.concatenate([is_used, (command.chunk.positions >= 0).any(axis=1)])
         slots = np.concatenate([slots, command.chunk.slots])
-    used = np.unique(slots[is_used]) if is_used.any() else np.zeros(1, np.int32)
-    size = next(size for size in sizes if size >= used.size)
+    used = sorted(set(slots[is_used].tolist())) or [0]
+    size = next(size for size in sizes if size >= len(used))
     if size == bank_slots:
-        return None, np.where(is_used, slots, 0).astype(np.int32)
-    index = np.searchsorted(used, np.where(is_used, slots, used[0]))
-    return np.resize(used, size).astype(np.int32), index.astype(np.int32)
+        return None, np.where(is_used, slots, np.int32(0))
+    index = np.zeros(bank_slots, np.int32)
+    index[used] = range(len(used))
+    return np.array((used * size)[:size], np.int32), np.where(is_used, index[slots], np.int32(0))
