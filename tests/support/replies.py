@@ -4,7 +4,7 @@ import random
 from itertools import pairwise
 
 from spmd_tx.coordinator.conversation.tools import Tool
-from spmd_tx.coordinator.text.replies import ReplyReader
+from spmd_tx.coordinator.text.replies import reply_reader
 from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent
 
 SCHEMA = {
@@ -43,7 +43,7 @@ def joined(events):
 
 def read(format, pieces, prompt="", tools=TOOLS):
     """What an answer consists of, and its status."""
-    reader = ReplyReader(format, prompt, tools)
+    reader = reply_reader(format, prompt, tools)
     events = [event for piece in pieces for event in reader.feed(piece)]
     return joined([*events, *reader.end()]), str(reader.status)
 

@@ -6,9 +6,9 @@ An object that has no name and arguments is text: a model may answer in JSON.
 import re
 from enum import Enum, auto
 
-from spmd_tx.coordinator.text.call_syntaxes import json_call
-from spmd_tx.coordinator.text.markers import MarkerScanner, markers
-from spmd_tx.coordinator.text.reply_events import BLANKS, ReplyContent, ReplyStatus, ReplyWriter
+from spmd_tx.coordinator.text.call_syntaxes import Schemas, json_call
+from spmd_tx.coordinator.text.markers import markers
+from spmd_tx.coordinator.text.reply_events import BLANKS, ReplyContent, ReplyReader, ReplyStatus
 from spmd_tx.coordinator.text.reply_formats import BareCalls, ReplyFormat
 
 SEPARATOR = ";"
@@ -21,42 +21,28 @@ class _Region(Enum):
     TEXT = auto()
 
 
-class BareCallReader:
-    """Reads one answer; the writer gets what it finds."""
-
-    def __init__(self, format: ReplyFormat, writer: ReplyWriter) -> None:
+class BareCallReader(ReplyReader):
+    def __init__(self, format: ReplyFormat, schemas: Schemas) -> None:
+        super().__init__(schemas)
         assert isinstance(format.calls, BareCalls)
-        self._opener, self._ends, self._writer = format.calls.opener, format.ends, writer
-        self._wanted = markers(self._opener, *self._ends)
-        self._scanner = MarkerScanner()
+        self._opener = format.calls.opener
+        self._wanted = markers(self._opener, *format.ends)
         self._held = list[str]()
         self._extent = _Extent()
         self._region = _Region.START
 
-    def feed(self, text: str) -> None:
-        """Read more of the answer."""
-        self._scanner.add(text)
-        while True:
-            before, marker = self._scanner.next(self._wanted)
-            self._text(before)
-            if not marker:
-                return
-            self._end_region()
-            if marker == self._opener:
-                self._held = [marker]
-            else:
-                self._writer.end_text()
-
-    def end(self) -> None:
-        """Read what waits; the answer ends here."""
-        self._text(self._scanner.rest())
-        self._end_region()
+    def _marker(self, marker: str) -> None:
+        self._end()
+        if marker == self._opener:
+            self._held = [marker]
+        else:
+            self._end_text()
 
     def _text(self, text: str) -> None:
         while text:
             match self._region:
                 case _Region.TEXT:
-                    self._writer.write(ReplyContent, text)
+                    self._write(ReplyContent, text)
                     return
                 case _Region.OBJECT:
                     end = self._extent.find_end(text)
@@ -85,16 +71,16 @@ class BareCallReader:
             call = json_call(raw[raw.index("{") :], needs_arguments=True)
         except (ValueError, RecursionError):
             if raw.startswith(self._opener) or '"name"' in raw:
-                self._writer.note(ReplyStatus.BROKEN)
+                self._note(ReplyStatus.BROKEN)
             self._give_up()
         else:
-            self._writer.add_calls([call])
+            self._add_calls([call])
             self._held, self._region = [], _Region.NEXT
 
-    def _end_region(self) -> None:
+    def _end(self) -> None:
         """End what is open, at a marker or with the answer."""
         if self._region is _Region.OBJECT:
-            self._writer.note(ReplyStatus.UNCLOSED)
+            self._note(ReplyStatus.UNCLOSED)
         if self._region is not _Region.NEXT or "".join(self._held).strip(BLANKS + SEPARATOR):
             self._give_up()
         self._held, self._region = [], _Region.START
@@ -102,8 +88,8 @@ class BareCallReader:
     def _give_up(self) -> None:
         """Write what is held as it is; text follows."""
         if self._held and self._held[0] == self._opener:
-            self._writer.note(ReplyStatus.BROKEN)
-        self._writer.write(ReplyContent, "".join(self._held))
+            self._note(ReplyStatus.BROKEN)
+        self._write(ReplyContent, "".join(self._held))
         self._held, self._region = [], _Region.TEXT
 
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import Schemas, call_name, json_arguments
-from spmd_tx.coordinator.text.markers import MarkerScanner, markers, tail
+from spmd_tx.coordinator.text.markers import markers, tail
 from spmd_tx.coordinator.text.reply_events import (
     BLANKS,
     Reasoning,
     ReplyCall,
     ReplyContent,
+    ReplyReader,
     ReplyStatus,
-    ReplyWriter,
 )
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
 
@@ -56,13 +56,11 @@ def _read_header(text: str) -> _Header:
     return _Header("".join(channels), "".join(recipients))
 
 
-class ChannelReader:
-    """Reads one answer; the writer gets what it finds."""
-
-    def __init__(self, format: ReplyFormat, prompt: str, schemas: Schemas, writer: ReplyWriter) -> None:
-        self._takes_calls, self._writer = bool(schemas), writer
+class ChannelReader(ReplyReader):
+    def __init__(self, format: ReplyFormat, schemas: Schemas, prompt: str) -> None:
+        super().__init__(schemas)
+        self._takes_calls = bool(schemas)
         self._wanted = markers(START, CHANNEL, MESSAGE, END, *format.ends)
-        self._scanner = MarkerScanner()
         self._kind: type[Reasoning | ReplyContent] = ReplyContent
         self._written = set[type[Reasoning | ReplyContent]]()
         self._recipient = ""
@@ -70,27 +68,15 @@ class ChannelReader:
         has_begun = tail(prompt, BLANKS).endswith(f"{START}assistant")
         self._region = _Region.HEADER if has_begun else _Region.OUTSIDE
 
-    def feed(self, text: str) -> None:
-        """Read more of the answer."""
-        self._scanner.add(text)
-        while True:
-            before, marker = self._scanner.next(self._wanted)
-            self._text(before)
-            if not marker:
-                return
-            self._marker(marker)
-
-    def end(self) -> None:
-        """Read what waits; the answer ends here."""
-        self._text(self._scanner.rest())
+    def _end(self) -> None:
         if self._region is _Region.TEXT and self._kind is Reasoning:
-            self._writer.note(ReplyStatus.OPEN_REASONING)
+            self._note(ReplyStatus.OPEN_REASONING)
         self._end_message(ReplyStatus.UNCLOSED)
 
     def _text(self, text: str) -> None:
         match self._region:
             case _Region.TEXT:
-                self._writer.write(self._kind, text)
+                self._write(self._kind, text)
             case _Region.HEADER | _Region.CALL:
                 self._held.append(text)
             case _Region.OUTSIDE if text.strip(BLANKS):
@@ -121,13 +107,13 @@ class ChannelReader:
         self._region = _Region.TEXT
         self._begin_text(Reasoning if header.channel == "analysis" else ReplyContent)
         if header.recipient or not header.channel:
-            self._writer.write(self._kind, "".join(self._held))
+            self._write(self._kind, "".join(self._held))
         if not header.recipient and not header.channel:
-            self._writer.note(ReplyStatus.BROKEN)
+            self._note(ReplyStatus.BROKEN)
         self._held = []
 
     def _begin_text(self, kind: type[Reasoning | ReplyContent]) -> None:
-        self._writer.end_region(BETWEEN if kind in self._written else "")
+        self._drop_blanks(BETWEEN if kind in self._written else "")
         self._written.add(kind)
         self._kind = kind
 
@@ -138,11 +124,11 @@ class ChannelReader:
                 self._end_call(raw, failure)
             case _Region.HEADER if "to=" in raw or _HEADER_PARTS.sub("", raw).strip(BLANKS):
                 self._begin_text(ReplyContent)
-                self._writer.write(ReplyContent, raw)
-                self._writer.note(failure if "to=" in raw else ReplyStatus.BROKEN)
+                self._write(ReplyContent, raw)
+                self._note(failure if "to=" in raw else ReplyStatus.BROKEN)
             case _:
                 pass
-        self._writer.end_text()
+        self._end_text()
         self._held, self._region = [], _Region.OUTSIDE
 
     def _end_call(self, raw: str, failure: ReplyStatus) -> None:
@@ -150,7 +136,7 @@ class ChannelReader:
             call = ReplyCall(call_name(self._recipient), json_arguments(raw.partition(MESSAGE)[2]))
         except (ValueError, RecursionError):
             self._begin_text(ReplyContent)
-            self._writer.write(ReplyContent, raw)
-            self._writer.note(failure)
+            self._write(ReplyContent, raw)
+            self._note(failure)
         else:
-            self._writer.add_calls([call])
+            self._add_calls([call])

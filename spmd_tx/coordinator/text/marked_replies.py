@@ -3,8 +3,8 @@
 from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import CallSyntax, Schemas
-from spmd_tx.coordinator.text.markers import Markers, MarkerScanner, markers, tail
-from spmd_tx.coordinator.text.reply_events import BLANKS, Reasoning, ReplyContent, ReplyStatus, ReplyWriter
+from spmd_tx.coordinator.text.markers import Markers, markers, tail
+from spmd_tx.coordinator.text.reply_events import BLANKS, Reasoning, ReplyContent, ReplyReader, ReplyStatus
 from spmd_tx.coordinator.text.reply_formats import ReplyFormat
 
 
@@ -15,23 +15,22 @@ class _Region(Enum):
     CALL = auto()
 
 
-class MarkedReader:
-    """Reads one answer; the writer gets what it finds."""
-
-    def __init__(self, format: ReplyFormat, prompt: str, schemas: Schemas, writer: ReplyWriter) -> None:
+class MarkedReader(ReplyReader):
+    def __init__(self, format: ReplyFormat, schemas: Schemas, prompt: str) -> None:
+        super().__init__(schemas)
+        self._schemas = schemas
         self._syntax = format.calls if schemas and isinstance(format.calls, CallSyntax) else None
-        self._schemas, self._writer = schemas, writer
         self._opens, self._closes = format.reasoning or ("", "")
         self._ends = frozenset(format.ends)
-        self._scanner = MarkerScanner()
         self._held = list[str]()  # the raw text of a call
         self._region = _Region.CONTENT
         self._has_reasoned = False
         begun = tail(prompt, BLANKS)
         if format.reasoning and begun.endswith(format.reasoning):
-            writer.end_region()
+            self._drop_blanks()
             self._region = _Region.REASONING if begun.endswith(self._opens) else _Region.CONTENT
-        self._wanted = {region: self._markers_of(region) for region in _Region}
+        self._markers = {region: self._markers_of(region) for region in _Region}
+        self._wanted = self._markers[self._region]
 
     def _markers_of(self, region: _Region) -> Markers:
         calls = (self._syntax.opener, *self._syntax.around) if self._syntax else ()
@@ -46,61 +45,52 @@ class MarkedReader:
                 wanted = () if self._syntax is None else (self._syntax.closer or self._syntax.opener,)
         return markers(*filter(None, wanted), *self._ends)
 
-    def feed(self, text: str) -> None:
-        """Read more of the answer."""
-        self._scanner.add(text)
-        while True:
-            before, marker = self._scanner.next(self._wanted[self._region])
-            self._text(before)
-            if not marker:
-                return
-            if marker in self._ends:
-                self._end_turn(marker)
-            else:
-                self._marker(marker)
-
-    def end(self) -> None:
-        """Read what waits; the answer ends here."""
-        self._text(self._scanner.rest())
+    def _end(self) -> None:
         if self._region is _Region.CALL_IN_REASONING:
             self._reread("")
-            self.feed("")
+            self._wanted = self._markers[self._region]
+            self._scan()
             self._text(self._scanner.rest())
-        self._end_regions(ReplyStatus.UNCLOSED)
+        self._end_turn(ReplyStatus.UNCLOSED)
 
     def _text(self, text: str) -> None:
         match self._region:
             case _Region.CONTENT:
-                self._writer.write(ReplyContent, text)
+                self._write(ReplyContent, text)
             case _Region.REASONING:
-                self._writer.write(Reasoning, text)
+                self._write(Reasoning, text)
             case _Region.CALL | _Region.CALL_IN_REASONING:
                 self._held.append(text)
 
     def _marker(self, marker: str) -> None:
         match self._region:
+            case _Region.CALL_IN_REASONING if marker in self._ends:
+                self._reread(marker)
+            case _ if marker in self._ends:
+                self._end_turn(ReplyStatus.BROKEN)
             case _Region.CONTENT if marker == self._opens:
-                if self._has_reasoned or self._writer.has_text:
-                    self._writer.write(ReplyContent, marker)  # only what comes first is reasoning
+                if self._has_reasoned or self._has_text:
+                    self._write(ReplyContent, marker)  # only what comes first is reasoning
                 else:
-                    self._writer.end_region()
+                    self._drop_blanks()
                     self._region = _Region.REASONING
             case _Region.CONTENT if self._syntax and marker == self._syntax.opener:
                 self._held, self._region = [marker], _Region.CALL
             case _Region.REASONING if marker != self._closes:
                 self._held, self._region = [marker], _Region.CALL_IN_REASONING
             case _Region.CALL_IN_REASONING:
-                self._writer.write(Reasoning, "".join(self._held))
+                self._write(Reasoning, "".join(self._held))
                 self._end_reasoning()
             case _Region.CALL:
                 self._end_call(marker)
             case _Region.REASONING:
                 self._end_reasoning()
             case _Region.CONTENT:
-                self._writer.end_region()
+                self._drop_blanks()
+        self._wanted = self._markers[self._region]
 
     def _end_reasoning(self) -> None:
-        self._writer.end_region()
+        self._drop_blanks()
         self._has_reasoned = True
         self._region = _Region.CONTENT
 
@@ -109,13 +99,7 @@ class MarkedReader:
         self._scanner.put_back("".join(self._held) + marker)
         self._end_reasoning()
 
-    def _end_turn(self, marker: str) -> None:
-        if self._region is _Region.CALL_IN_REASONING:
-            self._reread(marker)
-        else:
-            self._end_regions(ReplyStatus.BROKEN)
-
-    def _end_regions(self, failure: ReplyStatus) -> None:
+    def _end_turn(self, failure: ReplyStatus) -> None:
         """End what is open, with the answer."""
         if self._region is _Region.CALL:
             assert self._syntax is not None
@@ -124,8 +108,8 @@ class MarkedReader:
             else:
                 self._give_up("", ReplyStatus.UNCLOSED)
         elif self._region is _Region.REASONING:
-            self._writer.note(ReplyStatus.OPEN_REASONING)
-        self._writer.end_text()
+            self._note(ReplyStatus.OPEN_REASONING)
+        self._end_text()
         self._has_reasoned = True
         self._region = _Region.CONTENT
 
@@ -146,9 +130,9 @@ class MarkedReader:
         except (ValueError, RecursionError):
             self._give_up(closer, failure)
         else:
-            self._writer.add_calls(calls)
+            self._add_calls(calls)
 
     def _give_up(self, closer: str, failure: ReplyStatus) -> None:
         """Write the call as it is."""
-        self._writer.write(ReplyContent, "".join(self._held) + closer)
-        self._writer.note(failure)
+        self._write(ReplyContent, "".join(self._held) + closer)
+        self._note(failure)

@@ -7,7 +7,8 @@ from spmd_tx.coordinator.conversation.call_ids import call_id
 from spmd_tx.coordinator.conversation.messages import ASSISTANT, Message, ToolCall
 from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.text.model_text import ModelText
-from spmd_tx.coordinator.text.replies import Reasoning, ReplyCall, ReplyContent, ReplyReader, ReplyStatus
+from spmd_tx.coordinator.text.replies import reply_reader
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent, ReplyStatus
 
 TAIL = 64  # tokens of a prompt, which show what a reply begins in
 
@@ -47,7 +48,7 @@ def read_turn(model: ModelText, reading: ReplyReading, turn_id: str, sampled: Se
     if format is None:
         message = Message(ASSISTANT, text, turn_id=turn_id)
         return ReadTurn(message, ReplyStatus.OK, stop, not places)
-    reader = ReplyReader(format, reading.begun, reading.tools)
+    reader = reply_reader(format, reading.begun, reading.tools)
     events = [*reader.feed(text), *reader.end()]
     request_id, _, number = turn_id.rpartition(":")
     calls = [event for event in events if isinstance(event, ReplyCall)][: reading.most_calls]

@@ -13,7 +13,8 @@ from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_grammar
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar, compile_source
 from spmd_tx.coordinator.grammar.constraints import ANY_CALL, Constraint
-from spmd_tx.coordinator.text.replies import ReplyCall, ReplyContent, ReplyReader, ReplyStatus
+from spmd_tx.coordinator.text.replies import reply_reader
+from spmd_tx.coordinator.text.reply_events import ReplyCall, ReplyContent, ReplyStatus
 from spmd_tx.coordinator.text.reply_formats import find_format
 from spmd_tx.demo import tiny_model
 from tests.support.reply_templates import FAMILIES
@@ -95,7 +96,7 @@ def random_answer(source, words, seed):
 
 
 def read(start, text, tools):
-    reader = ReplyReader(start.format, start.prompt, tools)
+    reader = reply_reader(start.format, start.prompt, tools)
     events = [*reader.feed(text), *reader.end()]
     return events, reader.status
 

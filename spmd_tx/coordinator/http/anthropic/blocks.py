@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.text_generation.event_streams import named_event
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
 from spmd_tx.coordinator.http.text_generation.whole_replies import WholeReply
-from spmd_tx.coordinator.text.replies import Reasoning, ReplyContent
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyContent
 
 STOP_REASONS: dict[str, MessageStopReason] = {
     "stop": "end_turn",

@@ -6,7 +6,7 @@ from msgspec import UNSET
 
 from spmd_tx.coordinator.http.openai import schemas
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
-from spmd_tx.coordinator.text.replies import Reasoning, ReplyContent
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyContent
 
 
 def message(parts: Sequence[ReplyPart]) -> schemas.ChatMessage:

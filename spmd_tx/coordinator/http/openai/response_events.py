@@ -15,7 +15,7 @@ from spmd_tx.coordinator.http.text_generation.choices import ChoiceTokens
 from spmd_tx.coordinator.http.text_generation.event_streams import named_event
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart, joined
-from spmd_tx.coordinator.text.replies import Reasoning
+from spmd_tx.coordinator.text.reply_events import Reasoning
 
 OVERLOADED, SERVER_ERROR, INVALID = "server_is_overloaded", "server_error", "invalid_prompt"
 

@@ -10,7 +10,7 @@ from msgspec import UNSET
 from spmd_tx.coordinator.http.openai import response_schemas as schemas
 from spmd_tx.coordinator.http.text_generation.generation import TokenUsage
 from spmd_tx.coordinator.http.text_generation.replies import NumberedCall, ReplyPart
-from spmd_tx.coordinator.text.replies import Reasoning, ReplyContent
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyContent
 
 ANSWER_ID = "resp_"  # begins the id of an answer
 

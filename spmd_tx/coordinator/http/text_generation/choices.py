@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from spmd_tx.coordinator.http.text_generation.detokenize import SampleText
 from spmd_tx.coordinator.http.text_generation.replies import ReplyPart, ReplyProgress
 from spmd_tx.coordinator.sampling.job import Sample
-from spmd_tx.coordinator.text.replies import ReplyContent
+from spmd_tx.coordinator.text.reply_events import ReplyContent
 from spmd_tx.coordinator.wire.sampling_protobuf import PromptScores, SampledSequence, TopLogprobs
 
 TOKEN_COST = 16  # of making a token into text, where writing one of the likeliest tokens costs 1

@@ -25,7 +25,7 @@ from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.text.conversation_prompts import PromptMaker
 from spmd_tx.coordinator.text.image_pads import with_images
 from spmd_tx.coordinator.text.model_text import ModelText
-from spmd_tx.coordinator.text.replies import ReplyReader
+from spmd_tx.coordinator.text.replies import reply_reader
 from spmd_tx.coordinator.text.template_probe import TemplateTraits
 from spmd_tx.coordinator.wire.sampling import ImageRef, SampleRequest
 from spmd_tx.errors import InvalidRequest, WrongField
@@ -64,7 +64,7 @@ class ChatPrompt:
         if format is None:
             return ChoiceProgress(index, SampleText(tokenizer, self.stops), False)
         begun = tokenizer.decode(self.tokens[-TAIL:], skip_special_tokens=False)
-        reader = ReplyReader(format, begun, self.conversation.known_tools)
+        reader = reply_reader(format, begun, self.conversation.known_tools)
         most_calls = None if self.conversation.has_parallel_calls else 1
         reply = ReplyProgress(reader, partial(call_id, request_id, index), most_calls)
         text = SampleText(tokenizer, self.stops, shows_special_tokens=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.text.replies import Reasoning, ReplyCall, ReplyContent, ReplyReader
+from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent, ReplyReader
 
 
 @dataclass(frozen=True)
