@@ -1,9 +1,9 @@
 """Stores images as rows, in the transaction of the requests that refer to them: each once for its owner."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from sqlalchemy import Table, orm, select, tuple_
+from sqlalchemy import orm, select
 
 from spmd_tx.coordinator.images.prepared import ImageKey
 from spmd_tx.coordinator.requests import rows
@@ -11,8 +11,6 @@ from spmd_tx.coordinator.requests.records import BodyRef
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import ImageRow, RequestImage, SessionRow
-
-KEYS_PER_QUERY = 400
 
 ImageFiles = Mapping[str, bytes]  # of images, by their digests
 
@@ -46,14 +44,14 @@ def append(db: orm.Session, images: NewImages, places: Iterable[BodyRef], reques
     if images is NONE:
         return
     stored = zip(images.new, places, strict=True)
-    bulk_rows.insert(db, _table(ImageRow), [_values(key, place) for key, place in stored])
+    bulk_rows.insert(db, ImageRow, [_values(key, place) for key, place in stored])
     numbers = {**images.known, **_numbers(db, list(images.new))}
     links = [
         {"request": request, "image": numbers[key]}
         for request, keys in zip(requests, images.keys, strict=True)
         for key in keys
     ]
-    bulk_rows.insert(db, _table(RequestImage), links)
+    bulk_rows.insert(db, RequestImage, links)
 
 
 def place_of(row: ImageRow) -> BodyRef:
@@ -62,18 +60,11 @@ def place_of(row: ImageRow) -> BodyRef:
 
 
 def _numbers(db: orm.Session, keys: Sequence[ImageKey]) -> dict[ImageKey, int]:
-    found = dict[ImageKey, int]()
-    query = select(ImageRow.owner, ImageRow.digest, ImageRow.number)
-    for start in range(0, len(keys), KEYS_PER_QUERY):
-        some = tuple_(ImageRow.owner, ImageRow.digest).in_(keys[start : start + KEYS_PER_QUERY])
-        found |= {ImageKey(owner, digest): number for owner, digest, number in db.execute(query.where(some))}
-    return found
+    columns = *ImageKey._fields, "number"
+    found = bulk_rows.find(db, ImageRow, ImageKey._fields, keys, columns)
+    return {ImageKey(owner, digest): number for owner, digest, number in found}
 
 
 def _values(key: ImageKey, place: BodyRef) -> Mapping[str, object]:
     whose = {"owner": key.owner, "digest": key.digest, "created_at": clock.now()}
     return {**whose, **rows.body_values("content", place), "patches": None}
-
-
-def _table(row: type[ImageRow | RequestImage]) -> Table:
-    return cast(Table, row.__table__)

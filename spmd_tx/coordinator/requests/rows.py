@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, cast
 
-from sqlalchemy import Table, func, or_, orm, select
+from sqlalchemy import func, or_, orm, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.requests.completions import MICROSECONDS, Completion, CompletionRange, SamplerClient
@@ -29,7 +29,6 @@ from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.tables import RequestRow
 from spmd_tx.errors import NotFound
 
-KEYS_PER_QUERY = 1000
 BODY_COLUMNS = "body", "file", "offset", "length"  # of a payload or result
 
 
@@ -71,26 +70,23 @@ async def completions(db: AsyncSession, target: SamplerClient, span: CompletionR
 def known(db: orm.Session, keys: Iterable[RequestKey]) -> dict[RequestKey, Known]:
     """The requests in the log under these keys."""
     columns = ("line", "seq_id", "id", "kind")
-    stored = bulk_rows.find(db, _table(), ("line", "seq_id"), list(keys), columns)
+    stored = bulk_rows.find(db, RequestRow, ("line", "seq_id"), list(keys), columns)
     return {(line, seq_id): Known(id, kind) for line, seq_id, id, kind in stored}
 
 
 def append(db: orm.Session, rows: Sequence[NewRow]) -> None:
-    bulk_rows.insert(db, _table(), [_new_values(row) for row in rows])
+    bulk_rows.insert(db, RequestRow, [_new_values(row) for row in rows])
 
 
 def settle(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
-    bulk_rows.update(db, _table(), "number", [_settled_values(each) for each in settled])
+    bulk_rows.update(db, RequestRow, "number", [_settled_values(each) for each in settled])
 
 
 def without_outcome(db: orm.Session, settled: Sequence[NewOutcome]) -> list[NewOutcome]:
     """Those of the outcomes that are not in the log yet."""
-    numbers = [each.request.number for each in settled]
-    query = select(RequestRow.number).where(RequestRow.finished_at.is_(None))
-    open_numbers: set[int] = set()
-    for start in range(0, len(numbers), KEYS_PER_QUERY):
-        some_numbers = numbers[start : start + KEYS_PER_QUERY]
-        open_numbers.update(db.scalars(query.where(RequestRow.number.in_(some_numbers))))
+    keys = [(each.request.line, each.request.seq_id) for each in settled]
+    rows = bulk_rows.find(db, RequestRow, ("line", "seq_id"), keys, ("number", "finished_at"))
+    open_numbers = {number for number, finished_at in rows if finished_at is None}
     return [each for each in settled if each.request.number in open_numbers]
 
 
@@ -232,10 +228,6 @@ def body_values(name: str, body: BodyRef | None) -> dict[str, object]:
 def _request(row: RequestRow) -> Request:
     kind = cast(RequestKind, row.kind)
     return Request(row.number, row.id, kind, row.line, row.seq_id, row.session_id, row.base)
-
-
-def _table() -> Table:
-    return cast(Table, RequestRow.__table__)
 
 
 def _new_values(row: NewRow) -> Mapping[str, object]:

@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
-from sqlalchemy import Table, delete, orm
+from sqlalchemy import delete, orm
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from spmd_tx.coordinator.storage import bulk_rows
@@ -37,14 +37,14 @@ def add(db: orm.Session, items: Iterable[Item], now: float) -> None:
             sums[line, session_id] = Usage(*map(sum, zip(totals, usage, strict=True)))
     if not sums:
         return
-    table, keys = cast(Table, UsageRow.__table__), [(hour, line) for line, _ in sums]
-    known_lines = {line for (line,) in bulk_rows.find(db, table, ("hour", "line"), keys, ("line",))}
+    keys = [(hour, line) for line, _ in sums]
+    known_lines = {line for (line,) in bulk_rows.find(db, UsageRow, ("hour", "line"), keys, ("line",))}
     rows = []
     for (line, session_id), usage in sums.items():
         is_known = line in known_lines
         owner = {**NOBODY, "session_id": session_id} if is_known else _owner_columns(db, line, session_id)
         rows.append({"hour": hour, "line": line, **owner, **usage._asdict()})
-    bulk_rows.insert(db, table, rows, f"ON CONFLICT (hour, line) DO UPDATE SET {_MORE}")
+    bulk_rows.insert(db, UsageRow, rows, f"ON CONFLICT (hour, line) DO UPDATE SET {_MORE}")
 
 
 async def forget(db: AsyncSession, now: float) -> None:

@@ -1,7 +1,5 @@
-from typing import cast
-
 import pytest
-from sqlalchemy import Table, event, select
+from sqlalchemy import event, select
 
 from spmd_tx.coordinator.requests import records
 from spmd_tx.coordinator.storage import bulk_rows
@@ -30,9 +28,8 @@ async def table(database):
         }
         for number in range(MANY)
     ]
-    table = cast(Table, RequestRow.__table__)
-    await database.write(lambda db, aside: bulk_rows.insert(db, table, rows))
-    return table
+    await database.write(lambda db, aside: bulk_rows.insert(db, RequestRow, rows))
+    return RequestRow
 
 
 async def test_all_rows_are_written_and_those_that_are_wanted_are_found(database, table):

@@ -15,7 +15,6 @@ from sqlalchemy import (
     ColumnElement,
     ScalarSelect,
     Select,
-    Table,
     Text,
     and_,
     case,
@@ -66,7 +65,7 @@ def add(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
         if isinstance(each.outcome, Finished) and each.outcome.metrics
     ]
     if rows:
-        bulk_rows.insert(db, cast(Table, RunMetrics.__table__), rows)
+        bulk_rows.insert(db, RunMetrics, rows)
 
 
 async def add_of_client(
