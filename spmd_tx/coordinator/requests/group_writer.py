@@ -6,6 +6,7 @@ The transaction also counts usage and adds audit events. Submissions are answere
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -23,11 +24,9 @@ from spmd_tx.coordinator.requests.records import (
     Known,
     NewOutcome,
     NewRow,
-    Outcome,
     Request,
     RequestKey,
     RequestKind,
-    RequestTimes,
 )
 from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.requests.sample_notes import NoteWriter, owner_holder
@@ -37,7 +36,7 @@ from spmd_tx.coordinator.storage.outages import OUTAGES
 from spmd_tx.coordinator.tenancy import audit, usage
 from spmd_tx.coordinator.tenancy.spent import Usage
 from spmd_tx.coordinator.trajectories import turn_rows
-from spmd_tx.coordinator.trajectories.turn_rows import EndedSample, OpenTurn
+from spmd_tx.coordinator.trajectories.turn_rows import OpenTurn
 from spmd_tx.errors import Abandoned, InvalidRequest, Unavailable
 
 AUDITED: dict[RequestKind, str] = {
@@ -70,22 +69,6 @@ class Submission(NamedTuple):
         return self.line, self.seq_id
 
 
-class Ending(NamedTuple):
-    """Holds an outcome that is to be stored."""
-
-    request: Request
-    outcome: Outcome
-    times: RequestTimes
-    completion: int  # its number
-
-
-class Group(NamedTuple):
-    """Holds what is written together."""
-
-    submissions: Sequence[Submission]
-    endings: Sequence[Ending]
-
-
 class WrittenGroup(NamedTuple):
     """Holds what has become durable."""
 
@@ -111,14 +94,14 @@ class GroupWriter:
         self._placed: dict[str, BodyRef] = {}  # results that are in files, but in no row yet
         self._is_unsure = False  # whether a commit that failed may still have happened
 
-    async def write(self, group: Group) -> WrittenGroup:
+    async def write(self, submissions: Sequence[Submission], endings: Sequence[NewOutcome]) -> WrittenGroup:
         try:
-            written = await self._database.write(lambda db, aside: self._write(group, db, aside))
+            written = await self._database.write(partial(self._write, submissions, endings))
         except OUTAGES:
             self._is_unsure = True
             raise
         self._is_unsure = False
-        for ending in group.endings:
+        for ending in endings:
             self._placed.pop(ending.request.id, None)
         return written
 
@@ -127,15 +110,17 @@ class GroupWriter:
         places = [place for place in self._placed.values() if isinstance(place, BodyPlace)]
         return {place.file for place in places} | self.files.open_numbers
 
-    def _write(self, group: Group, db: Session, aside: Aside) -> WrittenGroup:
-        known = rows.known(db, {each.key for each in group.submissions})
+    def _write(
+        self, submissions: Sequence[Submission], endings: Sequence[NewOutcome], db: Session, aside: Aside
+    ) -> WrittenGroup:
+        known = rows.known(db, {each.key for each in submissions})
         unfinished = rows.unfinished(db) if self._is_unsure else []
-        fresh = first_of_each_key(group.submissions, known)
-        samples = [each.request.id for each in group.endings if each.request.kind == "sample"]
+        fresh = first_of_each_key(submissions, known)
+        samples = [each.request.id for each in endings if each.request.kind == "sample"]
         turns = turn_rows.open_turns(db, samples)
         images = image_rows.of(db, [(each.session_id, each.images) for each in fresh])
         bodies = [*(each.payload for each in fresh), *images.new.values()]
-        places = aside(lambda: self._write_bodies(bodies, group.endings, turns))
+        places = aside(lambda: self._write_bodies(bodies, endings, turns))
         new_rows = [
             NewRow(self._new_request(each), place, each.refused, each.accepted_at)
             for each, place in zip(fresh, places, strict=False)
@@ -146,17 +131,20 @@ class GroupWriter:
         usage.add(db, sent, clock.now())
         for statement in [statement for each in fresh for statement in each.also]:
             db.execute(statement)
-        settled = [NewOutcome(*each[:2], self._result(each), *each[2:]) for each in group.endings]
+        settled = [each._replace(result=self._result(each)) for each in endings]
         # A commit that seemed to fail may have counted some already.
         record(db, rows.without_outcome(db, settled) if self._is_unsure else settled)
         rows.settle(db, settled)
-        turn_rows.settle(db, [_ended_sample(each) for each in group.endings], turns)
+        for ending in endings:
+            if (turn := turns.get(ending.request.id)) is not None:
+                body = ending.outcome.body if isinstance(ending.outcome, Finished) else None
+                turn_rows.settle(db, ending.request.id, turn, ending.completion / MICROSECONDS, body)
         requests = [row.request for row in new_rows]
-        known |= {(each.line, each.seq_id): known_as(each) for each in requests}
+        known |= {(each.line, each.seq_id): Known(each.id, each.kind) for each in requests}
         return WrittenGroup(list(zip(requests, fresh, strict=True)), known, unfinished)
 
     def _write_bodies(
-        self, sent: Sequence[bytes], endings: Sequence[Ending], turns: Mapping[str, OpenTurn]
+        self, sent: Sequence[bytes], endings: Sequence[NewOutcome], turns: Mapping[str, OpenTurn]
     ) -> list[BodyRef]:
         """Write what clients sent, and results that were not written before; return where the first are."""
         results: dict[str, bytes] = {}
@@ -173,18 +161,13 @@ class GroupWriter:
         self._placed |= zip(results, places[len(sent) :], strict=True)
         return places[: len(sent)]
 
-    def _result(self, ending: Ending) -> BodyRef | None:
+    def _result(self, ending: NewOutcome) -> BodyRef | None:
         """Where the result is; None for a failure, which may have replaced a result that cannot be stored."""
         return self._placed.get(ending.request.id) if isinstance(ending.outcome, Finished) else None
 
     def _new_request(self, submission: Submission) -> Request:
         number, self._next_number = self._next_number, self._next_number + 1
         return Request(number, secrets.token_hex(16), *submission[:5])
-
-
-def _ended_sample(ending: Ending) -> EndedSample:
-    body = ending.outcome.body if isinstance(ending.outcome, Finished) else None
-    return EndedSample(ending.request.id, ending.completion / MICROSECONDS, body)
 
 
 def first_of_each_key(
@@ -195,10 +178,6 @@ def first_of_each_key(
         if submission.key not in known:
             fresh.setdefault(submission.key, submission)
     return list(fresh.values())
-
-
-def known_as(request: Request) -> Known:
-    return Known(request.id, request.kind)
 
 
 def answer(submission: Submission, known: Known) -> None:

@@ -20,13 +20,14 @@ from spmd_tx.coordinator.requests.completions import (
     SamplerClient,
 )
 from spmd_tx.coordinator.requests.failures import failure
-from spmd_tx.coordinator.requests.group_writer import Ending, Group, GroupWriter, Submission, answer, refuse
+from spmd_tx.coordinator.requests.group_writer import GroupWriter, Submission, answer, refuse
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.records import (
     Failed,
     Finished,
     LossCount,
     ModelHistory,
+    NewOutcome,
     Outcome,
     Request,
     RequestKind,
@@ -302,7 +303,7 @@ class RequestQueue:
     async def _write(self, submissions: Sequence[Submission], ended: Sequence[str]) -> None:
         """Make a group durable, then announce requests and wake waiting callers."""
         endings = [self._ending(request_id) for request_id in ended]
-        written = await self._groups.write(Group(submissions, endings))
+        written = await self._groups.write(submissions, endings)
         unannounced = [each for each in written.unfinished if each.id not in self._waiting]
         self._release(endings)
         for request in unannounced:  # stored by a commit that seemed to fail; their clients send them again
@@ -315,9 +316,9 @@ class RequestQueue:
         for submission in submissions:
             answer(submission, written.known[submission.key])
 
-    def _ending(self, request_id: str) -> Ending:
+    def _ending(self, request_id: str) -> NewOutcome:
         waiting, number = self._waiting[request_id], self.completions.next_number()
-        return Ending(waiting.request, self._outcomes[request_id], waiting.times, number)
+        return NewOutcome(waiting.request, self._outcomes[request_id], waiting.times, number)
 
     def _announce(self, request: Request, submission: Submission | None = None) -> None:
         waiting = self._waiting[request.id] = _Waiting(request)
@@ -327,8 +328,8 @@ class RequestQueue:
             self.samples.add(request, 0 if submission is None else submission.tokens)
         self._on_arrival(request)
 
-    def _release(self, endings: Sequence[Ending]) -> None:
-        for request, outcome, times, completion in endings:
+    def _release(self, endings: Sequence[NewOutcome]) -> None:
+        for request, outcome, times, completion, _ in endings:
             del self._outcomes[request.id]
             size = len(outcome.body) if isinstance(outcome, Finished) else len(outcome.error)
             self._results.put(request.id, outcome, size)

@@ -157,13 +157,13 @@ class NewRow(NamedTuple):
 
 
 class NewOutcome(NamedTuple):
-    """Holds an outcome to be stored; ``result`` is where the body of a finished one is."""
+    """Holds an outcome to be stored."""
 
     request: Request
     outcome: Outcome
-    result: BodyRef | None
     times: RequestTimes
     completion: int  # its number
+    result: BodyRef | None = None  # where the body of a finished one is
 
 
 class Executed(NamedTuple):

@@ -97,9 +97,9 @@ class PartialTurn(NamedTuple):
 
 
 class EncodedSamples(NamedTuple):
-    """Holds samples as a row has them, with their counts of tokens."""
+    """Holds samples with their counts of tokens, by the names of a row's columns."""
 
-    contents: bytes
+    samples: bytes
     sampled: int
     cached: int  # of the prompt
 

@@ -1,9 +1,9 @@
 """Writes the rows of turns: with their requests, and with the outcomes of these. SQL only."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import Executable, insert, select, update
+from sqlalchemy import Executable, Update, insert, select, update
 from sqlalchemy.orm import Session
 
 from spmd_tx.coordinator.conversation.turn_tree import BranchCause
@@ -31,14 +31,6 @@ class NewTurn(NamedTuple):
     prompt: bytes  # TurnPrompt
 
 
-class EndedSample(NamedTuple):
-    """Holds a sample request that ends now."""
-
-    request_id: str
-    at: float
-    body: bytes | None  # None: it failed
-
-
 class OpenTurn(NamedTuple):
     """Says whose turn a request is."""
 
@@ -56,16 +48,8 @@ def insertion(turn: NewTurn, line: str, seq_id: int, now: float) -> list[Executa
         created_at=now,
         state="open",
     )
-    counts = (
-        update(TrajectoryRow)
-        .where(TrajectoryRow.id == turn.trajectory_id)
-        .values(
-            turns=TrajectoryRow.turns + 1,
-            size_bytes=TrajectoryRow.size_bytes + len(turn.prompt),
-            used_at=now,
-        )
-    )
-    return [row, counts]
+    grown = growth(turn.trajectory_id, len(turn.prompt), now)
+    return [row, grown.values(turns=TrajectoryRow.turns + 1)]
 
 
 def open_turns(db: Session, request_ids: Sequence[str]) -> dict[str, OpenTurn]:
@@ -81,27 +65,19 @@ def open_turns(db: Session, request_ids: Sequence[str]) -> dict[str, OpenTurn]:
     return found
 
 
-def settle(db: Session, ended: Collection[EndedSample], turns: dict[str, OpenTurn]) -> None:
-    """Store what was sampled in turns, or that they have failed."""
-    for request_id, at, body in ended:
-        if request_id not in turns:
-            continue
-        samples = None if body is None else samples_of(body)
-        values: dict[str, object] = {"state": "failed", "finished_at": at}
-        if samples is not None:
-            values = {
-                "state": "sampled",
-                "finished_at": at,
-                "samples": samples.contents,
-                "sampled": samples.sampled,
-                "cached": samples.cached,
-            }
-        db.execute(update(TurnRow).where(TurnRow.request_id == request_id).values(values))
-        size = 0 if samples is None else len(samples.contents)
-        db.execute(growth(turns[request_id].trajectory_id, size, at))
+def settle(db: Session, request_id: str, turn: OpenTurn, at: float, body: bytes | None) -> None:
+    """Store what was sampled in a turn, or that it has failed (None)."""
+    values: dict[str, object] = {"state": "failed", "finished_at": at}
+    size = 0
+    if body is not None:
+        encoded = samples_of(body)
+        values |= {"state": "sampled", **encoded._asdict()}
+        size = len(encoded.samples)
+    db.execute(update(TurnRow).where(TurnRow.request_id == request_id).values(values))
+    db.execute(growth(turn.trajectory_id, size, at))
 
 
-def growth(trajectory_id: str, size: int, at: float) -> Executable:
+def growth(trajectory_id: str, size: int, at: float) -> Update:
     """Return the statement that counts ``size`` more bytes of a trajectory, and its use."""
     grown = {"size_bytes": TrajectoryRow.size_bytes + size, "used_at": at}
     return update(TrajectoryRow).where(TrajectoryRow.id == trajectory_id).values(grown)

@@ -18,7 +18,6 @@ async def settle(database, *entries, line=RUN):
         NewOutcome(
             Request(seq_id, f"{line}-{seq_id}", kind, line, seq_id, "s"),
             Failed("no", "user") if metrics is None else Finished("x", b"", metrics=metrics),
-            None,
             RequestTimes(),
             seq_id,
         )
