@@ -30,13 +30,6 @@ from spmd_tx.images.headers import read_header
 DIGEST_BYTES = 16
 
 
-class SentImage(NamedTuple):
-    """Holds an image as a client sends it."""
-
-    content: bytes
-    expected_tokens: int | None = None
-
-
 class TakenPrompt(NamedTuple):
     """Holds a prompt with references, and the files that they stand for, by digest."""
 
@@ -72,11 +65,8 @@ def of_prompt(prompt: ModelInput, limits: Limits) -> TakenPrompt:
         if kind == "stored_image":
             raise InvalidRequest(f"chunk {place} of the prompt has 'stored', which clients do not send")
         if kind == "image":
-            try:
-                content = _from_base64(chunk.data or "", limits)
-                stored = reference(SentImage(content, chunk.expected_tokens), limits)
-            except InvalidRequest as problem:
-                raise InvalidRequest(f"chunk {place} of the prompt: {problem}") from None
+            what = f"chunk {place} of the prompt"
+            content, stored = _of_base64(what, chunk.data or "", limits, chunk.expected_tokens)
             files[stored.digest] = content
             chunk = ModelInputChunk(stored=stored)
         chunks.append(chunk)
@@ -93,11 +83,8 @@ def of_conversation(conversation: Conversation, limits: Limits) -> TakenConversa
     for message in conversation.messages:
         images = list[MessageImage]()
         for image in message.images:
-            try:
-                content = _from_base64(image.data, limits)
-                stored = reference(SentImage(content), limits)
-            except InvalidRequest as problem:
-                raise InvalidRequest(f"image {len(refs)} of the conversation: {problem}") from None
+            what = f"image {len(refs)} of the conversation"
+            content, stored = _of_base64(what, image.data, limits)
             refs.append(stored)
             files[stored.digest] = content
             images.append(replace(image, digest=stored.digest, tokens=stored.tokens))
@@ -145,14 +132,14 @@ def of_training(body: bytes, limits: Limits) -> TakenBody:
     return TakenBody(message.SerializeToString(deterministic=True), files)
 
 
-def reference(image: SentImage, limits: Limits) -> ImageRef:
+def reference(content: bytes, limits: Limits, expected_tokens: int | None = None) -> ImageRef:
     """Return what stands for an image in the log. Raises InvalidRequest if it cannot be taken."""
     if limits.images is None:
         raise InvalidRequest("this model takes text alone")
-    bounds, size = limits.bounds, len(image.content)
+    bounds, size = limits.bounds, len(content)
     if size > bounds.image_bytes:
         raise _too_large(show_size(size), show_size(bounds.image_bytes), "image_bytes")
-    header = read_header(image.content)
+    header = read_header(content)
     pixels = header.width * header.height
     if pixels > bounds.image_pixels:
         raise _too_large(
@@ -161,14 +148,14 @@ def reference(image: SentImage, limits: Limits) -> ImageRef:
     resized = limits.images.resized(header.height, header.width)
     if resized.tokens > bounds.image_tokens_each:
         raise _too_large(f"{resized.tokens} tokens", str(bounds.image_tokens_each), "image_tokens_each")
-    if image.expected_tokens not in (None, resized.tokens):
+    if expected_tokens not in (None, resized.tokens):
         raise InvalidRequest(
-            f"expected_tokens is {image.expected_tokens} and the image has {resized.tokens}: its "
+            f"expected_tokens is {expected_tokens} and the image has {resized.tokens}: its "
             f"{header.width} x {header.height} pixels are resized to {resized.width} x {resized.height}; "
             "count with the processor of this model, or leave expected_tokens out"
         )
     return ImageRef(
-        blake2b(image.content, digest_size=DIGEST_BYTES).hexdigest(),
+        blake2b(content, digest_size=DIGEST_BYTES).hexdigest(),
         resized.tokens,
         header.width,
         header.height,
@@ -180,17 +167,23 @@ def _of_message(image: pb.ImageChunk, limits: Limits) -> ImageRef:
     if image.HasField("override_dimensions"):
         raise InvalidRequest("override_dimensions is not offered; resize the image before you send it")
     expected = image.expected_tokens if image.HasField("expected_tokens") else None
-    return reference(SentImage(image.data, expected), limits)
+    return reference(image.data, limits, expected)
 
 
-def _from_base64(text: str, limits: Limits) -> bytes:
+def _of_base64(
+    what: str, text: str, limits: Limits, expected_tokens: int | None = None
+) -> tuple[bytes, ImageRef]:
+    """Return the file of an image, and what stands for it. ``what`` is the image, for messages."""
     most = limits.bounds.image_bytes
-    if len(text) > 4 * (most // 3 + 1):
-        raise _too_large(f"{show_size(3 * len(text) // 4)} or so", show_size(most), "image_bytes")
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        if len(text) > 4 * (most // 3 + 1):
+            raise _too_large(f"{show_size(3 * len(text) // 4)} or so", show_size(most), "image_bytes")
+        content = binascii.a2b_base64(text, strict_mode=True)
+        return content, reference(content, limits, expected_tokens)
+    except InvalidRequest as problem:
+        raise InvalidRequest(f"{what}: {problem}") from None
     except ValueError as problem:
-        raise InvalidRequest(f"data is not base64 ({problem}); send the file in base64") from None
+        raise InvalidRequest(f"{what}: data is not base64 ({problem}); send the file in base64") from None
 
 
 def _too_many(what: str, count: int, most: int) -> InvalidRequest:

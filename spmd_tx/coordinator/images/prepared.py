@@ -46,6 +46,10 @@ class StoredImage(NamedTuple):
 class ImageLog(Protocol):
     """Is where images are stored."""
 
+    async def key(self, session_id: str, digest: str) -> ImageKey:
+        """Return the key of an image to which a request of a session refers."""
+        ...
+
     async def read(self, key: ImageKey) -> StoredImage:
         """Raise DamagedBody if the image is not there."""
         ...

@@ -1,10 +1,10 @@
 """Takes the images of requests for commands: decoded, and as many at a time as memory has room for."""
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from spmd_tx.coordinator.images.prepared import ImageKey, PreparedImage, PreparedImages
+from spmd_tx.coordinator.images.prepared import ImageKey, ImageLog, PreparedImage, PreparedImages
 from spmd_tx.coordinator.runtime.byte_budget import ByteBudget
 from spmd_tx.images.placed import PlacedImage
 from spmd_tx.images.places import ImageSpan
@@ -36,30 +36,15 @@ class SeenImage(NamedTuple):
         return ImageSpan(first, self.prepared.rows // MERGE, self.prepared.columns // MERGE)
 
 
-class SeenImages:
+class SeenImages(dict[str, SeenImage]):
     """Holds the images of a request by their digests. Their memory is given back when nobody holds them."""
-
-    def __init__(self, images: Mapping[str, SeenImage]) -> None:
-        self._images = images
-
-    def __getitem__(self, digest: str) -> SeenImage:
-        return self._images[digest]
-
-    def __iter__(self) -> Iterator[SeenImage]:
-        return iter(self._images.values())
-
-
-class ImageOwners(Protocol):
-    """Knows whose the images of a session are."""
-
-    async def key(self, session_id: str, digest: str) -> ImageKey: ...
 
 
 class RequestImages:
     """Takes the images of requests to one model."""
 
-    def __init__(self, owners: ImageOwners, prepared: PreparedImages) -> None:
-        self._owners, self._prepared = owners, prepared
+    def __init__(self, log: ImageLog, prepared: PreparedImages) -> None:
+        self._log, self._prepared = log, prepared
         # Samples hold theirs while they wait for models to be trained, which must not wait for them.
         self._of_training, self._of_samples = ByteBudget(SEEN_BYTES), ByteBudget(SEEN_BYTES)
 
@@ -68,12 +53,11 @@ class RequestImages:
         tokens = {image.digest: image.tokens for image in placed}
         room = self._of_training if for_training else self._of_samples
         taken = await room.take(TOKEN_BYTES * sum(tokens.values()))
-        images = dict[str, SeenImage]()
-        seen = SeenImages(images)
+        seen = SeenImages()
         weakref.finalize(seen, room.give_back, taken)
         for digest, count in tokens.items():
-            key = await self._owners.key(session_id, digest)
-            images[digest] = SeenImage(key, await self._prepared.get(key, count))
+            key = await self._log.key(session_id, digest)
+            seen[digest] = SeenImage(key, await self._prepared.get(key, count))
         return seen
 
     async def close(self) -> None:

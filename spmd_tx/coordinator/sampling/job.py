@@ -254,7 +254,7 @@ class SampleJob:
 
     def look_at(self, images: SeenImages, pool: ImagePool) -> None:
         """Take in the images of the prompt. Raises InvalidRequest if the devices cannot hold them."""
-        if not pool.takes(images):
+        if not pool.takes(images.values()):
             raise InvalidRequest(
                 f"the largest images of the prompt have too many tokens; this server holds {pool.rows} of "
                 "images at a time, so send smaller ones, or the operator raises --image-tokens"

@@ -21,7 +21,7 @@ async def see(
 
 def with_room(shapes: TrainingShapes, seen: SeenImages | None, pool: ImagePool) -> TrainingShapes:
     """Return the shapes with which these images are read, as many at a time as devices hold."""
-    return shapes if seen is None else shapes.holding(sum(image.tokens for image in seen), pool.rows)
+    return shapes if seen is None else shapes.holding(sum(image.tokens for image in seen.values()), pool.rows)
 
 
 def check_room(pool: ImagePool, packed: PackedRequest) -> None:

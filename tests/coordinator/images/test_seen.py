@@ -33,7 +33,7 @@ def images():
 
 async def test_images_of_a_request_are_taken_once_each(images):
     taken = await images.take("s", [*TWICE, PlacedImage(200, 80, "b")], for_training=False)
-    assert [(image.key, image.tokens) for image in taken] == [
+    assert [(image.key, image.tokens) for image in taken.values()] == [
         (("owner of s", "a"), 64),
         (("owner of s", "b"), 80),
     ]
