@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from spmd_tx.coordinator.agent.base_model import check_same, find_model, is_directory
 from spmd_tx.coordinator.agent.devices import count_devices, restriction
-from spmd_tx.coordinator.agent.link import AgentLink, Connected, LinkEvent, Lost, Rejected, local_address
+from spmd_tx.coordinator.agent.link import AgentLink, LinkChange, LinkEvent, local_address
 from spmd_tx.coordinator.agent.oom_kills import OomKills
 from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess
 from spmd_tx.errors import StartError
@@ -121,16 +123,16 @@ class Agent:
 
     async def _act(self, event: LinkEvent) -> None:
         match event:
-            case Connected():
+            case LinkChange.CONNECTED:
                 self._alone_since = self._rejected_since = None
                 self._was_connected = True
                 logger.info("found the coordinator at %s", self._options.coordinator)
                 self._say_hello()
-            case Lost():
+            case LinkChange.LOST:
                 self._alone_since = self._now()
                 logger.warning("lost the coordinator at %s", self._options.coordinator)
                 await self._process.stop(patience=0)
-            case Rejected():
+            case LinkChange.REJECTED:
                 self._note_rejection()
             case CountDevices():
                 await self._count_devices()
@@ -162,16 +164,8 @@ class Agent:
         )
 
     async def _count_devices(self) -> None:
-        devices = await count_devices(os.environ)
-        self._link.send(
-            DevicesFound(
-                process=self._options.process,
-                kind=devices.kind,
-                count=devices.count,
-                bytes=devices.bytes,
-                visible=restriction(os.environ),
-            )
-        )
+        counted, visible = asdict(await count_devices(os.environ)), restriction(os.environ)
+        self._link.send(DevicesFound(process=self._options.process, visible=visible, **counted))
 
     def _note_rejection(self) -> None:
         """Raise StartError if rejections go on from the start; later, a coordinator may be being replaced."""

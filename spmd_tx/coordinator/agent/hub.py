@@ -5,7 +5,8 @@ Of a repository only those files are downloaded that are read, and those that an
 
 import glob
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,13 @@ def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | 
 
 def download_config(model_id: str, revision: str | None) -> Path:
     """Download the configuration alone, and return its directory. Raises StartError."""
-    try:
+    with _explaining(model_id, revision):
         names = HfApi().list_repo_files(model_id, revision=revision)
         if layout.CONFIG not in names:
             raise StartError(f"{_named(model_id, revision)} {layout.problem(names)}")
         return Path(
             snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG], tqdm_class=_NoBar)
         )
-    except StartError:
-        raise
-    except Exception as error:  # what the libraries below raise has no common type
-        raise _refusal(model_id, revision, error) from error
 
 
 def download(model_id: str, revision: str | None, report: OnNews) -> Path:
@@ -63,7 +60,7 @@ def download(model_id: str, revision: str | None, report: OnNews) -> Path:
     Weights come last, when it is known that nothing else is missing.
     """
     report(f"asking {constants.ENDPOINT} for {model_id}")
-    try:
+    with _explaining(model_id, revision):
         tree = HfApi().list_repo_tree(model_id, recursive=True, revision=revision)
         names = {file.path: file.size for file in tree if isinstance(file, RepoFile)}
         lacking = layout.problem(names)
@@ -79,10 +76,6 @@ def download(model_id: str, revision: str | None, report: OnNews) -> Path:
                 "another --revision, or another copy of the model"
             )
         return _fetched(model_id, directory.name, {name: names[name] for name in weights}, report)
-    except StartError:
-        raise
-    except Exception as error:  # as above
-        raise _refusal(model_id, revision, error) from error
 
 
 def _fetched(model_id: str, revision: str | None, sizes: Mapping[str, int], report: OnNews) -> Path:
@@ -111,13 +104,19 @@ def _named(model_id: str, revision: str | None) -> str:
     return f"--base-model {model_id}" + ("" if revision is None else f" at --revision {revision}")
 
 
-def _refusal(model_id: str, revision: str | None, error: Exception) -> StartError:
+@contextmanager
+def _explaining(model_id: str, revision: str | None) -> Iterator[None]:
     """Say why a model cannot be downloaded, and what helps."""
-    reason, remedy = _explained(model_id, revision, error)
-    return StartError(
-        f"{_named(model_id, revision)} is not a directory, it is not complete in the Hugging Face cache, and "
-        f"it cannot be downloaded: {reason}; {remedy}"
-    )
+    try:
+        yield
+    except StartError:
+        raise
+    except Exception as error:  # what the libraries below raise has no common type
+        reason, remedy = _explained(model_id, revision, error)
+        raise StartError(
+            f"{_named(model_id, revision)} is not a directory, it is not complete in the Hugging Face cache, "
+            f"and it cannot be downloaded: {reason}; {remedy}"
+        ) from error
 
 
 def _explained(model_id: str, revision: str | None, error: Exception) -> tuple[str, str]:

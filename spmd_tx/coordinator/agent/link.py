@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 import zmq
@@ -27,22 +27,15 @@ TELL_SECONDS = 30.0  # between lines about a coordinator that cannot be reached
 LINGER_MS = 1_000
 
 
-@dataclass(frozen=True)
-class Connected:
-    """A coordinator that knows the secret is there; it does not know this agent yet."""
+class LinkChange(Enum):
+    """What becomes of the connection."""
+
+    CONNECTED = auto()  # a coordinator that knows the secret is there; it does not know this agent yet
+    LOST = auto()  # the coordinator is gone, or silent
+    REJECTED = auto()  # the other side has hung up: the secrets differ, or it is no coordinator
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The coordinator is gone, or silent."""
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """The other side has hung up: the secrets differ, or it is no coordinator."""
-
-
-LinkEvent = Connected | Lost | Rejected | AnyOrder
+LinkEvent = LinkChange | AnyOrder
 
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
@@ -111,7 +104,7 @@ class AgentLink:
                 await self._has_failed.wait()
                 if self.is_connected:
                     self.is_connected, delay = False, RECONNECT_SECONDS
-                    self._events.put_nowait(Lost())
+                    self._events.put_nowait(LinkChange.LOST)
                 with suppress(zmq.ZMQError):  # ZeroMQ has forgotten it already
                     self._socket.disconnect(f"tcp://{address}")
             await asyncio.sleep(delay)
@@ -151,11 +144,11 @@ class AgentLink:
         while True:
             event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
             if event in _FAILED_HANDSHAKES:
-                self._events.put_nowait(Rejected())
+                self._events.put_nowait(LinkChange.REJECTED)
                 self._has_failed.set()
             elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.is_connected, self.problem, self._told_at = True, "", None
-                self._events.put_nowait(Connected())
+                self._events.put_nowait(LinkChange.CONNECTED)
             elif event in (zmq.EVENT_DISCONNECTED, zmq.EVENT_CLOSED):
                 self._has_failed.set()
 

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from spmd_tx.coordinator.agent import link
-from spmd_tx.coordinator.agent.link import AgentLink, Connected, Lost, local_address
+from spmd_tx.coordinator.agent.link import AgentLink, LinkChange, local_address
 from spmd_tx.coordinator.mesh.port import WorkerPort
 from spmd_tx.protocol.addresses import free_port
 from spmd_tx.protocol.agents import AgentBeat, Quit
@@ -43,7 +43,7 @@ async def linked(coordinator):
 
 async def exchange(port, made):
     """Send a report there and an order back."""
-    assert await made.next() == Connected()
+    assert await made.next() == LinkChange.CONNECTED
     made.send(AgentBeat(process=3))
     identity, report = await port.receive()
     assert report == AgentBeat(process=3)
@@ -67,7 +67,7 @@ async def test_a_name_may_stand_for_another_address_after_a_loss(names):
         await exchange(port, made)
         number = port.port
         port.close()
-        assert await made.next() == Lost()
+        assert await made.next() == LinkChange.LOST
         names["head"] = ["127.0.0.2"]
         other = WorkerPort("127.0.0.2", number, KEYS)
         await exchange(other, made)
