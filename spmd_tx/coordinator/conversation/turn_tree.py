@@ -113,8 +113,8 @@ class TurnTree:
     ) -> int | None:
         """Count what the client has sent back of the turns of a path; None if something differs."""
         by_key = {key.digest: key.place for key in keys}
-        count, at = 0, turn
-        while at is not None:
+        count = 0
+        for at in turn.path():
             if at.key not in by_key:
                 return None
             sent = messages[by_key[at.key]]
@@ -124,7 +124,6 @@ class TurnTree:
             if sent.reasoning and sent.reasoning.strip() != at.message.reasoning.strip():
                 return None
             count += bool(named) + bool(sent.reasoning)
-            at = at.parent
         return count
 
     def _branch(self, keys: Sequence[MessageKey], at: int, parent: SampledTurn | None) -> Branch:
@@ -155,13 +154,11 @@ def _stored(
 ) -> tuple[Message, ...]:
     """Put the messages of a path in the places of those that a client has sent."""
     stored, places = list(messages), {key.digest: key.place for key in keys}
-    at: SampledTurn | None = turn
-    while at is not None:
+    for at in turn.path():
         sent = stored[places[at.key]]
         # Results name their calls by the ids that the client has sent.
         calls = tuple(
             replace(call, id=named.id) for call, named in zip(at.message.calls, sent.calls, strict=True)
         )
         stored[places[at.key]] = replace(at.message, calls=calls)
-        at = at.parent
     return tuple(stored)

@@ -45,6 +45,13 @@ class SampledTurn:
     def key(self) -> bytes:
         return self.keys[-1]
 
+    def path(self) -> Iterator[SampledTurn]:
+        """Yield this turn and those that it goes on from, the newest first."""
+        at: SampledTurn | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
     @property
     def size(self) -> int:
         """Bytes that it takes, about."""
@@ -63,12 +70,11 @@ def _length(message: Message) -> int:
 
 def conversation_of(turn: SampledTurn) -> tuple[Message, ...] | None:
     """Return the conversation that ends with a turn; None if not all of it is kept."""
-    messages, at = list[Message](), turn
-    while at is not None:
+    messages = list[Message]()
+    for at in turn.path():
         if at.asked is None:
             return None
         messages += [at.message, *reversed(at.asked)]
-        at = at.parent
     return tuple(reversed(messages))
 
 

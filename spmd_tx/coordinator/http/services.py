@@ -49,7 +49,8 @@ from spmd_tx.coordinator.storage.disk import DiskGuard
 from spmd_tx.coordinator.tenancy import audit
 from spmd_tx.coordinator.tenancy.keyring import Keyring, open_keyring
 from spmd_tx.coordinator.text.turn_memory import TurnMemory
-from spmd_tx.coordinator.trajectories.trajectories import make_trajectories
+from spmd_tx.coordinator.trajectories.trajectories import Trajectories
+from spmd_tx.coordinator.trajectories.trees import TrajectoryTrees
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import Unavailable
 
@@ -135,7 +136,8 @@ class Services(Stores, Backend):
         self.streams = NewsStreams(self.queue.news, self.catalog, keyring, bounds)
         self.shared_answers = SharedAnswers()
         self.turn_memory = TurnMemory(bounds.turn_memory_bytes)
-        self.trajectories = make_trajectories(self.database, bounds)
+        trees = TrajectoryTrees(self.database, bounds.turn_memory_bytes)
+        self.trajectories = Trajectories(self.database, bounds, trees)
 
 
 async def open_services(

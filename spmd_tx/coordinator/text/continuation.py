@@ -144,9 +144,9 @@ def _written_end(head: str, markers: Collection[str]) -> tuple[str | None, str]:
 
 def path_tokens(turn: SampledTurn) -> list[int]:
     """Return the prompt of a turn, and what was sampled behind it."""
-    pieces, at, dropped = list[np.ndarray](), turn, 0
-    while at is not None:
+    pieces, dropped = list[np.ndarray](), 0
+    for at in turn.path():
         sampled = at.sampled[: len(at.sampled) - dropped] if dropped else at.sampled
         pieces += [sampled, at.prompt]
-        dropped, at = at.dropped, at.parent
+        dropped = at.dropped
     return np.concatenate(pieces[::-1]).tolist()

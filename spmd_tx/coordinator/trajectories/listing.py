@@ -1,6 +1,7 @@
 """Lists trajectories: those that a query selects, in an order, page by page. SQL only."""
 
 import math
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,11 +59,9 @@ class TrajectoryOrder:
 
     def behind(self, place: TrajectoryPlace) -> ColumnElement[bool]:
         """Select what stands behind a place."""
-        if self.is_ascending:
-            beyond, later = self.column > place.value, TrajectoryRow.id > place.id
-        else:
-            beyond, later = self.column < place.value, TrajectoryRow.id < place.id
-        return beyond | ((self.column == place.value) & later)
+        is_behind = operator.gt if self.is_ascending else operator.lt
+        is_later = (self.column == place.value) & is_behind(TrajectoryRow.id, place.id)
+        return is_behind(self.column, place.value) | is_later
 
     def cursor(self, row: TrajectoryRow) -> str:
         """Return the cursor of the page behind a trajectory."""

@@ -56,10 +56,7 @@ def _is_superseded(leaf: TurnOfRow, turns: Sequence[TurnOfRow]) -> bool:
 
 def _runs(leaf: TurnOfRow, by_id: dict[str, TurnOfRow]) -> list[list[TurnOfRow]]:
     """Return the path to a leaf in runs: one begins where a prompt leaves out a token of the turn before."""
-    path, at = [leaf], leaf
-    while at.turn.parent is not None:
-        at = by_id[at.turn.parent.id]
-        path.append(at)
+    path = [by_id[turn.id] for turn in leaf.turn.path()]
     runs = list[list[TurnOfRow]]()
     for each in reversed(path):
         if not runs or each.turn.dropped:

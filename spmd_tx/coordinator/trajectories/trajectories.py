@@ -121,8 +121,3 @@ def _check_key(caller: Caller, row: TrajectoryRow | None, name: str) -> None:
             f"this key samples in another trajectory than {name[: catalog.MOST_SHOWN]!r}, or that one was "
             "deleted; use the base URL that came with the key"
         )
-
-
-def make_trajectories(database: Database, bounds: Bounds) -> Trajectories:
-    """Make the trajectories of a database."""
-    return Trajectories(database, bounds, TrajectoryTrees(database, bounds.turn_memory_bytes))
