@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from spmd_tx.coordinator.runtime import clock
@@ -99,7 +100,7 @@ class Completions:
         number = number if number <= self._last else 0
         unread = self._held(target)
         news = unread.completions
-        del news[: bisect_right(news, number, key=_number)]
+        del news[: bisect_right(news, number, key=attrgetter("number"))]
         if number >= unread.log_end:
             unread.log_end = number
             return news[:MAX_AT_ONCE]
@@ -144,7 +145,3 @@ class Completions:
 def newest(completions: Sequence[Completion], otherwise: int) -> int:
     """The number up to which an answer with these completions goes."""
     return completions[-1].number if completions else otherwise
-
-
-def _number(completion: Completion) -> int:
-    return completion.number

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from typing import NoReturn, Protocol
+from collections.abc import Callable
+from typing import NoReturn
 
 from spmd_tx.coordinator.requests import overview
 from spmd_tx.coordinator.requests.queue import RequestQueue
@@ -15,19 +16,14 @@ logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_LOOKS = 1.0
 
 
-class CanGiveUp(Protocol):
-    """What is used of the scheduler."""
-
-    def give_up(self, request_id: str, why: str) -> bool: ...
-
-
 class GivenUpWatcher:
     """Passes given-up requests on to the scheduler, and logs once when one comes too late."""
 
-    def __init__(self, database: Database, log: RequestQueue, scheduler: CanGiveUp) -> None:
+    def __init__(self, database: Database, log: RequestQueue, give_up: Callable[[str, str], bool]) -> None:
+        """``give_up`` takes the id of a request and why; False: it comes too late."""
         self._database = database
         self._log = log
-        self._scheduler = scheduler
+        self._give_up = give_up
         self._too_late: set[str] = set()
 
     async def watch(self) -> NoReturn:
@@ -44,7 +40,7 @@ class GivenUpWatcher:
         given_up = await self._log.given_up()
         self._too_late &= given_up.keys()
         for request_id, why in given_up.items():
-            if not self._scheduler.give_up(request_id, why) and request_id not in self._too_late:
+            if not self._give_up(request_id, why) and request_id not in self._too_late:
                 await self._report_too_late(request_id)
                 self._too_late.add(request_id)
 

@@ -59,11 +59,10 @@ async def listed(db: AsyncSession, choice: RequestFilter) -> tuple[list[Overview
     if choice.kind is not None:
         conditions.append(RequestRow.kind == choice.kind)
     order = RequestRow.number.desc() if choice.with_finished else RequestRow.number
-    rows = (await db.execute(_with_owner().where(*conditions).order_by(order).limit(choice.most))).all()
+    overviews = await _overviews(db, _with_owner().where(*conditions).order_by(order).limit(choice.most))
     count = select(func.count(RequestRow.number)).select_from(RequestRow)
     if choice.owner is not None:
         count = count.outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
-    overviews = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
     return overviews, await db.scalar(count.where(*conditions)) or 0
 
 
@@ -75,7 +74,7 @@ async def suspects(db: AsyncSession, most: int) -> list[Overview]:
     overviews = list[Overview]()
     for condition in (is_suspected, is_given_up):
         query = _with_owner().where(condition).order_by(RequestRow.number.desc()).limit(most)
-        overviews += [Overview(row, owner or UNKNOWN_OWNER) for row, owner in await db.execute(query)]
+        overviews += await _overviews(db, query)
     unique = {each.row.number: each for each in overviews}
     return [unique[number] for number in sorted(unique, reverse=True)][:most]
 
@@ -85,8 +84,7 @@ async def find(db: AsyncSession, beginning: str) -> Overview:
     matches: list[Overview] = []
     if ID.fullmatch(beginning):
         begins_so = RequestRow.id >= beginning, RequestRow.id < beginning + BEHIND_ALL_IDS
-        rows = await db.execute(_with_owner().where(*begins_so).limit(2))
-        matches = [Overview(row, owner or UNKNOWN_OWNER) for row, owner in rows]
+        matches = await _overviews(db, _with_owner().where(*begins_so).limit(2))
     if not matches:
         raise StartError(
             f"there is no request {beginning!r}; spmd-tx requests list --all shows the IDs, and what was "
@@ -98,12 +96,15 @@ async def find(db: AsyncSession, beginning: str) -> Overview:
 
 
 async def with_id(db: AsyncSession, request_id: str) -> Overview | None:
-    row = (await db.execute(_with_owner().where(RequestRow.id == request_id))).first()
-    return None if row is None else Overview(row[0], row[1] or UNKNOWN_OWNER)
+    return next(iter(await _overviews(db, _with_owner().where(RequestRow.id == request_id))), None)
 
 
 def _with_owner() -> "Select[RequestRow, str]":
     return select(RequestRow, SessionRow.owner).outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
+
+
+async def _overviews(db: AsyncSession, query: "Select[RequestRow, str]") -> list[Overview]:
+    return [Overview(row, owner or UNKNOWN_OWNER) for row, owner in await db.execute(query)]
 
 
 async def give_up(db: AsyncSession, request: Overview, why: str) -> bool:

@@ -87,8 +87,7 @@ class PayloadFiles:
         self._segment: _Segment | None = None
 
     def close(self) -> None:
-        if self._segment is not None:
-            self._end(self._segment)
+        self._end()
         self._lock.close()
 
     def numbers(self) -> list[int]:
@@ -112,30 +111,29 @@ class PayloadFiles:
         try:
             return segment.append(bodies)
         except OSError:
-            self._end(segment)
+            self._end()
             raise
 
-    def _begin(self) -> "_Segment":
+    def _begin(self) -> _Segment:
         """Begin a new file."""
-        if self._segment is not None:
-            self._end(self._segment)
-        number = self._next
-        path = self._path(number)
-        self._segment = segment = _Segment(number, path.open("xb", buffering=0))
+        self._end()
+        file = _path(self._directory, self._next).open("xb", buffering=0)
+        self._segment = segment = _Segment(self._next, file)
         self._next += 1
         try:
             sync(self._directory)
         except OSError:
-            self._end(segment)
+            self._end()
             raise
         return segment
 
-    def _end(self, segment: "_Segment") -> None:
-        """Close a file; an empty one is deleted, since the disk may be full."""
-        self._segment = None
-        segment.file.close()
-        if not segment.size:
-            self._path(segment.number).unlink(missing_ok=True)
+    def _end(self) -> None:
+        """Close the file, if there is one; an empty one is deleted, since the disk may be full."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.file.close()
+            if not segment.size:
+                self.delete([segment.number])
 
     def read(self, place: BodyRef) -> bytes:
         """Read a body. Raises DamagedBody when it is missing or damaged; an OSError may pass."""
@@ -143,10 +141,7 @@ class PayloadFiles:
 
     def delete(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self._path(number).unlink(missing_ok=True)
-
-    def _path(self, number: int) -> Path:
-        return _path(self._directory, number)
+            _path(self._directory, number).unlink(missing_ok=True)
 
 
 def read_body(directory: Path, place: BodyRef) -> bytes:

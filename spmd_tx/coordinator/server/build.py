@@ -91,7 +91,7 @@ async def open_parts(
         router=router,
         reception=reception,
         health=health,
-        given_up=GivenUpWatcher(stores.database, stores.queue, router),
+        given_up=GivenUpWatcher(stores.database, stores.queue, router.give_up),
     )
 
 

@@ -281,7 +281,7 @@ async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue
         db.add(SessionRow(id="alice", created_at=1.0, tags=[], owner="alice"))
     in_time, late = await add(queue, 1), await add(queue, 2)
     scheduler = Told({late})
-    watcher = GivenUpWatcher(database, queue, scheduler)
+    watcher = GivenUpWatcher(database, queue, scheduler.give_up)
     await watcher.look()
     assert scheduler.heard == []
     for request_id in (in_time, late):

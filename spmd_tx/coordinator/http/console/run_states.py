@@ -10,7 +10,7 @@ from spmd_tx.coordinator.bases.health import trainer_first
 from spmd_tx.coordinator.http.services import Services
 from spmd_tx.coordinator.requests.runs import run_health, run_metrics
 from spmd_tx.coordinator.requests.runs.recent import KEPT_SECONDS, Timed
-from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun
+from spmd_tx.coordinator.requests.runs.run_health import OpenRun
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.storage.tables import ModelRow, SessionRow
 from spmd_tx.coordinator.wire.console.runs import RunFailure, RunHealth
@@ -47,8 +47,8 @@ class RunStates:
         if session.ended_at is None:
             health = self._of_open(model, session, ended)
         else:
-            ending = EndedRun(session.finish_reason, session.finish_detail, session.ended_because)
-            health = run_health.of_ended(ending)
+            ending = session.finish_reason, session.finish_detail, session.ended_because
+            health = run_health.of_ended(*ending)
         return msgspec.structs.replace(health, last_failure=_last_failure(ended))
 
     def _has_gone(self, model: ModelRow, session: SessionRow, health: RunHealth) -> bool:

@@ -23,14 +23,6 @@ class OpenRun(NamedTuple):
     failed: int  # requests of the last minutes
 
 
-class EndedRun(NamedTuple):
-    """Holds how the session of a run has ended."""
-
-    finish_reason: str | None  # what its client said; None: nothing
-    finish_detail: str | None
-    because: str | None
-
-
 def of_open(run: OpenRun) -> RunHealth:
     """Say how a run is whose session is open."""
     if run.unheard >= UNHEARD_SECONDS:
@@ -46,10 +38,13 @@ def of_open(run: OpenRun) -> RunHealth:
     return RunHealth("running", None, run.failed)
 
 
-def of_ended(run: EndedRun) -> RunHealth:
-    """Say how a run is whose session has ended. One that its client did not end was interrupted."""
-    state = ENDINGS.get(run.finish_reason or "", "interrupted")
-    return RunHealth(state, run.finish_detail or (None if run.finish_reason else run.because), 0)
+def of_ended(finish_reason: str | None, finish_detail: str | None, because: str | None) -> RunHealth:
+    """Say how a run is whose session has ended, by what its client said (None: nothing), or why else it has.
+
+    One that its client did not end was interrupted.
+    """
+    state = ENDINGS.get(finish_reason or "", "interrupted")
+    return RunHealth(state, finish_detail or (None if finish_reason else because), 0)
 
 
 def without_loss(health: RunHealth) -> RunHealth:

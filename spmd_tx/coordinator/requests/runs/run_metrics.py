@@ -42,6 +42,7 @@ LAST_ROWS = 16  # that a run's newest values are taken from
 THINNED_POINTS = 1000  # steps of a run that are left when it is old
 MOST_THINNED = 20  # runs at a time, since the log waits meanwhile
 
+NEWEST_FIRST = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
 IS_LOGGED = and_(RunMetrics.kind == CLIENT, RunMetrics.step.is_not(None))  # by a client, of its own steps
 
 Values = dict[str, float | None]
@@ -90,7 +91,7 @@ async def add_of_client(
 async def _newest_unnamed(db: AsyncSession, line: str) -> RunMetrics | None:
     """Return the last of the rows from which points are made."""
     rows = select(RunMetrics).where(RunMetrics.line == line, ~IS_LOGGED)
-    return await db.scalar(rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1))
+    return await db.scalar(rows.order_by(*NEWEST_FIRST).limit(1))
 
 
 def _row(line: str, seq_id: int, kind: str, values: Mapping[str, float]) -> dict[str, object]:
@@ -104,12 +105,19 @@ def _finite(values: Mapping[str, float]) -> Values:
 
 async def summary(db: AsyncSession, line: str) -> Summary:
     """Return how many steps a run has, the newest value of each metric, and what needs a look."""
-    newest = select(RunMetrics.at, cast_in_sql(RunMetrics.metrics, Text)).where(RunMetrics.line == line)
-    order = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
-    rows = (await db.execute(newest.order_by(*order).limit(LAST_ROWS))).all()
+    return Summary(await count(db, line), *await _newest_values(db, line))
+
+
+async def _newest_values(
+    db: AsyncSession, line: str, *conditions: ColumnElement[bool]
+) -> tuple[float | None, Values, list[str]]:
+    """Return the time of the newest rows, the last value of each metric in them, and the alarms."""
+    columns = RunMetrics.at, cast_in_sql(RunMetrics.metrics, Text)
+    query = select(*columns).where(RunMetrics.line == line, *conditions)
+    rows = (await db.execute(query.order_by(*NEWEST_FIRST).limit(LAST_ROWS))).all()
     texts = [text for _, text in reversed(rows)]
     last, alarms = await compute(sum(map(len, texts)), _together, texts)
-    return Summary(await count(db, line), max((at for at, _ in rows), default=None), last, alarms)
+    return max((at for at, _ in rows), default=None), last, alarms
 
 
 def _together(texts: Iterable[str]) -> tuple[Values, list[str]]:
@@ -120,12 +128,7 @@ def _together(texts: Iterable[str]) -> tuple[Values, list[str]]:
 
 async def at_save(db: AsyncSession, line: str, seq_id: int) -> Values:
     """Return the newest value of each metric when a request's turn came."""
-    rows = select(cast_in_sql(RunMetrics.metrics, Text)).where(
-        RunMetrics.line == line, RunMetrics.seq_id <= seq_id
-    )
-    newest = rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(LAST_ROWS)
-    texts = list(await db.scalars(newest))[::-1]
-    last, _ = await compute(sum(map(len, texts)), _together, texts)
+    _, last, _ = await _newest_values(db, line, RunMetrics.seq_id <= seq_id)
     return last
 
 
@@ -158,7 +161,7 @@ async def forget(db: AsyncSession, before: float, thin_before: float) -> None:
 def _newest(column: Column, *conditions: ColumnElement[bool]) -> ScalarSelect[Any]:
     """Select what the newest row of a model's run has there, without reading the others."""
     rows = select(column).where(RunMetrics.line == ModelRow.id, *conditions)
-    return rows.order_by(RunMetrics.seq_id.desc(), RunMetrics.number.desc()).limit(1).scalar_subquery()
+    return rows.order_by(*NEWEST_FIRST).limit(1).scalar_subquery()
 
 
 def newest_at() -> ScalarSelect[Any]:
@@ -179,8 +182,7 @@ async def _thin(db: AsyncSession, line: str) -> None:
     stride = _stride(len(numbers))
     await db.execute(update(RunMetrics), numbers[::-1][::stride])
     ended = func.sum(case((RunMetrics.kind == OPTIM_STEP, 1), else_=0))  # steps from a row's own to the last
-    newest_first = RunMetrics.seq_id.desc(), RunMetrics.number.desc()
-    rows = select(RunMetrics.number, ended.over(order_by=newest_first).label("place"))
+    rows = select(RunMetrics.number, ended.over(order_by=NEWEST_FIRST).label("place"))
     await _leave_each(db, rows.where(RunMetrics.line == line, ~IS_LOGGED), stride)
     are_logged = RunMetrics.line == line, IS_LOGGED
     logged = await db.scalar(select(func.count(RunMetrics.step.distinct())).where(*are_logged)) or 0

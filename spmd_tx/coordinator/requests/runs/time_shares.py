@@ -92,10 +92,7 @@ def slices(
 
 def total(slices: Sequence[TimeSlice]) -> dict[Cause, float]:
     """Add up the seconds of each cause."""
-    totals: dict[Cause, float] = {}
-    for cause in CAUSES:
-        totals[cause] = sum(each.seconds[cause] for each in slices)
-    return totals
+    return {cause: sum(each.seconds[cause] for each in slices) for cause in CAUSES}
 
 
 def largest_first(seconds: Mapping[Cause, float]) -> list[Cause]:

@@ -1,6 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator.requests.runs.run_health import EndedRun, OpenRun, of_ended, of_open, without_loss
+from spmd_tx.coordinator.requests.runs.run_health import OpenRun, of_ended, of_open, without_loss
 
 AT_WORK = OpenRun(
     unheard=3.0, idle=60.0, workers=None, is_waiting=False, has_requests=True, reason=None, failed=0
@@ -36,18 +36,18 @@ def test_an_open_run_says_what_it_waits_for(run, state, words):
 @pytest.mark.parametrize(
     ("run", "state", "reason"),
     [
-        (EndedRun("success", None, "its client finished: success"), "finished", None),
-        (EndedRun("errored", "KeyError: 'x'", "its client finished: errored"), "errored", "KeyError: 'x'"),
-        (EndedRun("interrupted", None, "its client finished: interrupted"), "interrupted", None),
+        (("success", None, "its client finished: success"), "finished", None),
+        (("errored", "KeyError: 'x'", "its client finished: errored"), "errored", "KeyError: 'x'"),
+        (("interrupted", None, "its client finished: interrupted"), "interrupted", None),
         (
-            EndedRun(None, None, "its client was silent for 1800 seconds"),
+            (None, None, "its client was silent for 1800 seconds"),
             "interrupted",
             "its client was silent for 1800 seconds",
         ),
     ],
 )
 def test_a_run_that_has_ended_says_how(run, state, reason):
-    found = of_ended(run)
+    found = of_ended(*run)
     assert (found.state, found.reason) == (state, reason)
 
 
