@@ -205,7 +205,7 @@ class _Reader:
             beside = await sample_log.neighbours(db, logged)
         # The request itself comes first, then what is near: time may end before all are read.
         nearest = sorted(beside, key=lambda each: abs(each.row.number - logged.row.number))
-        bodies = await self._samples.read_alike([*map(sample_log.stored, nearest)], WHOLE)
+        bodies = await self._samples.read([*map(sample_log.stored, nearest)], WHOLE, alike=True)
         body = bodies[0]
         if body is None:
             raise not_kept(request_id)

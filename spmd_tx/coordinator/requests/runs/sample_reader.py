@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -38,19 +38,12 @@ READ = {False: sample_bodies.read_some, True: sample_bodies.read_alike}  # by wh
 _HERE = "spmd_tx.coordinator.requests.runs.sample_reader"
 
 
-class SamplePlaces(NamedTuple):
-    """Says where bodies and the model's text are."""
-
-    payloads: Path
-    model: Path
-
-
 class SampleReader:
     """Reads the bodies of sample requests. It ends after some seconds, and has read one at least."""
 
-    def __init__(self, places: SamplePlaces, text: LazyModelText, bounds: Bounds) -> None:
-        self._places = places
-        self._text = text
+    def __init__(self, payloads: Path, model: Path, text: LazyModelText, bounds: Bounds) -> None:
+        """``payloads`` is where bodies are, ``model`` where the files of ``text`` are."""
+        self._payloads, self._model, self._text = payloads, model, text
         self._seconds = bounds.search_seconds
         self._child = LastingChild(Allowance(bounds.text_seconds, bounds.text_memory_bytes), IDLE_SECONDS)
         self._is_free = asyncio.Lock()
@@ -59,19 +52,12 @@ class SampleReader:
         """End the child process. No call may be at work."""
         await self._child.close()
 
-    async def read(self, stored: Sequence[StoredSample], size: ShownSize) -> list[SampleBody | None]:
-        """Return what the first of these requests hold. Raises InvalidRequest."""
-        return await self._read(stored, size, alike=False)
-
-    async def read_alike(self, stored: Sequence[StoredSample], size: ShownSize) -> list[SampleBody | None]:
-        """Return those of these requests that have the prompt of the first. Raises InvalidRequest."""
-        return await self._read(stored, size, alike=True)
-
-    async def _read(
-        self, stored: Sequence[StoredSample], size: ShownSize, *, alike: bool
+    async def read(
+        self, stored: Sequence[StoredSample], size: ShownSize, *, alike: bool = False
     ) -> list[SampleBody | None]:
+        """Return what the first of these hold, or those ``alike`` to the first. Raises InvalidRequest."""
         if _is_short(stored):
-            return await asyncio.to_thread(READ[alike], self._places.payloads, stored, size, self._seconds)
+            return await asyncio.to_thread(READ[alike], self._payloads, stored, size, self._seconds)
         arguments = {"stored": stored, "size": size, "seconds": self._seconds, "alike": alike}
         return msgspec.convert(await self._outside("read_outside", arguments), list[SampleBody | None])
 
@@ -81,14 +67,13 @@ class SampleReader:
         """Return which of these requests are wanted. Raises InvalidRequest."""
         search = Search(wanted, most, size, self._seconds)
         if _is_short(stored):
-            tokenizer = (await self._text.get()).tokenizer
-            decode = partial(token_texts.texts, tokenizer)
-            return await asyncio.to_thread(search.run, self._places.payloads, stored, decode)
-        arguments = {"stored": stored, "search": search, "model": str(self._places.model)}
+            decode = partial(token_texts.texts, (await self._text.get()).tokenizer)
+            return await asyncio.to_thread(search.run, self._payloads, stored, decode)
+        arguments = {"stored": stored, "search": search, "model": str(self._model)}
         return Searched(*await self._outside("search_outside", arguments))
 
     async def _outside(self, function: str, arguments: dict[str, object]) -> Any:
-        arguments["payloads"] = str(self._places.payloads)
+        arguments["payloads"] = str(self._payloads)
         try:
             async with self._is_free:
                 return await self._child.call(f"{_HERE}:{function}", arguments)
@@ -108,8 +93,9 @@ class SampleReaders:
     def of(self, base: ServedBase) -> SampleReader:
         reader = self._readers.get(base.key)
         if reader is None:
-            places = SamplePlaces(self._payloads, base.model.directory)
-            reader = self._readers[base.key] = SampleReader(places, base.model.text, self._bounds)
+            model = base.model
+            reader = SampleReader(self._payloads, model.directory, model.text, self._bounds)
+            self._readers[base.key] = reader
         return reader
 
     async def close(self) -> None:
@@ -126,21 +112,12 @@ def read_outside(
     payloads: str, stored: list[Any], size: Any, seconds: float, alike: bool
 ) -> list[SampleBody | None]:
     """Read bodies in a child process."""
-    return READ[alike](Path(payloads), _stored(stored), _size(size), seconds)
+    samples = msgspec.convert(stored, list[StoredSample])
+    return READ[alike](Path(payloads), samples, msgspec.convert(size, ShownSize), seconds)
 
 
 def search_outside(payloads: str, model: str, stored: list[Any], search: Any) -> Searched:
     """Search bodies in a child process."""
-    tokenizer = lasting_model_text(model).tokenizer
-    return msgspec.convert(search, Search).run(
-        Path(payloads), _stored(stored), partial(token_texts.texts, tokenizer)
-    )
-
-
-def _stored(values: list[Any]) -> list[StoredSample]:
-    """Read what the messages between processes have made of it."""
-    return msgspec.convert(values, list[StoredSample])
-
-
-def _size(values: Any) -> ShownSize:
-    return msgspec.convert(values, ShownSize)
+    samples = msgspec.convert(stored, list[StoredSample])
+    decode = partial(token_texts.texts, lasting_model_text(model).tokenizer)
+    return msgspec.convert(search, Search).run(Path(payloads), samples, decode)

@@ -7,7 +7,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.coordinator.requests.payload_files import PayloadFiles
 from spmd_tx.coordinator.requests.runs import sample_reader
 from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize, StoredSample, WantedSamples
-from spmd_tx.coordinator.requests.runs.sample_reader import SamplePlaces, SampleReader
+from spmd_tx.coordinator.requests.runs.sample_reader import SampleReader
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, encode_sample_response
 from spmd_tx.errors import InvalidRequest
@@ -27,7 +27,7 @@ def payloads(tmp_path):
 async def reader(tmp_path, payloads):
     model = tiny_served_model(tmp_path / "model").directory
     text = LazyModelText(partial(load_model_text, model))
-    reader = SampleReader(SamplePlaces(tmp_path / "payloads", model), text, Bounds(search_seconds=60.0))
+    reader = SampleReader(tmp_path / "payloads", model, text, Bounds(search_seconds=60.0))
     yield reader
     await reader.close()
 
@@ -74,7 +74,7 @@ async def test_a_child_process_reads_and_finds_the_same_as_a_thread(reader, stor
 async def test_what_is_alike_shares_a_prompt_and_the_number_of_answers(reader, stored, monkeypatch, most):
     monkeypatch.setattr(sample_reader, "SHORT_BYTES", most)
     first, _, other = stored
-    bodies = await reader.read_alike([first, other, *[first] * 9], ALL)
+    bodies = await reader.read([first, other, *[first] * 9], ALL, alike=True)
     answers = [None if body is None else (len(body.answers), body.num_answers) for body in bodies]
     assert answers == [(1, 1), None, *[(1, 1)] * 7, *[(0, 1)] * 2]
     assert [body.prompt.length > 0 for body in bodies if body is not None] == [True, *[False] * 9]
