@@ -11,6 +11,7 @@ import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,9 @@ from spmd_tx.coordinator.runtime.shared_children import OutsideCall
 from spmd_tx.coordinator.runtime.threads import SMALL_BYTES, compute
 from spmd_tx.coordinator.text.model_text import LazyModelText, ModelText
 from spmd_tx.coordinator.text.prompt_texts import PromptTexts, lasting_model_text
+from spmd_tx.coordinator.text.turn_reading import end_of_prompt
 from spmd_tx.errors import ForeignCodeFailed, InvalidRequest
 
-TAIL = 64  # tokens of a prompt, which show what a reply begins in
 KEPT = 64  # compiled grammars
 SILENT = 0  # of llguidance's levels of logging
 # Some 2 kB each; more than that would be built up by a token's mask, over many tokens.
@@ -39,10 +40,6 @@ MOST_SECONDS = 1.0  # of processor time, for one grammar
 TRIAL_STACK = 1 << 20  # bytes; threads have 2 MiB at least, so that what fits there fits here
 
 _HERE = "spmd_tx.coordinator.grammar.compiler"
-
-
-def _limits() -> LLParserLimits:
-    return LLParserLimits(max_lexer_states=LEXER_STATES, max_items_in_row=ROW_ITEMS, verbose_errors=False)
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,9 @@ class Grammars:
         if constraint.is_empty:
             return None
         tokenizer, text = await self._tokenizer(), await self._text.get()
-        begun = text.tokenizer.decode(prompt[-TAIL:], skip_special_tokens=False)
         added = text.tokenizer.get_added_tokens_decoder()
         special = {each.content: id for id, each in added.items() if tokenizer.is_special_token(id)}
-        start = AnswerStart(text.reply_format, begun, special)
+        start = AnswerStart(text.reply_format, end_of_prompt(text, prompt), special)
         try:
             grammar = answer_grammar(constraint, conversation, start)
         except RecursionError:
@@ -148,7 +144,8 @@ def _read_tokenizer(text: ModelText, vocab_size: int) -> LLTokenizer:
 def compile_source(tokenizer: LLTokenizer, source: str) -> LLMatcher:
     """Compile a grammar. Raises InvalidRequest."""
     grammar = LLMatcher.grammar_from_lark(source)
-    matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=_limits())
+    limits = LLParserLimits(max_lexer_states=LEXER_STATES, max_items_in_row=ROW_ITEMS, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, grammar, log_level=SILENT, limits=limits)
     begun = matcher.deep_copy()  # what is too much for the first token is known here, and not in the loop
     begun.consume_tokens(begun.compute_ff_tokens())
     begun.compute_bitmask()
@@ -160,13 +157,8 @@ def compile_source(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 def try_outside(source: str, directory: str, vocab_size: int) -> None:
     """Compile a grammar in a child process, which ends if that takes too much. Raises InvalidRequest."""
     tokenizer = _lasting_tokenizer(directory, vocab_size)
-    refusals = list[InvalidRequest]()
-    trial = threading.Thread(target=_note_refusal, args=(tokenizer, source, refusals))
-    with _limited():
-        trial.start()
-        trial.join()
-    if refusals:
-        raise refusals[0]
+    with _limited(), ThreadPoolExecutor(1) as trial:
+        trial.submit(compile_source, tokenizer, source).result()
 
 
 @contextmanager
@@ -187,13 +179,6 @@ def _limited() -> Iterator[None]:
 def be_ready(directory: str, vocab_size: int) -> None:
     """Read what the next trial needs, in a child process."""
     _lasting_tokenizer(directory, vocab_size)
-
-
-def _note_refusal(tokenizer: LLTokenizer, source: str, refusals: list[InvalidRequest]) -> None:
-    try:
-        compile_source(tokenizer, source)
-    except InvalidRequest as refusal:
-        refusals.append(refusal)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from tokenizers import Tokenizer
 
 from spmd_tx.bounds import Bounds
@@ -60,14 +59,14 @@ class PromptTexts:
         ready = OutsideCall(f"{_HERE}:be_ready", {"directory": self.directory})
         return await self._children.call(call, preparation or ready)
 
-    async def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize prompts as the tokenizer does by default. Raises InvalidRequest."""
+    async def tokens(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
+        """Tokenize prompts, with the ``special_tokens`` that the tokenizer adds. Raises InvalidRequest."""
         if not texts:
             return []
         model = await self._text.get()
         if self._check_sizes(texts, model) <= SHORT_BYTES:
-            return await asyncio.to_thread(tokenize, model.tokenizer, texts, True)
-        return await self._outside("tokenize_outside", texts=list(texts))
+            return await asyncio.to_thread(tokenize, model.tokenizer, texts, special_tokens)
+        return await self._outside("tokenize_outside", texts=list(texts), special_tokens=special_tokens)
 
     async def of_conversation(
         self, messages: Sequence[TemplateMessage], options: Mapping[str, Any]
@@ -81,10 +80,7 @@ class PromptTexts:
         most = self._bounds.prompt_text_bytes, self._bounds.text_seconds
         model = await self._text.get()
         text = await asyncio.to_thread(model.template.render, messages, options, *most)
-        if self._check_sizes([text], model) <= SHORT_BYTES:
-            (tokens,) = await asyncio.to_thread(tokenize, model.tokenizer, [text], False)
-        else:
-            (tokens,) = await self._outside("tokenize_outside", texts=[text], special_tokens=False)
+        (tokens,) = await self.tokens([text], special_tokens=False)
         return tokens
 
     async def behind_turn(
@@ -97,14 +93,8 @@ class PromptTexts:
             tokens = await self._outside("behind_turn_outside", conversation=conversation.decode())
             return TailTokens(tokens[0], bool(tokens[1][0])) if tokens else None
         model = await self._text.get()
-        return await asyncio.to_thread(
-            behind_turn,
-            model,
-            turns,
-            options,
-            end,
-            (self._bounds.prompt_text_bytes, self._bounds.text_seconds),
-        )
+        most = self._bounds.prompt_text_bytes, self._bounds.text_seconds
+        return await asyncio.to_thread(behind_turn, model, turns, options, end, most)
 
     async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Return the text of each sequence, with special tokens. Raises InvalidRequest."""
@@ -163,7 +153,7 @@ class PromptTexts:
                 f"the text of the prompt could not be tokenized within {bounds.text_seconds:g} s "
                 f"and {show_size(bounds.text_memory_bytes)}; shorten it, or send tokens"
             ) from error
-        return [np.frombuffer(ids, np.int32).tolist() for ids in result]
+        return token_texts.unpack(result)
 
 
 def behind_turn(
@@ -204,12 +194,12 @@ def tokenize_outside(
 ) -> list[bytes]:
     """Tokenize texts in a child process; returns the tokens of each, int32."""
     tokenizer = lasting_model_text(directory).tokenizer
-    packed = []
+    packed = list[bytes]()
     for text in texts:
         (tokens,) = tokenize(tokenizer, [text], special_tokens)
         if len(tokens) > most_tokens:
             raise PromptTooLong.by(len(tokens), most_tokens)
-        packed.append(np.asarray(tokens, np.int32).tobytes())
+        packed += token_texts.pack([tokens])
     return packed
 
 
@@ -244,7 +234,7 @@ def behind_turn_outside(
         return []
     if len(found.tokens) > most_tokens:
         raise PromptTooLong.by(len(found.tokens), most_tokens)
-    return [np.asarray(each, np.int32).tobytes() for each in (found.tokens, [int(found.drops_stop)])]
+    return token_texts.pack([found.tokens, [int(found.drops_stop)]])
 
 
 def _size(text: str, enough: int) -> int:

@@ -27,6 +27,7 @@ from spmd_tx.coordinator.text.image_pads import with_images
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.text.replies import reply_reader
 from spmd_tx.coordinator.text.template_probe import TemplateTraits
+from spmd_tx.coordinator.text.turn_reading import end_of_prompt
 from spmd_tx.coordinator.wire.sampling import ImageRef, SampleRequest
 from spmd_tx.errors import InvalidRequest, WrongField
 
@@ -34,7 +35,6 @@ OWN_READING = (
     "send them to chat/completions as chat_template_kwargs.tools, and read the calls in the text of the "
     "answer"
 )
-TAIL = 64  # tokens of a prompt, which show what a reply begins in
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class ChatPrompt:
         tokenizer, format = self.text.tokenizer, self.text.reply_format
         if format is None:
             return ChoiceProgress(index, SampleText(tokenizer, self.stops), False)
-        begun = tokenizer.decode(self.tokens[-TAIL:], skip_special_tokens=False)
-        reader = reply_reader(format, begun, self.conversation.known_tools)
+        reader = reply_reader(format, end_of_prompt(self.text, self.tokens), self.conversation.known_tools)
         most_calls = None if self.conversation.has_parallel_calls else 1
         reply = ReplyProgress(reader, partial(call_id, request_id, index), most_calls)
         text = SampleText(tokenizer, self.stops, shows_special_tokens=True)
