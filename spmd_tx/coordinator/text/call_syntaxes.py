@@ -1,7 +1,7 @@
 """How families of models write tool calls: the markers around a call, and how its inside is read. Pure.
 
-Readers raise ValueError or RecursionError at a call that is none. No pattern has an unbounded repetition of
-blanks, which a model may write by the thousand.
+Readers raise ValueError or RecursionError at a call that is none. No pattern goes back over blanks, which a
+model may write by the thousand.
 """
 
 import re
@@ -75,7 +75,7 @@ def _read_json(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     return [json_call(inside)]
 
 
-_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>\n?")
+_PARAMETER = re.compile(r"[ \t\r\n]*+<parameter=([^<>\n]{1,256})>\n?")
 _PARAMETER_END = re.compile(r"\n?</parameter>[ \t\r\n]{0,4}(?=<parameter=|</function>)")
 
 
@@ -88,41 +88,25 @@ def _read_parameters(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     head, _, rest = text.removeprefix("<function=").partition(">")
     if not text.startswith("<function="):
         raise ValueError("a call without its function")
-    name, values, at = call_name(head), dict[str, str](), len(text) - len(rest)
-    while True:
-        at = _skip_blanks(text, at)
-        begin = _PARAMETER.match(text, at)
-        if begin is None:
-            break
-        end = _PARAMETER_END.search(text, begin.end())
-        if end is None:
-            raise ValueError("a parameter without its end")
-        values[begin[1].strip(BLANKS)] = text[begin.end() : end.start()]
-        at = end.end()
-    if text[at:] != "</function>":
+    name = call_name(head)
+    values, at = _read_values(text, len(text) - len(rest), _PARAMETER, _PARAMETER_END)
+    if text[at:].lstrip(BLANKS) != "</function>":
         raise ValueError("a function without its end")
     return [ReplyCall(name, _written_arguments(values, schemas.get(name, {})))]
 
 
+_KEY = re.compile(r"<arg_key>((?:(?!</arg_key>).)*+)</arg_key>[ \t\r\n]*+<arg_value>", re.DOTALL)
 _VALUE_END = re.compile(r"</arg_value>[ \t\r\n]{0,4}(?=<arg_key>|\Z)")
 
 
 def _read_keys(inside: str, schemas: Schemas) -> Sequence[ReplyCall]:
     """Read ``N<arg_key>K</arg_key><arg_value>V</arg_value>``. A value is all that its markers enclose."""
     text = inside.strip(BLANKS)
-    head, opener, _ = text.partition("<arg_key>")
-    name, values, at = call_name(head), dict[str, str](), len(head)
-    while at < len(text):
-        key_end = text.index("</arg_key>", at)
-        begin = text.index("<arg_value>", key_end)
-        if text[at : at + len(opener)] != opener or text[key_end + len("</arg_key>") : begin].strip(BLANKS):
-            raise ValueError("text between the arguments")
-        begin += len("<arg_value>")
-        end = _VALUE_END.search(text, begin)
-        if end is None:
-            raise ValueError("a value without its end")
-        values[text[at + len(opener) : key_end].strip(BLANKS)] = text[begin : end.start()]
-        at = end.end()
+    head, _, _ = text.partition("<arg_key>")
+    name = call_name(head)
+    values, at = _read_values(text, len(head), _KEY, _VALUE_END)
+    if at < len(text):
+        raise ValueError("text between the arguments")
     return [ReplyCall(name, _written_arguments(values, schemas.get(name, {})))]
 
 
@@ -136,10 +120,18 @@ def _written_arguments(values: Mapping[str, str], schema: Mapping[str, Any]) -> 
     return f"{{{','.join(written)}}}"
 
 
-def _skip_blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at] in BLANKS:
-        at += 1
-    return at
+def _read_values(
+    text: str, at: int, begin: re.Pattern[str], end: re.Pattern[str]
+) -> tuple[dict[str, str], int]:
+    """Read the values that patterns enclose, by their names, and return where they end."""
+    values = dict[str, str]()
+    while opener := begin.match(text, at):
+        closer = end.search(text, opener.end())
+        if closer is None:
+            raise ValueError("a value without its end")
+        values[opener[1].strip(BLANKS)] = text[opener.end() : closer.start()]
+        at = closer.end()
+    return values, at
 
 
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"

@@ -6,7 +6,6 @@ names neither is content, with its header.
 """
 
 import re
-from dataclasses import dataclass
 from enum import Enum, auto
 
 from spmd_tx.coordinator.text.call_syntaxes import Schemas, call_name, json_arguments
@@ -38,22 +37,16 @@ class _Region(Enum):
     CALL = auto()
 
 
-@dataclass(frozen=True)
-class _Header:
-    channel: str = ""
-    recipient: str = ""  # of a call
-
-
-def _read_header(text: str) -> _Header:
-    """Read a header; an empty one for what is none."""
+def _read_header(text: str) -> tuple[str, str]:
+    """Return the channel and the recipient of a call that a header names; nothing for what is none."""
     if _HEADER_PARTS.sub("", text).strip(BLANKS):
-        return _Header()
+        return "", ""
     parts = list(_HEADER_PARTS.finditer(text))
     channels = [part["channel"] for part in parts if part["channel"]]
     recipients = [part["recipient"] for part in parts if part["recipient"]]
     if len(channels) > 1 or len(recipients) > 1:
-        return _Header()
-    return _Header("".join(channels), "".join(recipients))
+        return "", ""
+    return "".join(channels), "".join(recipients)
 
 
 class ChannelReader(ReplyReader):
@@ -99,16 +92,16 @@ class ChannelReader(ReplyReader):
                 self._end_message(ReplyStatus.BROKEN)
 
     def _begin_message(self) -> None:
-        header = _read_header("".join(self._held))
+        channel, recipient = _read_header("".join(self._held))
         self._held.append(MESSAGE)
-        if header.recipient and self._takes_calls:
-            self._recipient, self._region = header.recipient.removeprefix(FUNCTIONS), _Region.CALL
+        if recipient and self._takes_calls:
+            self._recipient, self._region = recipient.removeprefix(FUNCTIONS), _Region.CALL
             return
         self._region = _Region.TEXT
-        self._begin_text(Reasoning if header.channel == "analysis" else ReplyContent)
-        if header.recipient or not header.channel:
+        self._begin_text(Reasoning if channel == "analysis" else ReplyContent)
+        if recipient or not channel:
             self._write(self._kind, "".join(self._held))
-        if not header.recipient and not header.channel:
+        if not recipient and not channel:
             self._note(ReplyStatus.BROKEN)
         self._held = []
 
