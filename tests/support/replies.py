@@ -3,7 +3,7 @@
 import random
 from itertools import pairwise
 
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Tool
 from spmd_tx.coordinator.text.replies import reply_reader
 from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent
 

@@ -11,6 +11,7 @@ from spmd_tx.coordinator.conversation.messages import (
     Conversation,
     Fields,
     Message,
+    Tool,
     ToolCall,
     in_order_of_calls,
     shown,
@@ -22,7 +23,6 @@ from spmd_tx.coordinator.conversation.reading import (
     image_of_url,
     joined,
 )
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest, WrongField
 
 # They mark what a provider's cache should keep; prefixes are always cached here.

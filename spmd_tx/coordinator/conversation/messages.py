@@ -1,11 +1,10 @@
-"""What a conversation consists of: messages, tool calls and their results, in no dialect. Pure."""
+"""What a conversation consists of: messages, tools, their calls and results, in no dialect. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import InvalidRequest
 
 SYSTEM, DEVELOPER, USER, ASSISTANT, TOOL = "system", "developer", "user", "assistant", "tool"
@@ -16,6 +15,15 @@ Fields = Mapping[str, Any]  # of a JSON object in a request
 OpenSeal = Callable[[str], str | None]  # returns the id of the turn that a client's seal names
 
 MOST_SHOWN, MOST_CHARACTERS = 8, 80  # ids, and characters of a value, in a message about it
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Describes a function of the client."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]  # the JSON schema of its arguments
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from spmd_tx.coordinator.conversation.messages import (
     Fields,
     Message,
     OpenSeal,
+    Tool,
     ToolCall,
     in_order_of_calls,
     shown,
 )
 from spmd_tx.coordinator.conversation.messages_tools import OfferedTool
 from spmd_tx.coordinator.conversation.reading import ImageData, joined, refuse, text_of
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
 CALL_ID, TOOL_USE_ID = "call_", "toolu_"  # what ids of calls begin with, here and in this dialect

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spmd_tx.coordinator.conversation.messages import Fields, shown
+from spmd_tx.coordinator.conversation.messages import Fields, Tool, shown
 from spmd_tx.coordinator.conversation.reading import function_of, refuse
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
 CUSTOM = "custom"  # the type of tools that the client runs

@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from spmd_tx.coordinator.conversation.messages import Fields, MessageImage, shown
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Fields, MessageImage, Tool, shown
 from spmd_tx.errors import WrongField
 
 

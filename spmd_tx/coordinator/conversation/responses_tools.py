@@ -3,9 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spmd_tx.coordinator.conversation.messages import Fields
+from spmd_tx.coordinator.conversation.messages import Fields, Tool
 from spmd_tx.coordinator.conversation.reading import function_of
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.errors import WrongField
 
 FUNCTION, NAMESPACE = "function", "namespace"

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from llguidance import regex_to_lark
 
-from spmd_tx.coordinator.conversation.messages import Conversation
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Conversation, Tool
 from spmd_tx.coordinator.grammar.call_grammars import Rules, calls_of, literal
 from spmd_tx.coordinator.grammar.constraints import Constraint, JsonAnswer, TextPattern
 from spmd_tx.coordinator.grammar.refusals import check_optional

@@ -8,7 +8,7 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Tool
 from spmd_tx.coordinator.grammar.constraints import ANY_OBJECT, Schema
 from spmd_tx.coordinator.grammar.strict_schemas import enforceable
 from spmd_tx.coordinator.text import call_syntaxes

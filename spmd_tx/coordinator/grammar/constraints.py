@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spmd_tx.coordinator.conversation.messages import shown
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Tool, shown
 from spmd_tx.errors import WrongField
 
 Schema = Mapping[str, Any]

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts, LearnedFacts
 from spmd_tx.coordinator.runtime import clock
 from spmd_tx.coordinator.tenancy.spent import NO_USAGE, Usage
 from spmd_tx.coordinator.wire.fields import storable
@@ -97,6 +96,20 @@ class Request:
     seq_id: int  # place in the line; 0 is the model's creation
     session_id: str
     base: str | None = None  # key of the base model; None: the first one of the data directory
+
+
+class DrawnFacts(NamedTuple):
+    """Describes the answers of one sample request."""
+
+    prompt: int  # hash of its tokens
+    answers: int
+    cut_off: int  # answers that ended at their longest
+
+
+class LearnedFacts(NamedTuple):
+    """Holds the advantages that a training request gave to samples, as its provenance spans name them."""
+
+    advantages: Mapping[str, Mapping[int, float]]  # by request and place; the mean over tokens that count
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from spmd_tx.coordinator.grammar.compiler import CompiledGrammar
 from spmd_tx.coordinator.grammar.guide import Guide
 from spmd_tx.coordinator.images.pool import ImagePool
 from spmd_tx.coordinator.images.seen import SeenImages
-from spmd_tx.coordinator.requests.records import Finished
-from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts
+from spmd_tx.coordinator.requests.records import DrawnFacts, Finished
 from spmd_tx.coordinator.requests.sample_notes import ROUTING, STABILITY
 from spmd_tx.coordinator.sampling import routing_notes, stability_notes
 from spmd_tx.coordinator.sampling.bank import VersionKey

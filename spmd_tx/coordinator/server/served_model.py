@@ -10,7 +10,6 @@ from pathlib import Path
 from spmd_tx.config import ServerConfig
 from spmd_tx.coordinator.agent.base_model import find_config, find_model, fingerprint
 from spmd_tx.coordinator.bases.served_base import BaseHistory
-from spmd_tx.coordinator.images.processor_file import find_processor
 from spmd_tx.coordinator.server.base_records import keep_records
 from spmd_tx.coordinator.server.expert_lora import with_expert_lora
 from spmd_tx.coordinator.server.preflight import check_mesh, check_sight, context_length
@@ -18,7 +17,7 @@ from spmd_tx.coordinator.server.same_model import NumericChanges, check_same_mod
 from spmd_tx.coordinator.text.model_text import LazyModelText, load_model_text
 from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.errors import StartError, UnreadableModel
-from spmd_tx.images.processor import ImageProcessor
+from spmd_tx.images.processor import FILES, ImageProcessor, read_processor
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.model import Model
 from spmd_tx.options import AUTO
@@ -74,7 +73,13 @@ def _processor(config: ServerConfig, model: Model, directory: Path) -> ImageProc
     if model.tower is None or config.image_tokens == 0:
         return None
     try:
-        return find_processor(directory)
+        path = next((path for name in FILES if (path := directory / name).is_file()), None)
+        if path is None:
+            raise StartError(
+                f"{directory} has no {FILES[0]}, which says how images are prepared; fetch the model again, "
+                "with it"
+            )
+        return read_processor(path.read_bytes(), str(path))
     except StartError as problem:
         if config.image_tokens != AUTO:
             raise

@@ -8,7 +8,7 @@ each family, and a reader of what they enclose, take less code than bending that
 
 from collections.abc import Sequence
 
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Tool
 from spmd_tx.coordinator.text.bare_calls import BareCallReader
 from spmd_tx.coordinator.text.channel_replies import ChannelReader
 from spmd_tx.coordinator.text.marked_replies import MarkedReader

@@ -14,9 +14,9 @@ from spmd_tx.coordinator.conversation.messages import (
     TOOL,
     USER,
     Message,
+    Tool,
     ToolCall,
 )
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.text.conversation import CALLS, FUNCTION
 from spmd_tx.coordinator.text.template_probe import CallIds, TemplateTraits
 from spmd_tx.errors import InvalidRequest

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spmd_tx.coordinator.conversation.call_ids import call_id
-from spmd_tx.coordinator.conversation.messages import ASSISTANT, Message, ToolCall
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import ASSISTANT, Message, Tool, ToolCall
 from spmd_tx.coordinator.text.model_text import ModelText
 from spmd_tx.coordinator.text.replies import reply_reader
 from spmd_tx.coordinator.text.reply_events import Reasoning, ReplyCall, ReplyContent, ReplyStatus

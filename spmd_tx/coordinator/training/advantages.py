@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
+from spmd_tx.coordinator.requests.records import LearnedFacts
 from spmd_tx.coordinator.requests.sample_notes import SEQUENCE_ID
 from spmd_tx.coordinator.wire.training_protobuf import Datum
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from spmd_tx.coordinator.images.prepared import ImageKey
 from spmd_tx.coordinator.images.seen import SeenImage, SeenImages
-from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
+from spmd_tx.coordinator.requests.records import LearnedFacts
 from spmd_tx.coordinator.sampling.routing_notes import ROUTER_CHOOSES
 from spmd_tx.coordinator.training.advantages import advantages_of_samples
 from spmd_tx.coordinator.training.losses import LossSettings

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import zstandard
 
-from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, Tool, ToolCall
 from spmd_tx.coordinator.wire.sampling_protobuf import SampledSequence, SampledSequences
 from spmd_tx.errors import UNREADABLE, DamagedBody
 

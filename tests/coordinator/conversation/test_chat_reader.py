@@ -1,8 +1,7 @@
 import pytest
 
 from spmd_tx.coordinator.conversation.chat_reader import read_conversation
-from spmd_tx.coordinator.conversation.messages import Message, MessageImage, ToolCall
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Message, MessageImage, Tool, ToolCall
 from spmd_tx.errors import InvalidRequest
 
 USER = {"role": "user", "content": "hi"}

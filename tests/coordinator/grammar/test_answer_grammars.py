@@ -8,8 +8,7 @@ import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
-from spmd_tx.coordinator.conversation.messages import Conversation
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Conversation, Tool
 from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_grammar
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar, compile_source
 from spmd_tx.coordinator.grammar.constraints import ANY_CALL, Constraint

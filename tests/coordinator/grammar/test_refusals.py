@@ -1,7 +1,6 @@
 import pytest
 
-from spmd_tx.coordinator.conversation.messages import Conversation
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Conversation, Tool
 from spmd_tx.coordinator.grammar.answer_grammars import AnswerStart, answer_grammar
 from spmd_tx.coordinator.grammar.compiler import CompiledGrammar, compile_source
 from spmd_tx.coordinator.grammar.constraints import ANY_CALL, Constraint, JsonAnswer, TextPattern

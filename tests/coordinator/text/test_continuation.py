@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Message, Tool, ToolCall
 from spmd_tx.coordinator.conversation.turns import SampledTurn
 from spmd_tx.coordinator.text import continuation
 from spmd_tx.coordinator.text.chat_template import ChatTemplate, RenderedParts

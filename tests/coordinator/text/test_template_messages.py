@@ -3,8 +3,7 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from spmd_tx.coordinator.conversation.messages import Message, ToolCall
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Message, Tool, ToolCall
 from spmd_tx.coordinator.text.chat_template import ChatTemplate
 from spmd_tx.coordinator.text.template_messages import template_messages, template_tools
 from spmd_tx.coordinator.text.template_probe import probe

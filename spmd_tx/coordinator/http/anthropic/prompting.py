@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spmd_tx.coordinator.bases.served_base import ServedBase
-from spmd_tx.coordinator.conversation.messages import Conversation, OpenSeal, shown
+from spmd_tx.coordinator.conversation.messages import Conversation, OpenSeal, Tool, shown
 from spmd_tx.coordinator.conversation.messages_reader import read_messages
 from spmd_tx.coordinator.conversation.messages_tools import read_tools
-from spmd_tx.coordinator.conversation.tools import Tool
 from spmd_tx.coordinator.grammar.constraints import (
     ANY_CALL,
     Constraint,

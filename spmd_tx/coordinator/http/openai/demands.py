@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spmd_tx.coordinator.conversation.messages import shown
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Tool, shown
 from spmd_tx.coordinator.grammar.constraints import (
     ANY_CALL,
     ANY_OBJECT,

@@ -12,8 +12,7 @@ from spmd_tx.bounds import Bounds
 from spmd_tx.byte_sizes import show_size
 from spmd_tx.coordinator.bases.served_base import ServedBase
 from spmd_tx.coordinator.conversation.call_ids import call_id
-from spmd_tx.coordinator.conversation.messages import Conversation
-from spmd_tx.coordinator.conversation.tools import Tool
+from spmd_tx.coordinator.conversation.messages import Conversation, Tool
 from spmd_tx.coordinator.conversation.turn_tree import TurnTree
 from spmd_tx.coordinator.grammar.constraints import Constraint
 from spmd_tx.coordinator.http.text_generation.choices import ChoiceProgress

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.requests.records import Finished, Outcome, Request
-from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts, LearnedFacts
+from spmd_tx.coordinator.requests.records import DrawnFacts, Finished, LearnedFacts, Outcome, Request
 from spmd_tx.coordinator.runtime.threads import compute
 from spmd_tx.coordinator.wire.training import SaveWeightsForSamplerResult
 

@@ -4,8 +4,7 @@ import pytest
 from sqlalchemy import update
 
 from spmd_tx.coordinator.http.console import samples
-from spmd_tx.coordinator.requests.records import Finished, Request
-from spmd_tx.coordinator.requests.rollout_facts import LearnedFacts
+from spmd_tx.coordinator.requests.records import Finished, LearnedFacts, Request
 from spmd_tx.coordinator.requests.runs import sample_bodies, sample_log
 from spmd_tx.coordinator.requests.runs.sample_bodies import ShownSize
 from spmd_tx.coordinator.storage.tables import RequestRow, RunMetrics

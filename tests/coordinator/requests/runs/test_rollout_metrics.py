@@ -3,8 +3,7 @@ import asyncio
 import msgspec
 import pytest
 
-from spmd_tx.coordinator.requests.records import Failed, Finished, Request
-from spmd_tx.coordinator.requests.rollout_facts import DrawnFacts, LearnedFacts
+from spmd_tx.coordinator.requests.records import DrawnFacts, Failed, Finished, LearnedFacts, Request
 from spmd_tx.coordinator.requests.runs import rollout_metrics
 from spmd_tx.coordinator.requests.runs.rollout_metrics import (
     CUT_OFF,
