@@ -43,9 +43,11 @@ def list_requests(
     """List the requests that have no result yet, the oldest first."""
     from spmd_tx.coordinator.requests import overview
 
-    choice = overview.RequestFilter(owner, kind, with_finished, most)
     overviews, count = in_existing(
-        data_dir, database_url, lambda db: overview.listed(db, choice), only_reads=True
+        data_dir,
+        database_url,
+        lambda db: overview.listed(db, owner, kind, with_finished=with_finished, most=most),
+        only_reads=True,
     )
     if as_json:
         typer.echo(json.dumps([_facts(each) for each in overviews], indent=2))

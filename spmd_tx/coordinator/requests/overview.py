@@ -1,7 +1,6 @@
 """Lists, finds and gives up requests for an operator, also beside a running server."""
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select, update
@@ -39,29 +38,21 @@ class Overview(NamedTuple):
         return self.row.executed and self.row.kind in CHANGES_STATE
 
 
-@dataclass(frozen=True)
-class RequestFilter:
-    """Selects requests."""
-
-    owner: str | None = None
-    kind: str | None = None
-    with_finished: bool = False
-    most: int = 100
-
-
-async def listed(db: AsyncSession, choice: RequestFilter) -> tuple[list[Overview], int]:
+async def listed(
+    db: AsyncSession, owner: str | None, kind: str | None, *, with_finished: bool = False, most: int = 100
+) -> tuple[list[Overview], int]:
     """The oldest unfinished requests, or the newest of all; and how many there are without the bound."""
     conditions: list[ColumnElement[bool]] = []
-    if not choice.with_finished:
+    if not with_finished:
         conditions.append(RequestRow.finished_at.is_(None))
-    if choice.owner is not None:
-        conditions.append(SessionRow.owner == choice.owner)
-    if choice.kind is not None:
-        conditions.append(RequestRow.kind == choice.kind)
-    order = RequestRow.number.desc() if choice.with_finished else RequestRow.number
-    overviews = await _overviews(db, _with_owner().where(*conditions).order_by(order).limit(choice.most))
+    if owner is not None:
+        conditions.append(SessionRow.owner == owner)
+    if kind is not None:
+        conditions.append(RequestRow.kind == kind)
+    order = RequestRow.number.desc() if with_finished else RequestRow.number
+    overviews = await _overviews(db, _with_owner().where(*conditions).order_by(order).limit(most))
     count = select(func.count(RequestRow.number)).select_from(RequestRow)
-    if choice.owner is not None:
+    if owner is not None:
         count = count.outerjoin(SessionRow, SessionRow.id == RequestRow.session_id)
     return overviews, await db.scalar(count.where(*conditions)) or 0
 

@@ -80,7 +80,8 @@ class PromptMaker:
         if self.keeps_history:
             variables = await asyncio.to_thread(self._keeping, variables)
         try:
-            settings = await compute(size, self._settings, conversation, variables)
+            tools = [vars(tool) for tool in conversation.tools]
+            settings = await compute(size, settings_digest, [self.base, *tools], variables)
             place = await compute(size, tree.place, conversation.messages, settings)
         except RecursionError:
             raise InvalidRequest(
@@ -93,7 +94,10 @@ class PromptMaker:
         if behind is None:
             if place.parent is not None:
                 place = place.detached(BranchCause.REWRITTEN)
-            messages = await compute(size, self._whole, conversation)
+            traits, drops_reasoning = self.model.template_traits, self._drops_reasoning
+            messages = await compute(
+                size, template_messages, conversation.messages, traits, drops_reasoning=drops_reasoning
+            )
             behind = _Behind(await self.texts.of_conversation(messages, options), 0, 0)
         behind = behind._replace(tokens=self._widened(behind, place.messages[place.known :]))
         begun = await asyncio.to_thread(end_of_prompt, self.model, behind.tokens)
@@ -153,15 +157,6 @@ class PromptMaker:
         if not images or pad is None:
             return behind.tokens
         return [*behind.tokens[: behind.reused], *widened(behind.tokens[behind.reused :], pad, images)]
-
-    def _settings(self, conversation: Conversation, variables: Mapping[str, Any]) -> bytes:
-        tools = [vars(tool) for tool in conversation.tools]
-        return settings_digest([self.base, *tools], variables)
-
-    def _whole(self, conversation: Conversation) -> list[dict[str, Any]]:
-        return template_messages(
-            conversation.messages, self.model.template_traits, drops_reasoning=self._drops_reasoning
-        )
 
     @property
     def _drops_reasoning(self) -> bool:

@@ -89,7 +89,8 @@ def read_tiktoken(path: Path) -> RankVocabulary:
 
     Raises StartError if it belongs to a tokenizer that is not known.
     """
-    config = _config(path.with_name(CONFIG))
+    config_path = path.with_name(CONFIG)
+    config = json.loads(config_path.read_bytes()) if config_path.is_file() else {}
     name = config.get("tokenizer_class")
     if name not in WORDS:
         raise StartError(
@@ -109,10 +110,6 @@ def read_tiktoken(path: Path) -> RankVocabulary:
         for number in range(len(ranks), max(named, default=-1) + 1)
     }
     return RankVocabulary(_byte_level(ranks, 0, WORDS[name], specials), {})
-
-
-def _config(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes()) if path.is_file() else {}
 
 
 def _special(text: str) -> AddedToken:

@@ -2,8 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import takewhile
 
-from spmd_tx.coordinator.conversation.messages import Message
+from spmd_tx.coordinator.conversation.messages import ASSISTANT, Message
 from spmd_tx.coordinator.conversation.turn_tree import TurnTree
 from spmd_tx.coordinator.conversation.turns import SampledTurn, message_keys
 
@@ -24,12 +25,7 @@ class TurnMemory:
 
         Blocks for some milliseconds where they are long.
         """
-        begin = list[Message]()
-        for message in messages:
-            if message.role == "assistant":
-                break
-            begin.append(message)
-        keys = message_keys(begin)
+        keys = message_keys([*takewhile(lambda message: message.role != ASSISTANT, messages)])
         name = f"{owner}\n{base}\n{keys[-1].digest.hex() if keys else ''}"
         return self._trees.get(name) or TurnTree(name)
 

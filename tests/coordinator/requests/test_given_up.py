@@ -253,7 +253,7 @@ async def test_an_operator_looks_in_and_gives_up_beside_a_queue_that_writes(queu
     await finish(queue, ids[2])
 
     async def read(db):
-        return await overview.listed(db, overview.RequestFilter(owner=None, most=1))
+        return await overview.listed(db, None, None, most=1)
 
     async def write(db):
         return await overview.give_up(db, await overview.find(db, ids[1][:8]), WHY)

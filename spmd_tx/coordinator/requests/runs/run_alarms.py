@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
 
 HIGH_KL = 0.1  # nats, of a token
 LOW_ENTROPY = 0.01  # nats
@@ -11,13 +10,6 @@ LEAST_BEFORE = 4  # steps that say what is usual
 MOST_CHARACTERS = 60  # of a metric's name
 
 NORM = "unclipped_grad_l2:mean"
-
-
-class Alarm(NamedTuple):
-    """Finds a fault in the values of one metric, oldest first."""
-
-    metric: str
-    find: Callable[[Sequence[float]], str | None]
 
 
 def _high_kl(values: Sequence[float]) -> str | None:
@@ -45,11 +37,12 @@ def _large_norm(values: Sequence[float]) -> str | None:
     return f"the gradient's norm, {last:.3g}, is {last / usual:.0f} times as large as usual"
 
 
-ALARMS = (
-    Alarm("kl:mean", _high_kl),
-    Alarm("entropy:mean", _low_entropy),
-    Alarm(NORM, _large_norm),
-)
+# What finds a fault in the values of a metric, oldest first.
+ALARMS: dict[str, Callable[[Sequence[float]], str | None]] = {
+    "kl:mean": _high_kl,
+    "entropy:mean": _low_entropy,
+    NORM: _large_norm,
+}
 
 
 def alarms(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
@@ -57,7 +50,7 @@ def alarms(rows: Sequence[Mapping[str, float | None]]) -> list[str]:
     latest = {name: value for row in rows for name, value in row.items()}
     lost = sorted(name[:MOST_CHARACTERS] for name, value in latest.items() if value is None)
     found = [f"not finite: {', '.join(lost[:3])}{' and others' if len(lost) > 3 else ''}"] if lost else []
-    for metric, find in ALARMS:
+    for metric, find in ALARMS.items():
         values = [value for row in rows if (value := row.get(metric)) is not None]
         said = find(values) if values and latest[metric] is not None else None
         if said is not None:
