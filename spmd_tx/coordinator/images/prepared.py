@@ -4,6 +4,7 @@ import asyncio
 import logging
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -79,7 +80,7 @@ class PreparedImages:
         self._children = SharedChildren(allowance, CHILDREN, CHILDREN_OF_ONE)
         self._room = ByteBudget(PREPARED_BYTES)
         self._kept: ByteLru[PreparedImage] = ByteLru(PREPARED_BYTES)
-        self._locks: dict[ImageKey, tuple[asyncio.Lock, int]] = {}  # with the number of those who want it
+        self._locks: WeakValueDictionary[ImageKey, asyncio.Lock] = WeakValueDictionary()  # of wanted ones
 
     async def close(self) -> None:
         """End the child processes. No call may be at work."""
@@ -87,16 +88,9 @@ class PreparedImages:
 
     async def get(self, key: ImageKey, tokens: int) -> PreparedImage:
         """Return an image of so many tokens, which the log has. Raises InvalidRequest and DamagedBody."""
-        lock, users = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = lock, users + 1
-        try:
-            async with lock:  # several requests may want it at a time
-                kept = self._kept.get("/".join(key))
-                return kept or await self._prepare(key, tokens)
-        finally:
-            lock, users = self._locks.pop(key)
-            if users > 1:
-                self._locks[key] = lock, users - 1
+        async with self._locks.setdefault(key, asyncio.Lock()):  # several requests may want it at a time
+            kept = self._kept.get("/".join(key))
+            return kept or await self._prepare(key, tokens)
 
     async def _prepare(self, key: ImageKey, tokens: int) -> PreparedImage:
         size = tokens * self._processor.merge**2 * self._processor.patch_bytes

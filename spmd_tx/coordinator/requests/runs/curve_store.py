@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -33,7 +34,7 @@ class CurveStore:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._runs: OrderedDict[str, RunColumns] = OrderedDict()  # the last one used at the end
-        self._busy: dict[str, asyncio.Lock] = {}  # by run, while somebody waits
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by run
 
     async def read(self, run: str, names: Sequence[str], window: CurveWindow) -> bytes:
         """Return an encoded CurvesResponse of what is known now; without names, of the first metrics."""
@@ -48,17 +49,12 @@ class CurveStore:
     @asynccontextmanager
     async def _columns(self, run: str) -> AsyncIterator[RunColumns]:
         """Give what is known of a run now, to one reader at a time."""
-        lock = self._busy.setdefault(run, asyncio.Lock())
-        try:
-            async with lock:
-                columns = self._runs.pop(run, None) or RunColumns()
-                await self._refresh(run, columns)
-                self._runs[run] = columns
-                self._forget()
-                yield columns
-        finally:
-            if not lock.locked() and self._busy.get(run) is lock:
-                del self._busy[run]
+        async with self._busy.setdefault(run, asyncio.Lock()):
+            columns = self._runs.pop(run, None) or RunColumns()
+            await self._refresh(run, columns)
+            self._runs[run] = columns
+            self._forget()
+            yield columns
 
     async def _refresh(self, run: str, columns: RunColumns) -> None:
         async with self._database.reading() as db:
