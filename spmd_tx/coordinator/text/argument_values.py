@@ -6,6 +6,15 @@ from typing import Any
 import msgspec
 
 UNIONS = ("anyOf", "oneOf", "allOf")
+JSON_TYPES = {
+    type(None): ("null",),
+    bool: ("boolean",),
+    int: ("integer", "number"),
+    float: ("number",),
+    str: ("string",),
+    list: ("array",),
+    dict: ("object",),
+}
 SPELLINGS = {"True": "true", "False": "false", "None": "null"}  # which templates write, and so models do
 
 
@@ -28,25 +37,7 @@ def json_value(text: str, schema: object, root: Mapping[str, Any]) -> str:
 def _is_of(value: object, types: frozenset[str]) -> bool:
     if isinstance(value, float) and value.is_integer() and "integer" in types:
         return True
-    return not types.isdisjoint(_json_types(value))
-
-
-def _json_types(value: object) -> tuple[str, ...]:
-    match value:
-        case None:
-            return ("null",)
-        case bool():
-            return ("boolean",)
-        case int():
-            return ("integer", "number")
-        case float():
-            return ("number",)
-        case str():
-            return ("string",)
-        case list():
-            return ("array",)
-        case _:
-            return ("object",)
+    return not types.isdisjoint(JSON_TYPES[type(value)])
 
 
 def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[str]:
@@ -59,7 +50,7 @@ def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> Iterator[
     listed = schema.get("enum")
     values = [*listed] if isinstance(listed, list) else []
     for value in [*values, *([schema["const"]] if "const" in schema else [])]:
-        yield from _json_types(value)
+        yield from JSON_TYPES[type(value)]
     if schema.get("nullable") is True:
         yield "null"
     for union in UNIONS:

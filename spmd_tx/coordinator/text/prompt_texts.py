@@ -36,7 +36,7 @@ class PromptTexts:
     """Turns the texts that are sent to one model into tokens, and tokens into text, within its limits."""
 
     def __init__(self, directory: Path, text: LazyModelText, max_context: int, bounds: Bounds) -> None:
-        self._directory = directory
+        self.directory = str(directory)  # where children find the model's text
         self._text = text
         self._max_context = max_context
         self._bounds = bounds
@@ -48,11 +48,6 @@ class PromptTexts:
     async def close(self) -> None:
         """End the child processes. No call may be at work."""
         await self._children.close()
-
-    @property
-    def directory(self) -> str:
-        """Where children find the model's text."""
-        return str(self._directory)
 
     async def call_outside(self, call: OutsideCall, preparation: OutsideCall | None = None) -> Any:
         """Call a function in one of the child processes, as ``SharedChildren.call`` does."""

@@ -30,22 +30,19 @@ REDUCED = re.compile(r":(mean|sum|min|max)$")  # how the server's own metrics en
 
 # Metrics in the order in which most readers want them; the others follow by their names.
 REWARD = r"(^|/)reward"
-ORDER = [
-    re.compile(pattern)
-    for pattern in (
-        REWARD,
-        r"abs_advantage",
-        r"^loss per token$",
-        r"^groups without variance$",
-        r"^answer",
-        r"entropy",
-        r"kl",
-        r"grad_(norm|l2)(:|$)",
-        r"tokens per second$",
-        r"lag",
-        r"learning_rate",
-    )
-]
+ORDER = (
+    REWARD,
+    r"abs_advantage",
+    r"^loss per token$",
+    r"^groups without variance$",
+    r"^answer",
+    r"entropy",
+    r"kl",
+    r"grad_(norm|l2)(:|$)",
+    r"tokens per second$",
+    r"lag",
+    r"learning_rate",
+)
 
 
 class CurveWindow(NamedTuple):
@@ -221,7 +218,7 @@ class RunColumns:
 
 def reading_order(name: str) -> tuple[int, str]:
     """Return the key by which metrics are sorted, those that most readers want first."""
-    return next((place for place, each in enumerate(ORDER) if each.search(name)), len(ORDER)), name
+    return next((place for place, each in enumerate(ORDER) if re.search(each, name)), len(ORDER)), name
 
 
 def _starts(x: np.ndarray) -> np.ndarray:

@@ -76,7 +76,7 @@ class RolloutMetrics:
         self._runs: OrderedDict[str, _Run] = OrderedDict()  # by model, oldest first
         self._samplers: OrderedDict[str, tuple[str, int]] = OrderedDict()  # model, and its steps
         self._groups: OrderedDict[str, tuple[str, _Group]] = OrderedDict()  # by sample request: model, group
-        self._advantages: dict[tuple[str, str], Advantages] = {}  # by model and request, oldest first
+        self._advantages: OrderedDict[tuple[str, str], Advantages] = OrderedDict()  # by model and request
         self._num_advantages = 0
 
     def noted(self, request: Request, outcome: Outcome) -> Outcome:
@@ -144,14 +144,9 @@ class RolloutMetrics:
             together = {**before, **advantages}
             self._advantages[model, request_id] = together
             self._num_advantages += len(together) - len(before)
-        oldest, too_many = iter(self._advantages.items()), self._num_advantages - MOST_SAMPLES
-        forgotten = list[tuple[str, str]]()
-        while too_many > 0:  # one pass, since a plain dict looks for its first entry anew each time
-            key, advantages = next(oldest)
-            too_many -= len(advantages)
-            forgotten.append(key)
-        for key in forgotten:
-            self._num_advantages -= len(self._advantages.pop(key))
+        while self._num_advantages > MOST_SAMPLES:
+            _, forgotten = self._advantages.popitem(last=False)
+            self._num_advantages -= len(forgotten)
 
     def _stepped(self, model: str, outcome: Finished) -> Finished:
         run = self._run(model)

@@ -49,8 +49,6 @@ def segments(timed: Timed, now: float) -> list[StageSegment]:
 
 def _cut_out(stage: Stage, span: TimeSpan, compiling: Sequence[TimeSpan]) -> list[StageSegment]:
     """Divide the time of a stage into itself and waits for programs, which come in order."""
-    if not compiling:
-        return [StageSegment(stage, *span)] if span[1] > span[0] else []
     segments, begin = list[StageSegment](), span[0]
     for start, stop in compiling:
         start, stop = max(start, begin), min(stop, span[1])
