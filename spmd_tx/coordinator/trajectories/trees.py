@@ -113,38 +113,27 @@ def read_row(
     """Read the samples of one row, without the turns before if no parent is given. Raises DamagedBody."""
     if row.samples is None or row.base not in texts:
         return []
-    prompt, samples = decode(row.prompt, TurnPrompt), decode(row.samples, TurnSamples)
-    model = texts[row.base]
-    return [
-        _read_sample(row, prompt, samples, number, parent, model) for number in range(len(samples.tokens))
-    ]
-
-
-def _read_sample(
-    row: TurnRow,
-    prompt: TurnPrompt,
-    samples: TurnSamples,
-    number: int,
-    parent: TurnOfRow | None,
-    model: ModelText,
-) -> TurnOfRow:
-    tokens, logprobs = samples.of_sample(number)
+    model, prompt, samples = texts[row.base], decode(row.prompt, TurnPrompt), decode(row.samples, TurnSamples)
     conversation = decode_conversation(prompt.conversation)
     reading = ReplyReading(conversation.tools, tuple(prompt.stops), prompt.begun, prompt.most_calls)
-    id = f"{row.request_id}:{number}"
-    read = read_turn(model, reading, id, tokens.tolist())
-    turn = SampledTurn(
-        id=id,
-        parent=None if parent is None else parent.turn,
-        dropped=prompt.dropped,
-        prompt=np.frombuffer(prompt.tokens, "<i4"),
-        sampled=tokens,
-        message=read.message,
-        settings=prompt.settings,
-        keys=(*prompt.keys, own_key(prompt.last_key, read.message)),
-        stop=read.stop,
-        is_continuable=read.is_whole,
-        asked=tuple(conversation.messages[int(prompt.has_own_instructions) :]),
-    )
-    forced = samples.forced_of(number)
-    return TurnOfRow(row, prompt, read, turn, logprobs, forced, samples.stops[number], model.image_pad)
+    found = list[TurnOfRow]()
+    for number, stop_reason in enumerate(samples.stops):
+        tokens, logprobs = samples.of_sample(number)
+        id = f"{row.request_id}:{number}"
+        read = read_turn(model, reading, id, tokens.tolist())
+        turn = SampledTurn(
+            id=id,
+            parent=None if parent is None else parent.turn,
+            dropped=prompt.dropped,
+            prompt=np.frombuffer(prompt.tokens, "<i4"),
+            sampled=tokens,
+            message=read.message,
+            settings=prompt.settings,
+            keys=(*prompt.keys, own_key(prompt.last_key, read.message)),
+            stop=read.stop,
+            is_continuable=read.is_whole,
+            asked=tuple(conversation.messages[int(prompt.has_own_instructions) :]),
+        )
+        forced = samples.forced_of(number)
+        found.append(TurnOfRow(row, prompt, read, turn, logprobs, forced, stop_reason, model.image_pad))
+    return found
