@@ -146,14 +146,6 @@ def _broken(line: str, rows: Sequence[RequestRow]) -> str | None:
     return None
 
 
-async def session_of(db: AsyncSession, request_id: str) -> str:
-    return (await _row(db, request_id)).session_id
-
-
-async def kind_of(db: AsyncSession, request_id: str) -> RequestKind:
-    return cast(RequestKind, (await _row(db, request_id)).kind)
-
-
 async def succeeded(db: AsyncSession, request_id: str, kind: RequestKind, session_id: str) -> Request | None:
     """The request with this id, if it is of this kind and session, and has a result."""
     if "\0" in request_id:  # PostgreSQL refuses to look for it
@@ -167,10 +159,6 @@ async def succeeded(db: AsyncSession, request_id: str, kind: RequestKind, sessio
         )
     )
     return None if row is None else _request(row)
-
-
-async def payload_place(db: AsyncSession, request_id: str) -> BodyRef:
-    return payload_of(await _row(db, request_id))
 
 
 def payload_of(row: RequestRow) -> BodyRef:
@@ -189,7 +177,7 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Body
 
     Raises NotFound when the result is no longer kept.
     """
-    row = await _row(db, request_id)
+    row = await with_id(db, request_id)
     if row.finished_at is None:
         return None
     if row.content_type is None:
@@ -200,7 +188,8 @@ async def outcome(db: AsyncSession, request_id: str) -> Failed | tuple[str, Body
     return row.content_type, result
 
 
-async def _row(db: AsyncSession, request_id: str) -> RequestRow:
+async def with_id(db: AsyncSession, request_id: str) -> RequestRow:
+    """Return the row of a request. Raises NotFound."""
     row = await db.scalar(select(RequestRow).where(RequestRow.id == request_id))
     if row is None:
         raise not_kept(request_id)

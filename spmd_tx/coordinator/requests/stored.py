@@ -22,7 +22,7 @@ class StoredRequests:
     async def payload(self, request: Request) -> bytes:
         """Read a body as submitted. Raises DamagedBody."""
         async with self._database.reading() as db:
-            place = await rows.payload_place(db, request.id)
+            place = rows.payload_of(await rows.with_id(db, request.id))
         try:
             return await asyncio.to_thread(self._files.read, place)
         except DamagedBody as error:
@@ -34,7 +34,7 @@ class StoredRequests:
     async def session(self, request_id: str) -> str:
         """Read the session of a request. Raises NotFound."""
         async with self._database.reading() as db:
-            return await rows.session_of(db, request_id)
+            return (await rows.with_id(db, request_id)).session_id
 
     async def outcome(self, request_id: str) -> Outcome | None:
         """Read an outcome; None: there is none yet. Raises NotFound when it is no longer kept."""

@@ -103,7 +103,7 @@ async def _response(call: ApiCall, request_id: str, outcome: Outcome) -> FutureO
         return Response(FailureResponse(outcome.error, outcome.category), status_code=HTTP_200_OK)
     if outcome.content_type == PROTOBUF and json_forms.is_wanted(call.request.headers.get("accept", "")):
         async with call.services.database.reading() as db:
-            kind = await rows.kind_of(db, request_id)
+            kind = (await rows.with_id(db, request_id)).kind
         body = await asyncio.to_thread(json_forms.from_protobuf, kind, outcome.body)
         return Response(body, media_type=JSON, status_code=HTTP_200_OK)
     return Response(outcome.body, media_type=outcome.content_type, status_code=HTTP_200_OK)

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from spmd_tx.coordinator.requests.records import RequestKind
 from spmd_tx.coordinator.wire import tinker_pb2 as pb
 from spmd_tx.coordinator.wire.fields import TensorData, TrainingNumber
 from spmd_tx.coordinator.wire.sampling import ModelInputChunk
@@ -89,7 +88,7 @@ def is_wanted(accept: str) -> bool:
     return JSON in accept and PROTOBUF not in accept
 
 
-def from_protobuf(kind: RequestKind, result: bytes) -> bytes:
+def from_protobuf(kind: str, result: bytes) -> bytes:
     """Convert the result of a request of this kind to JSON."""
     if kind == "sample":
         return msgspec.json.encode(_sample_result(pb.SampleResponse.FromString(result)))
