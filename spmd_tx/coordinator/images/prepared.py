@@ -45,19 +45,13 @@ class StoredImage(NamedTuple):
 
 
 class ImageLog(Protocol):
-    """Is where images are stored."""
+    """Is where images are stored; requests/logged_images.py says what each method does."""
 
-    async def key(self, session_id: str, digest: str) -> ImageKey:
-        """Return the key of an image to which a request of a session refers."""
-        ...
+    async def key(self, session_id: str, digest: str) -> ImageKey: ...
 
-    async def read(self, key: ImageKey) -> StoredImage:
-        """Raise DamagedBody if the image is not there."""
-        ...
+    async def read(self, key: ImageKey) -> StoredImage: ...
 
-    async def note_patches(self, key: ImageKey, patches: str) -> None:
-        """Store what an image was decoded to first."""
-        ...
+    async def note_patches(self, key: ImageKey, patches: str) -> None: ...
 
 
 class PreparedImage(NamedTuple):

@@ -59,7 +59,3 @@ class RequestImages:
             key = await self._log.key(session_id, digest)
             seen[digest] = SeenImage(key, await self._prepared.get(key, count))
         return seen
-
-    async def close(self) -> None:
-        """End the child processes. No call may be at work."""
-        await self._prepared.close()

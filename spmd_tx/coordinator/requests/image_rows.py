@@ -23,13 +23,10 @@ class NewImages(NamedTuple):
     new: Mapping[ImageKey, bytes]  # files of those that are not
 
 
-NONE = NewImages((), {}, {})
-
-
 def of(db: orm.Session, requests: Sequence[tuple[str, ImageFiles]]) -> NewImages:
     """Find which images of requests, each with its session, are new."""
     if not any(files for _, files in requests):
-        return NONE
+        return NewImages([()] * len(requests), {}, {})
     sessions = {session for session, files in requests if files}
     query = select(SessionRow.id, SessionRow.owner).where(SessionRow.id.in_(sessions))
     owners = {row.id: row.owner for row in db.execute(query)}
@@ -41,8 +38,6 @@ def of(db: orm.Session, requests: Sequence[tuple[str, ImageFiles]]) -> NewImages
 
 def append(db: orm.Session, images: NewImages, places: Iterable[BodyRef], requests: Sequence[int]) -> None:
     """Store new images, whose files are in these places, and which requests (numbers) refer to which."""
-    if images is NONE:
-        return
     stored = zip(images.new, places, strict=True)
     bulk_rows.insert(db, ImageRow, [_values(key, place) for key, place in stored])
     numbers = {**images.known, **_numbers(db, list(images.new))}

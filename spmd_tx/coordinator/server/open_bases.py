@@ -50,7 +50,8 @@ class OpenBases:
         roles = [(group.group, group.trains) for group in groups]
         images = None
         if model.images is not None:
-            images = RequestImages(self._images, PreparedImages(self._images, model.images, first.bounds))
-            self._stack.push_async_callback(images.close)
+            prepared = PreparedImages(self._images, model.images, first.bounds)
+            self._stack.push_async_callback(prepared.close)
+            images = RequestImages(self._images, prepared)
         base = open_base(first, model, self._stack, history=model.history, images=images)
         return base, GroupsOfBase(self._queue, roles, store, numbers)

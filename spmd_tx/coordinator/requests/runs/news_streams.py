@@ -4,7 +4,7 @@ Pages whose callers see the same get the same encoded event, and a page that has
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Collection, Iterable
 
 import msgspec
@@ -34,14 +34,13 @@ class NewsStreams:
         self._keyring = keyring
         self._most_of_owner = bounds.console_streams
         self._most = bounds.console_streams_in_all
-        self._of_owner: Counter[str] = Counter()  # only owners with streams
         self._listeners: set[_Listener] = set()
         self._telling: asyncio.Task[None] | None = None
 
     def check(self, caller: Caller) -> None:
         """Raise TooManyRequests when there are too many streams; pages ask by themselves then."""
         owner = caller.owner
-        if self._of_owner[owner] >= self._most_of_owner:
+        if sum(each.caller.owner == owner for each in self._listeners) >= self._most_of_owner:
             raise TooManyRequests(
                 f"{owner!r} has {self._most_of_owner} streams of news, the maximum; close pages that are not "
                 "looked at (the operator raises the limit console_streams)",
@@ -62,7 +61,6 @@ class NewsStreams:
             return
         listener = _Listener(caller)
         self._listeners.add(listener)
-        self._of_owner[caller.owner] += 1
         if self._telling is None:
             self._telling = asyncio.create_task(self._tell(closing))
         try:
@@ -70,8 +68,6 @@ class NewsStreams:
                 yield event
         finally:
             self._listeners.discard(listener)
-            self._of_owner[caller.owner] -= 1
-            self._of_owner = +self._of_owner
 
     async def _tell(self, closing: asyncio.Future[None]) -> None:
         """Look for news, and whether keys are valid, as long as there are listeners."""

@@ -61,12 +61,17 @@ class Summary(NamedTuple):
 def add(db: orm.Session, settled: Iterable[NewOutcome]) -> None:
     """Add the metrics of results, in a transaction of the caller's."""
     rows = [
-        _row(each.request.line, each.request.seq_id, each.request.kind, each.outcome.metrics)
+        {
+            "line": each.request.line,
+            "seq_id": each.request.seq_id,
+            "kind": each.request.kind,
+            "at": clock.now(),
+            "metrics": json.dumps(_finite(each.outcome.metrics)),
+        }
         for each in settled
         if isinstance(each.outcome, Finished) and each.outcome.metrics
     ]
-    if rows:
-        bulk_rows.insert(db, RunMetrics, rows)
+    bulk_rows.insert(db, RunMetrics, rows)
 
 
 async def add_of_client(
@@ -92,11 +97,6 @@ async def _newest_unnamed(db: AsyncSession, line: str) -> RunMetrics | None:
     """Return the last of the rows from which points are made."""
     rows = select(RunMetrics).where(RunMetrics.line == line, ~IS_LOGGED)
     return await db.scalar(rows.order_by(*NEWEST_FIRST).limit(1))
-
-
-def _row(line: str, seq_id: int, kind: str, values: Mapping[str, float]) -> dict[str, object]:
-    content = json.dumps(_finite(values))
-    return {"line": line, "seq_id": seq_id, "kind": kind, "at": clock.now(), "metrics": content}
 
 
 def _finite(values: Mapping[str, float]) -> Values:
