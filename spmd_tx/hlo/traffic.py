@@ -8,7 +8,7 @@ import json
 import re
 
 from spmd_tx.hlo.arrays import HloArray, memory_bytes_of
-from spmd_tx.hlo.hints import told_cost
+from spmd_tx.hlo.hints import counts_arrays, told_cost
 from spmd_tx.hlo.module import Computation, HloModule, Instruction
 
 # Instructions that neither move nor compute anything, and wholes whose parts are counted.
@@ -96,7 +96,8 @@ def written_elements(module: HloModule, instruction: Instruction) -> list[tuple[
 def _of_custom_call(operands: list[Instruction], instruction: Instruction) -> tuple[float, float]:
     estimated = estimate(instruction)
     if "bytes_accessed" in estimated:
-        return estimated["bytes_accessed"], 0.0
+        on_chip = _on_chip_bytes([*operands, instruction]) if counts_arrays(instruction.source) else 0.0
+        return max(0.0, estimated["bytes_accessed"] - on_chip), 0.0
     aliases = _aliases(instruction)
     outputs = {int(place or 0) for place, _ in aliases}
     read = sum(memory_bytes_of(each.type) for each in operands)
@@ -214,3 +215,9 @@ def _update(module: HloModule, fused: Computation, value: Instruction, depth: in
 
 def _is_on_chip(value: Instruction) -> bool:
     return any(array.space for array in value.arrays)
+
+
+def _on_chip_bytes(values: list[Instruction]) -> float:
+    """Add up arrays outside main memory; a value that is given twice counts once."""
+    arrays = [array for each in {each.name: each for each in values}.values() for array in each.arrays]
+    return sum(array.bytes for array in arrays if array.space)

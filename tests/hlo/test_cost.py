@@ -233,6 +233,26 @@ def test_a_kernel_may_say_what_it_costs():
     assert (cost.flops, cost.bytes, cost.launches) == (500, 64, 1)
 
 
+def test_what_a_kernel_finds_and_leaves_on_the_chip_is_not_moved():
+    """If its estimate counts all of it: here queries, which it gets twice, keys, results and ten pages."""
+    chip, memory, row = "{1,0:T(8,128)(2,1)S(1)}", "{1,0:T(8,128)(2,1)}", 128 * 2
+    counted = (64 + 32 + 64 + 10) * row
+    estimate = f'{{"cost_estimate":{{"flops":"500","transcendentals":"0","bytes_accessed":"{counted}"}}}}'
+
+    def moved(scope):
+        source = f"jit(step)/while/body/closed_call/{scope}paged_attention/pallas_call"
+        kernel = (
+            f"%q = bf16[64,128]{chip} parameter(0)\n%k = bf16[32,128]{memory} parameter(1)\n"
+            f"%pages = bf16[999,128]{memory} parameter(2)\nROOT %y = bf16[64,128]{chip} "
+            f'custom-call(%q, %q, %k, %pages), custom_call_target="tpu_custom_call", '
+            f'metadata={{op_name="{source}"}}, backend_config={{"custom_call_config":{estimate}}}'
+        )
+        return cost_of(module(f"\n{kernel}\n")).bytes
+
+    assert moved("counts_arrays/") == (32 + 10) * row
+    assert moved("") == counted
+
+
 def test_a_prefetch_reads_a_part_and_copies_nothing():
     prefetch = """
 %x = f32[4,64]{1,0} parameter(0)

@@ -10,11 +10,13 @@ Dimension key as in queries.py; Q queries of a product, W tokens read at once, S
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
+from spmd_tx.hlo.hints import COUNTS_ARRAYS
 from spmd_tx.models.attention.paged.prefixes import PrefixGroups, prefix_groups
 from spmd_tx.models.attention.paged.queries import (
     LOWEST,
@@ -103,6 +105,8 @@ def attend(
     sinks = []
     if sinks_N is not None:
         sinks = [sinks_by_head(sinks_N, heads, q_BKRE.shape[2])[..., None]]
+    given = [tables_BN[:, None], positions_BR[..., None], *sinks, q_BKRE]
+    whole = [*of_steps, *given, q_BKRE]  # results are as large as queries
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(of_steps),
@@ -128,12 +132,12 @@ def attend(
         out_shape=output(q_BKRE.shape, q_BKRE.dtype, q_BKRE),
         grid_spec=grid,
         compiler_params=None if interpret else pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
-        cost_estimate=estimate(q_BTNE, pools, tables_BN.shape[1] * page_size, window),
+        cost_estimate=estimate(q_BTNE, pools, tables_BN.shape[1] * page_size, window, whole),
         interpret=interpret,
         name="paged_attention",
     )
-    tables = tables_BN[:, None]
-    y_BKRE = call(*of_steps, tables, tables, positions_BR[..., None], *sinks, q_BKRE, *all_queries, *pools)
+    with jax.named_scope(COUNTS_ARRAYS):
+        y_BKRE = call(*of_steps, given[0], *given, *all_queries, *pools)
     if slots_B is not None:
         y_BKSGE = y_BKRE[:, :, : per * group].reshape(b, heads, -1, group, e)
         y_BKRE = jnp.take_along_axis(y_BKSGE, slots_B[:, None, None, None, None], axis=2)[:, :, 0]

@@ -42,8 +42,13 @@ def by_token(y_BKRE: Float[Array, "B K R E"], tokens: int, group: int) -> Float[
     return y_BKTGE.swapaxes(1, 2).reshape(b, tokens, heads * group, e)
 
 
-def estimate(q_BTNE: Array, pools: Sequence[Array], most_tokens: int, window: int) -> pl.CostEstimate:
-    """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables or a window hold."""
+def estimate(
+    q_BTNE: Array, pools: Sequence[Array], most_tokens: int, window: int, whole: Sequence[Array]
+) -> pl.CostEstimate:
+    """Estimate the cost of rows with USUAL_TOKENS each, or with as many as their tables or a window hold.
+
+    ``whole`` are the arrays that are read or written as wholes, beside pages of the pools.
+    """
     b, t, _, e = q_BTNE.shape
     seen = b * min(USUAL_TOKENS, most_tokens, *((window + t,) if window else ()))
     products = 4 * q_BTNE.size // b * seen
@@ -51,5 +56,5 @@ def estimate(q_BTNE: Array, pools: Sequence[Array], most_tokens: int, window: in
     return pl.CostEstimate(
         flops=products,
         transcendentals=products // (4 * e),
-        bytes_accessed=read + 2 * q_BTNE.size * q_BTNE.dtype.itemsize,
+        bytes_accessed=read + sum(array.nbytes for array in whole),
     )

@@ -71,19 +71,18 @@ def attend(
         together = [shared.rows, shared.counts]
     of_parts = (parts.most, b, heads, programs * kept)
     own = [pool for pool in pools if pool is not None]
-    cost = estimate(q_BTNE, own, tables_BN.shape[1] * page_size, window)
+    cost = estimate(q_BTNE, own, tables_BN.shape[1] * page_size, window, [q_BTNE])
     whole = [jnp.atleast_1d(index), tables_BN, positions_BR, *together, q_BKRE, *own]
     shapes = [(of_parts, jnp.float32), (of_parts, jnp.float32), ((*of_parts, e), jnp.float32)]
     usual_tokens = min(USUAL_TOKENS, tables_BN.shape[1] * page_size, window or USUAL_TOKENS)
     usual_parts = max(1, min(parts.most, -(-usual_tokens // (parts.least * parts.block))))
-    # XLA keeps no estimate of Triton's calls. Queries are read; of the results it tells, not what is written.
+    # XLA keeps no estimate of Triton's calls. Of the results it tells, not what is written.
     written = usual_parts * sum(math.prod(shape[1:]) * 4 for shape, _ in shapes)
-    moved = cost.bytes_accessed - q_BTNE.size * q_BTNE.dtype.itemsize + written
     found = run_triton(
         _kernel(parts, queries, kept, bool(together)),
         whole,
         cost.flops,
-        moved,
+        cost.bytes_accessed + written,
         interpret=interpret,
         warps=4 if queries * (2 if e > WIDE else 1) < SEVERAL_QUERIES else 8,
         stages=2,
