@@ -94,11 +94,7 @@ def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
         raise InvalidRequest("sampling_params.stop mixes strings and token IDs; send one kind")
     check_stop_strings([item for item in stops if isinstance(item, str)], limits.bounds)
     ids = [item for item in stops if isinstance(item, int)]
-    if len(ids) > limits.bounds.stop_tokens:
-        raise InvalidRequest(
-            f"sampling_params.stop has {len(ids)} token IDs; at most {limits.bounds.stop_tokens} are allowed "
-            "(the operator raises the limit stop_tokens)"
-        )
+    _refuse_more(f"sampling_params.stop has {len(ids)} token IDs", len(ids), limits.bounds, "stop_tokens")
     for item in ids:
         if not 0 <= item < limits.vocab_size:
             raise InvalidRequest(f"sampling_params.stop has the token ID {item}; {vocabulary(limits)}")
@@ -106,11 +102,7 @@ def _check_stop(stop: str | list[str | int] | None, limits: Limits) -> None:
 
 def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
     """Limit the strings that are searched for in the text of every sample."""
-    if len(strings) > bounds.stop_strings:
-        raise InvalidRequest(
-            f"stop has {len(strings)} strings; at most {bounds.stop_strings} are allowed "
-            "(the operator raises the limit stop_strings)"
-        )
+    _refuse_more(f"stop has {len(strings)} strings", len(strings), bounds, "stop_strings")
     for string in strings:
         if string == "":
             raise InvalidRequest(
@@ -118,11 +110,15 @@ def check_stop_strings(strings: Sequence[str], bounds: Bounds) -> None:
                 "or send [] to switch all stops off"
             )
         size = len(string.encode())
-        if size > bounds.stop_string_bytes:
-            raise InvalidRequest(
-                f"stop has a string of {size} bytes; at most {bounds.stop_string_bytes} are allowed "
-                "(the operator raises the limit stop_string_bytes)"
-            )
+        _refuse_more(f"stop has a string of {size} bytes", size, bounds, "stop_string_bytes")
+
+
+def _refuse_more(has: str, number: int, bounds: Bounds, limit: str) -> None:
+    """Raise InvalidRequest if a number is above a limit, which has this name."""
+    if number > getattr(bounds, limit):
+        raise InvalidRequest(
+            f"{has}; at most {getattr(bounds, limit)} are allowed (the operator raises the limit {limit})"
+        )
 
 
 def _check_length(prompt_length: int, max_tokens: int | None, limits: Limits, is_scored: bool) -> None:
