@@ -55,7 +55,7 @@ class Replay:
             _refuse(entry, request, error)
             return
         except BaseException as error:
-            text = report(error, f"running {request.kind} {request.seq_id} of {request.line} again")
+            text = report(error, f"running {request} again")
             if entry.model.refusal is None:
                 entry.refuse(f"{entry.model.id} cannot be restored: {text}")
             return
@@ -76,18 +76,14 @@ class Replay:
             _refuse(entry, request, error)
             return
         except BaseException as error:  # its commands count; of some requests that is known already
-            outcome = failure(
-                error, f"the result of {request.kind} {request.seq_id} of {request.line}, again,"
-            )
+            outcome = failure(error, f"the result of {request}, again,")
         metrics.REPLAYED_REQUESTS.labels(metrics.group()).inc()
         if digest is not None and outcome.digest != digest:
             metrics.REPLAY_DIGEST_MISMATCHES.labels(metrics.group()).inc()
             logger.error(
-                "%s %d of %s, run again, did not give the same result; the stored one stays. Is this the "
+                "%s, run again, did not give the same result; the stored one stays. Is this the "
                 "same kind of device, and the same mesh, as before?",
-                request.kind,
-                request.seq_id,
-                request.line,
+                request,
             )
         self._done(entry, request)
 

@@ -27,5 +27,5 @@ def failed_by(
             return Failed(why, "server", executed, layout)
         case Abandoned():
             return Failed(str(error), "server", executed, layout)
-    name = f"{request.kind} {request.seq_id} of {request.line} (request {request.id})"
+    name = f"{request} (request {request.id})"
     return failure(error, name, executed=executed, layout=layout)

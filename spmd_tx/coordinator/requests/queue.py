@@ -276,7 +276,7 @@ class RequestQueue:
         """Store a failure in place of an outcome that cannot be stored."""
         outcome, request = self._outcomes[request_id], self._waiting[request_id].request
         was_executed = isinstance(outcome, Finished) or outcome.executed
-        work = f"storing the outcome of {request.kind} {request.seq_id} of {request.line}"
+        work = f"storing the outcome of {request}"
         self._outcomes[request_id] = failure(error, work, executed=was_executed, layout=outcome.layout)
         try:
             await self._write([], [request_id])

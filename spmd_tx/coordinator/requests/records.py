@@ -97,6 +97,9 @@ class Request:
     session_id: str
     base: str | None = None  # key of the base model; None: the first one of the data directory
 
+    def __str__(self) -> str:
+        return f"{self.kind} {self.seq_id} of {self.line}"
+
 
 class DrawnFacts(NamedTuple):
     """Describes the answers of one sample request."""

@@ -26,7 +26,7 @@ class StoredRequests:
         try:
             return await asyncio.to_thread(self._files.read, place)
         except DamagedBody as error:
-            logger.error("%s %d of %s is lost: %s", request.kind, request.seq_id, request.line, error)
+            logger.error("%s is lost: %s", request, error)
             raise DamagedBody(
                 "the server has lost the body of this request: its file is damaged or missing"
             ) from error

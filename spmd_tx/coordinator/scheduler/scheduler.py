@@ -181,7 +181,7 @@ class Scheduler:
             self.log.resolve(request_id, failed)
         elif not self._execution.give_up(state, failed):
             return False
-        logger.warning("%s %d of %s is %s", request.kind, request.seq_id, request.line, failed.error)
+        logger.warning("%s is %s", request, failed.error)
         return True
 
     def session_ended(self, session_id: str) -> None:
@@ -243,7 +243,7 @@ class Scheduler:
         """Whether nothing is left to do: a custom loss is written down, or a request must not begin again."""
         verdict = self.quarantine.verdict(request.id)
         if verdict is not None:
-            logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, verdict.error)
+            logger.error("%s: %s", request, verdict.error)
             self.log.resolve(request.id, verdict)
             return True
         if request.kind != custom_loss_catalog.KIND:
@@ -251,7 +251,7 @@ class Scheduler:
         try:
             outcome = custom_loss_catalog.created(request)
         except BaseException as error:
-            outcome = failure(error, f"{request.kind} {request.seq_id} of {request.line}")
+            outcome = failure(error, str(request))
         self.log.resolve(request.id, outcome)
         return True
 
@@ -288,7 +288,7 @@ class Scheduler:
                 f"the workers were lost {times} times while this request was carried out; it is given up"
             )
             request = state.request
-            logger.error("%s %d of %s: %s", request.kind, request.seq_id, request.line, message)
+            logger.error("%s: %s", request, message)
             self._fail(state, Failed(message, "server"))
             await self.log.stored([request_id])
             return
