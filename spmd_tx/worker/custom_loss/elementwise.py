@@ -25,6 +25,8 @@ from spmd_tx.worker.custom_loss.values import (
     stop,
 )
 
+COMPARISONS = operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge
+
 
 def apply(trace: Trace, function: Function, *values: Value, dtype: Any = None) -> Tensor:
     """Bring tensors to one shape and type (None: leave the types), and run an array function on them."""
@@ -36,29 +38,17 @@ def apply(trace: Trace, function: Function, *values: Value, dtype: Any = None) -
 
 def floats(function: Function) -> Function:
     """Make an operation on one tensor; integers become float32."""
-
-    def run(trace: Trace, x: Tensor, **_: Any) -> Tensor:
-        return apply(trace, function, x, dtype=floating(x.dtype))
-
-    return run
+    return lambda trace, x, **_: apply(trace, function, x, dtype=floating(x.dtype))
 
 
 def same(function: Function) -> Function:
     """Make an operation on one tensor whose result has its type, or is bool."""
-
-    def run(trace: Trace, x: Tensor) -> Tensor:
-        return apply(trace, function, x)
-
-    return run
+    return lambda trace, x: apply(trace, function, x)
 
 
 def rounding(function: Function) -> Function:
     """Make a rounding operation, which leaves integers as they are."""
-
-    def run(trace: Trace, x: Tensor) -> Tensor:
-        return apply(trace, function, x) if x.is_floating else x
-
-    return run
+    return lambda trace, x: apply(trace, function, x) if x.is_floating else x
 
 
 def pair(function: Function, of_numbers: Function | None = None, *, floating_only: bool = False) -> Function:
@@ -121,19 +111,12 @@ def _pow(trace: Trace, x: Value, exponent: Value) -> Value:
     return pair(jnp.power, operator.pow)(trace, x, exponent)
 
 
-def _compare(function: Function) -> Function:
-    return pair(function, function)
-
-
 def _bits(of_ints: Function, of_bools: Function) -> Function:
     return pair(_with_bool(of_ints, of_bools), of_ints)
 
 
 def _logical(function: Function) -> Function:
-    def run(trace: Trace, x: Tensor, other: Tensor) -> Tensor:
-        return apply(trace, function, as_bool(trace, x), as_bool(trace, other))
-
-    return run
+    return lambda trace, x, other: apply(trace, function, as_bool(trace, x), as_bool(trace, other))
 
 
 def as_bool(trace: Trace, x: Tensor) -> Tensor:
@@ -163,10 +146,6 @@ def _where(trace: Trace, condition: Tensor, x: Value, other: Value) -> Tensor:
     return apply(trace, jnp.where, as_bool(trace, condition), *tensors)
 
 
-def _where_method(trace: Trace, x: Tensor, condition: Tensor, other: Value) -> Tensor:
-    return _where(trace, condition, x, other)
-
-
 def _masked_fill(trace: Trace, x: Tensor, mask: Tensor, value: Value) -> Tensor:
     if mask.dtype != jnp.bool_:
         raise LossProblem(f"the mask is of {mask.dtype}; it must be of bool, as mask > 0 is")
@@ -185,10 +164,6 @@ def _nan_to_num(trace: Trace, x: Tensor, nan: Any = None, posinf: Any = None, ne
     if not x.is_floating:
         return x
     return apply(trace, lambda array: jnp.nan_to_num(array, nan=nan or 0.0, posinf=posinf, neginf=neginf), x)
-
-
-def _detach(trace: Trace, x: Tensor) -> Tensor:
-    return Tensor(stop(x.array), x.shape)
 
 
 def _itself(trace: Trace, x: Tensor, **_: Any) -> Tensor:
@@ -235,26 +210,18 @@ def _logit(trace: Trace, x: Tensor, eps: Any = None) -> Tensor:
     return floats(lambda array: jnp.log(array / (1 - array)))(trace, x)
 
 
-def _relu(trace: Trace, x: Tensor, inplace: Any = None) -> Tensor:
-    return apply(trace, jax.nn.relu, x)
-
-
 def _bitwise_not(trace: Trace, x: Tensor) -> Tensor:
     return apply(trace, jnp.logical_not if x.dtype == jnp.bool_ else jnp.bitwise_not, x)
 
 
-def _unary(of_tensor: Function, of_numbers: Function) -> Function:
-    def run(trace: Trace, x: Value) -> Value:
-        return of_tensor(trace, x) if isinstance(x, Tensor) else numbers(trace, of_numbers, x)
-
-    return run
+def _unary(function: Function, of_numbers: Function) -> Function:
+    return lambda trace, x: (
+        apply(trace, function, x) if isinstance(x, Tensor) else numbers(trace, of_numbers, x)
+    )
 
 
 def _cast(name: str) -> Function:
-    def run(trace: Trace, x: Tensor) -> Tensor:
-        return cast(x, name)
-
-    return run
+    return lambda trace, x: cast(x, name)
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:
@@ -275,9 +242,9 @@ FUNCTIONS: dict[str, Function] = {
     **{name: floats(getattr(jnp, name)) for name in "exp expm1 log log1p".split()},
     **{name: rounding(getattr(jnp, name)) for name in "ceil floor round trunc".split()},
     **{name: same(getattr(jnp, name)) for name in "isfinite isinf isnan sign".split()},
-    "abs": _unary(same(jnp.abs), abs),
-    "neg": _unary(same(jnp.negative), operator.neg),
-    "positive": _unary(same(lambda array: array), operator.pos),
+    "abs": _unary(jnp.abs, abs),
+    "neg": _unary(jnp.negative, operator.neg),
+    "positive": _unary(lambda array: array, operator.pos),
     "bitwise_not": _bitwise_not,
     "logical_not": lambda trace, x: apply(trace, jnp.logical_not, as_bool(trace, x)),
     "erf": floats(lax.erf),
@@ -287,7 +254,7 @@ FUNCTIONS: dict[str, Function] = {
     "sigmoid": floats(jax.nn.sigmoid),
     "silu": floats(jax.nn.silu),
     "logsigmoid": floats(jax.nn.log_sigmoid),
-    "relu": _relu,
+    "relu": lambda trace, x, inplace=None: apply(trace, jax.nn.relu, x),
     "elu": _elu,
     "leaky_relu": _leaky_relu,
     "gelu": _gelu,
@@ -301,7 +268,7 @@ FUNCTIONS: dict[str, Function] = {
     "floor_divide": _floor_div,
     "remainder": pair(jnp.remainder, operator.mod),
     "pow": _pow,
-    **{name: _compare(getattr(operator, name)) for name in "eq ne lt le gt ge".split()},
+    **{each.__name__: pair(each, each) for each in COMPARISONS},
     "bitwise_and": _bits(operator.and_, jnp.logical_and),
     "bitwise_or": _bits(operator.or_, jnp.logical_or),
     "bitwise_xor": _bits(operator.xor, jnp.logical_xor),
@@ -314,11 +281,11 @@ FUNCTIONS: dict[str, Function] = {
     "clamp_min": lambda trace, x, min: _clamp(trace, x, min=min),
     "clamp_max": lambda trace, x, max: _clamp(trace, x, max=max),
     "where": _where,
-    "where_method": _where_method,
+    "where_method": lambda trace, x, condition, other: _where(trace, condition, x, other),
     "masked_fill": _masked_fill,
     "lerp": _lerp,
     "nan_to_num": _nan_to_num,
-    "detach": _detach,
+    "detach": lambda trace, x: Tensor(stop(x.array), x.shape),
     "clone": _itself,
     "contiguous": _itself,
     "cpu": _itself,

@@ -171,7 +171,4 @@ def place_of(loss: CheckedLoss, node: str) -> str:
 
 def power_of_four(count: int) -> int:
     """Return the largest power of four that is at most ``count``."""
-    size = 1
-    while 4 * size <= count:
-        size *= 4
-    return size
+    return 1 << (count.bit_length() - 1) // 2 * 2

@@ -19,6 +19,7 @@ from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import printed
 from spmd_tx.processes.environments import of_losses
 from spmd_tx.protocol.commands import CustomLoss
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.reports import CustomLossEnd, CustomLossNews
 from spmd_tx.worker.custom_loss.messages import (
     Close,
@@ -34,7 +35,6 @@ from spmd_tx.worker.custom_loss.messages import (
     Taken,
     Up,
     read_answer,
-    written,
 )
 from spmd_tx.worker.custom_loss.progress import LossRun
 from spmd_tx.worker.custom_loss.turns import LossTurns
@@ -85,7 +85,7 @@ class _Lane:
 
     def order(self, order: LossOrder) -> None:
         with suppress(OSError):  # reading from it will show that it is gone
-            self.process.pipe.send_bytes(written(order))
+            self.process.pipe.send_bytes(encode(order))
 
 
 class LossLanes:

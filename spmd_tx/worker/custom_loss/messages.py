@@ -1,12 +1,10 @@
 """The messages between a worker and its processes for custom losses, each with its own pipe."""
 
-from typing import Any
-
 import msgspec
 import numpy as np
 
 from spmd_tx.protocol.commands import CustomLoss
-from spmd_tx.protocol.encoding import encode, unpack_array
+from spmd_tx.protocol.encoding import unpack_array
 
 
 class LossMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", tag=True):
@@ -73,17 +71,5 @@ class LossFailed(LossMessage, frozen=True, tag="failed"):
 LossOrder = Open | Take | Close
 LossAnswer = Up | Opened | LossCompiling | LossCompiled | Taken | LossRefused | LossFailed
 
-_order = msgspec.msgpack.Decoder(LossOrder, dec_hook=unpack_array)
-_answer = msgspec.msgpack.Decoder(LossAnswer, dec_hook=unpack_array)
-
-
-def read_order(message: bytes) -> LossOrder:
-    return _order.decode(message)
-
-
-def read_answer(message: bytes) -> LossAnswer:
-    return _answer.decode(message)
-
-
-def written(message: Any) -> bytes:
-    return encode(message)
+read_order = msgspec.msgpack.Decoder(LossOrder, dec_hook=unpack_array).decode
+read_answer = msgspec.msgpack.Decoder(LossAnswer, dec_hook=unpack_array).decode

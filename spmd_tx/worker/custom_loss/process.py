@@ -19,6 +19,7 @@ import numpy as np
 from spmd_tx.processes.modest import be_modest
 from spmd_tx.processes.orders import orders_from
 from spmd_tx.processes.parent import end_with
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.worker.custom_loss.interpret import inputs_of
 from spmd_tx.worker.custom_loss.messages import (
     Close,
@@ -34,7 +35,6 @@ from spmd_tx.worker.custom_loss.messages import (
     Taken,
     Up,
     read_order,
-    written,
 )
 from spmd_tx.worker.custom_loss.run import CustomLosses, OpenLoss
 from spmd_tx.worker.custom_loss.values import LossProblem
@@ -95,7 +95,7 @@ def main(descriptor: int, memory_bytes: int, compilation_cache: str, parent: int
 
     def tell(answer: LossAnswer) -> None:
         with suppress(BrokenPipeError):  # the worker is gone, and the reading thread ends this process
-            pipe.send_bytes(written(answer))
+            pipe.send_bytes(encode(answer))
 
     process = LossProcess(tell)
     jax.devices()

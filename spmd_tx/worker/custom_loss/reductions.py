@@ -72,24 +72,19 @@ def _prod(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None)
     return _reduce(trace, jnp.prod, _summable(x, None), dim, keepdim, 1)
 
 
-def _least(x: Tensor) -> float | int:
-    kind = category(x.dtype)
-    return -jnp.inf if kind == "f" else False if kind == "b" else jnp.iinfo(x.dtype).min
+def _neutral(name: str, x: Tensor) -> float | int:
+    """Return what does not change the "max" or "min" of other elements."""
+    kind, is_max = category(x.dtype), name == "max"
+    if kind == "f":
+        return -jnp.inf if is_max else jnp.inf
+    if kind == "b":
+        return not is_max
+    return jnp.iinfo(x.dtype).min if is_max else jnp.iinfo(x.dtype).max
 
 
-def _most(x: Tensor) -> float | int:
-    kind = category(x.dtype)
-    return jnp.inf if kind == "f" else True if kind == "b" else jnp.iinfo(x.dtype).max
-
-
-def _amax(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
+def _most(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
     _require_some(trace, x, dim)
-    return _reduce(trace, jnp.max, x, dim, keepdim, _least(x))
-
-
-def _amin(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
-    _require_some(trace, x, dim)
-    return _reduce(trace, jnp.min, x, dim, keepdim, _most(x))
+    return _reduce(trace, getattr(jnp, name), x, dim, keepdim, _neutral(name, x))
 
 
 def _require_some(trace: Trace, x: Tensor, dim: Any) -> None:
@@ -102,7 +97,7 @@ def _extreme(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool 
     if isinstance(dim, Tensor):
         return ELEMENTWISE["maximum" if name == "max" else "minimum"](trace, x, dim)
     if dim is None:
-        return (_amax if name == "max" else _amin)(trace, x)
+        return _most(name, trace, x)
     places = _arg(name, trace, x, dim, keepdim=True)
     values = jnp.take_along_axis(x.array, places.array, axis_of(dim, x.ndim)) if x.ndim else x.array
     both = trace.tensor(values, places.shape), places
@@ -117,7 +112,7 @@ def _without(trace: Trace, x: Tensor, axis: int) -> Tensor:
 
 def _arg(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
     function = jnp.argmax if name == "max" else jnp.argmin
-    filled = trace.filled(x, _least(x) if name == "max" else _most(x))
+    filled = trace.filled(x, _neutral(name, x))
     _require_some(trace, x, dim)
     if dim is None:
         if sum(not isinstance(size, int) for size in x.shape[1:]):
@@ -130,16 +125,10 @@ def _arg(name: str, trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | No
     return trace.tensor(places, _reduced_shape(x.shape, (axis,), keepdim))
 
 
-def _any(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
-    return _reduce(trace, jnp.any, as_bool(trace, x), dim, keepdim, False)
-
-
-def _all(trace: Trace, x: Tensor, dim: Any = None, keepdim: bool | None = None) -> Tensor:
-    return _reduce(trace, jnp.all, as_bool(trace, x), dim, keepdim, True)
-
-
-def _count_nonzero(trace: Trace, x: Tensor, dim: Any = None) -> Tensor:
-    return _sum(trace, as_bool(trace, x), dim)
+def _of_bools(function: Function, neutral: bool) -> Function:
+    return lambda trace, x, dim=None, keepdim=None: _reduce(
+        trace, function, as_bool(trace, x), dim, keepdim, neutral
+    )
 
 
 def _logsumexp(trace: Trace, x: Tensor, dim: Any, keepdim: bool | None = None) -> Tensor:
@@ -179,7 +168,7 @@ def _norm(
     if order == 1:
         return _sum(trace, sizes, dim, keepdim)
     if order == float("inf"):
-        return _amax(trace, sizes, dim, keepdim)
+        return _most("max", trace, sizes, dim, keepdim)
     if order != 2:
         raise LossProblem(f"p is {order:g}; it takes 1, 2 or inf")
     total = _sum(trace, apply(trace, jnp.square, x), dim, keepdim)
@@ -217,7 +206,7 @@ def _cumulative(function: Function, neutral: float | int) -> Function:
 def _sort(trace: Trace, x: Tensor, dim: Any = -1, descending: Any = None, stable: Any = None) -> TensorPair:
     axis = axis_of(dim, x.ndim)
     trace.spend(0, COMPARISON * rounds(x, axis) * x.array.size)
-    filled = trace.filled(x, _least(x) if descending else _most(x))
+    filled = trace.filled(x, _neutral("max" if descending else "min", x))
     places = jnp.argsort(filled, axis=axis, stable=True, descending=bool(descending)).astype(jnp.int64)
     return trace.tensor(jnp.take_along_axis(x.array, places, axis), x.shape), trace.tensor(places, x.shape)
 
@@ -316,15 +305,15 @@ FUNCTIONS: dict[str, Function] = {
     "sum": _sum,
     "mean": _mean,
     "prod": _prod,
-    "amax": _amax,
-    "amin": _amin,
+    "amax": partial(_most, "max"),
+    "amin": partial(_most, "min"),
     "max": partial(_extreme, "max"),
     "min": partial(_extreme, "min"),
     "argmax": partial(_arg, "max"),
     "argmin": partial(_arg, "min"),
-    "any": _any,
-    "all": _all,
-    "count_nonzero": _count_nonzero,
+    "any": _of_bools(jnp.any, False),
+    "all": _of_bools(jnp.all, True),
+    "count_nonzero": lambda trace, x, dim=None: _sum(trace, as_bool(trace, x), dim),
     "logsumexp": _logsumexp,
     "var": _var,
     "std": _std,

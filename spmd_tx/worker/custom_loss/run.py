@@ -4,21 +4,19 @@ Losses run on the host's CPU, where they take none of the memory that was planne
 Dimension key: D datum, T token, M metric.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
+from functools import lru_cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from spmd_tx.custom_loss import definition as custom_loss
 from spmd_tx.custom_loss.arguments import quoted
-from spmd_tx.custom_loss.definition import CheckedLoss
+from spmd_tx.custom_loss.definition import CheckedLoss, decode, read
 from spmd_tx.custom_loss.limits import LossLimits
-from spmd_tx.worker.custom_loss.interpret import LossProgram, place_of
+from spmd_tx.worker.custom_loss.interpret import LossProgram, place_of, power_of_four
 from spmd_tx.worker.custom_loss.values import LossProblem, Need
 
 SHORTEST_BUCKET = 32  # tokens
@@ -86,21 +84,22 @@ class CustomLosses:
     """Runs losses, and keeps the most recently used losses and programs."""
 
     def __init__(self) -> None:
-        self._losses: OrderedDict[bytes, CheckedLoss] = OrderedDict()
-        self._programs: OrderedDict[tuple[object, ...], LossProgram] = OrderedDict()
+        self._loss = lru_cache(MOST_PROGRAMS)(lambda definition: read(decode(definition)))
+        self._program = lru_cache(MOST_PROGRAMS)(
+            lambda definition, *datum: LossProgram(self._loss(definition), *datum)
+        )
 
     def open(
         self, definition: bytes, inputs: Sequence[DatumInputs], limits: LossLimits | None = None
     ) -> OpenLoss:
         """Trace a loss on datums. Raises LossProblem when it cannot be run on them, or takes too much."""
-        loss, digest = self._loss(definition)
-        groups = _groups(inputs)
+        loss, groups = self._loss(definition), _groups(inputs)
         if limits is not None:
             _check_programs(loss, len(groups), limits)
         pieces: list[Piece] = []
         with _as_torch():
             for key, datums in groups.items():
-                program = self._program(loss, (digest, *key))
+                program = self._program(definition, *key)
                 _check_needs(loss, program.needs, {datum: inputs[datum][0].shape[0] for datum in datums})
                 for start in range(0, len(datums), program.datums):
                     chosen = datums[start : start + program.datums]
@@ -109,22 +108,6 @@ class CustomLosses:
             _check_programs(loss, len({(id(piece.program), piece.count) for piece in pieces}), limits)
             _check_operations(loss, pieces, limits)
         return OpenLoss(loss, inputs, pieces)
-
-    def _loss(self, definition: bytes) -> tuple[CheckedLoss, bytes]:
-        digest = blake2b(definition, digest_size=16).digest()
-        if digest not in self._losses:
-            self._losses[digest] = custom_loss.read(custom_loss.decode(definition))
-        self._losses.move_to_end(digest)
-        _forget_oldest(self._losses)
-        return self._losses[digest], digest
-
-    def _program(self, loss: CheckedLoss, key: tuple[Any, ...]) -> LossProgram:
-        _, bucket, shapes, dtypes = key
-        if key not in self._programs:
-            self._programs[key] = LossProgram(loss, bucket, shapes, dtypes)
-        self._programs.move_to_end(key)
-        _forget_oldest(self._programs)
-        return self._programs[key]
 
 
 @contextmanager
@@ -138,9 +121,7 @@ def _groups(inputs: Sequence[DatumInputs]) -> dict[tuple[Any, ...], list[int]]:
     """Group datums by program: (bucket, padded shapes, types) to the datums' numbers, in order."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for datum, arrays in enumerate(inputs):
-        bucket = SHORTEST_BUCKET
-        while bucket < arrays[0].shape[0]:
-            bucket *= 2
+        bucket = max(SHORTEST_BUCKET, 1 << (arrays[0].shape[0] - 1).bit_length())
         shapes = tuple((bucket, *array.shape[1:]) if array.ndim else () for array in arrays)
         groups.setdefault((bucket, shapes, tuple(str(array.dtype) for array in arrays)), []).append(datum)
     return groups
@@ -148,10 +129,7 @@ def _groups(inputs: Sequence[DatumInputs]) -> dict[tuple[Any, ...], list[int]]:
 
 def _count(datums: int, most: int) -> int:
     """Round up to a power of four, so that programs are compiled for few numbers of datums."""
-    count = 1
-    while count < datums:
-        count *= 4
-    return min(count, most)
+    return min(4 * power_of_four(datums - 1) if datums > 1 else 1, most)
 
 
 def _padded(array: np.ndarray, bucket: int) -> np.ndarray:
@@ -194,8 +172,3 @@ def _check_operations(loss: CheckedLoss, pieces: Sequence[Piece], limits: LossLi
             f"{limits.operations:,.0f} are allowed in one request (the limit custom_loss_operations). Send "
             "fewer datums in one request, or shorter ones"
         )
-
-
-def _forget_oldest(cache: OrderedDict[Any, Any]) -> None:
-    while len(cache) > MOST_PROGRAMS:
-        cache.popitem(last=False)

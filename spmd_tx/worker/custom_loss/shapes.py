@@ -236,18 +236,12 @@ def _to(trace: Trace, x: Tensor, target: Any = None, dtype: Any = None) -> Tenso
     return cast(x, target_dtype.dtype if isinstance(target_dtype, Tensor) else target_dtype)
 
 
-def _like(value: float | None) -> Function:
-    def run(trace: Trace, x: Tensor, value_: Any = value, dtype: Any = None, **given: Any) -> Tensor:
-        return _full(trace, x.shape, given.get("value", value_), dtype or x.dtype)
-
-    return run
+def _like(value: Any) -> Function:
+    return lambda trace, x, value=value, dtype=None: _full(trace, x.shape, value, dtype or x.dtype)
 
 
-def _new(value: float | None) -> Function:
-    def run(trace: Trace, x: Tensor, size: Any, dtype: Any = None, **given: Any) -> Tensor:
-        return _full(trace, size, given.get("value", value), dtype or x.dtype)
-
-    return run
+def _new(value: Any) -> Function:
+    return lambda trace, x, size, value=value, dtype=None: _full(trace, size, value, dtype or x.dtype)
 
 
 FUNCTIONS: dict[str, Function] = {

@@ -7,6 +7,7 @@ from multiprocessing import Pipe
 import numpy as np
 import pytest
 
+from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.reports import CustomLossNews
 from spmd_tx.worker.custom_loss import messages
 from spmd_tx.worker.custom_loss.lanes import WAITING, LossLanes
@@ -31,7 +32,7 @@ class FakeProcess:
         return messages.read_order(self.theirs.recv_bytes())
 
     def answer(self, kind, **fields):
-        self.theirs.send_bytes(messages.written(kind(**fields)))
+        self.theirs.send_bytes(encode(kind(**fields)))
 
     def open(self, number, pieces=1):
         order = self.order()
