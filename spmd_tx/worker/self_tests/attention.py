@@ -55,26 +55,20 @@ class AttentionSizes(msgspec.Struct, frozen=True):
 AttendRows = Callable[[Array, Array, Array, Array], Array]  # query, key, value and segments of whole rows
 
 
-def problem_of(
-    attend: AttendRows, sizes: AttentionSizes, rows: dict[int, list[list[int]]] = ROWS
-) -> str | None:
-    """Say why an implementation must not be used; None if it is correct and gives the same bits twice."""
-    return _problem_in({}, attend, sizes, rows)
-
-
 def problem_in_sight(kernels: Kernels, sizes: AttentionSizes) -> str | None:
-    """Say the same of the windows and sinks that layers have."""
+    """Say what problem_of does, of the windows and sinks that layers have."""
     for window in sizes.windows:
         sight = paged_self_test.sight_of(window, sizes)
-        problem = _problem_in(sight, implementation(kernels, sizes.device, **sight), sizes, ROWS)
+        problem = problem_of(implementation(kernels, sizes.device, **sight), sizes, **sight)
         if problem is not None:
             return f"{problem} in a window of {window} tokens" if window else problem
     return None
 
 
-def _problem_in(
-    sight: dict[str, Any], attend: AttendRows, sizes: AttentionSizes, rows: dict[int, list[list[int]]]
+def problem_of(
+    attend: AttendRows, sizes: AttentionSizes, rows: dict[int, list[list[int]]] = ROWS, **sight: Any
 ) -> str | None:
+    """Say why an implementation must not be used; None if it is correct and gives the same bits twice."""
     run = with_gradients(attend)
     for length, lengths in rows.items():
         segments, arrays = _inputs(sizes, length, lengths)
@@ -121,12 +115,10 @@ def _inputs(sizes: AttentionSizes, length: int, rows: list[list[int]]) -> tuple[
     return segments, [jnp.asarray(random.standard_normal(s, np.float32), jnp.bfloat16) for s in shapes]
 
 
-def main(argument: str) -> None:
-    """Try one implementation after the other."""
-    sizes = msgspec.json.decode(argument.encode(), type=AttentionSizes)
+def _problem_of(name: str, sizes: AttentionSizes) -> str | None:
     problem = paged_self_test.problem_of if sizes.page_size else problem_in_sight
-    tell_verdicts(sizes.implementations, lambda name: problem(Kernels(rows=name, pages=name), sizes))
+    return problem(Kernels(rows=name, pages=name), sizes)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell_verdicts(sys.argv[1], AttentionSizes, _problem_of)

@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ LESS = 0.98  # of the plain way's time, at most
 class DecodeSizes(msgspec.Struct, frozen=True):
     """Holds the ways to try, and the sizes of the layers with which they are tried."""
 
+    what: ClassVar[str] = "decode by"  # is tried, in messages
     implementations: list[str]  # of decode_ways.WAYS
     devices: list[int]  # among those of this process
     tp: int
@@ -55,11 +56,6 @@ class DecodeSizes(msgspec.Struct, frozen=True):
     page_size: int
     paged_attention: str = "reference"
     dtype: str = "bfloat16"
-
-    @property
-    def what(self) -> str:
-        """Names what is tried, in messages."""
-        return "decode by"
 
 
 DecodeRun = Callable[[], tuple[np.ndarray, np.ndarray]]  # -> (tokens [K, B], log-probabilities [K, B])
@@ -177,11 +173,5 @@ def _random(mesh: Mesh, declared: Any) -> Any:
     return jax.tree.map(leaf, declared)
 
 
-def main(argument: str) -> None:
-    """Try one way after the other."""
-    sizes = msgspec.json.decode(argument.encode(), type=DecodeSizes)
-    tell_verdicts(sizes.implementations, lambda way: problem_of(way, sizes))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell_verdicts(sys.argv[1], DecodeSizes, problem_of)

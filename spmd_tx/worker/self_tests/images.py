@@ -7,6 +7,7 @@ prints a Verdict per implementation, as a line of JSON, as soon as it is known.
 
 import sys
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +30,11 @@ AttendPatches = Callable[
 class ImageSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of a tower's attention."""
 
+    what: ClassVar[str] = "attention of images"  # is tried, in messages
     implementations: list[str]
     heads: int
     width: int  # of a head
     device: int = 0  # among those of this process
-
-    @property
-    def what(self) -> str:
-        """Names what is tried, in messages."""
-        return "attention of images"
 
 
 def problem_of(
@@ -76,15 +73,9 @@ def implementation(kernels: Kernels, device: int) -> AttendPatches:
     return on_device(device, lambda *arrays: attend(kernels, *arrays))
 
 
-def main(argument: str) -> None:
-    """Try one implementation after the other."""
-    sizes = msgspec.json.decode(argument.encode(), type=ImageSizes)
-
-    def problem(name: str) -> str | None:
-        return problem_of(implementation(Kernels(images=name), sizes.device), sizes)
-
-    tell_verdicts(sizes.implementations, problem)
+def _problem_of(name: str, sizes: ImageSizes) -> str | None:
+    return problem_of(implementation(Kernels(images=name), sizes.device), sizes)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell_verdicts(sys.argv[1], ImageSizes, _problem_of)

@@ -16,12 +16,6 @@ from spmd_tx.worker.self_tests.verdict import Verdict
 from spmd_tx.worker.xla_flags import joined_flags
 
 SELF_TEST_SECONDS = 300.0  # for all implementations together, in case a kernel hangs
-MODULES = {  # that try what the sizes are of
-    AttentionSizes: "spmd_tx.worker.self_tests.attention",
-    ExpertSizes: "spmd_tx.worker.self_tests.products",
-    DecodeSizes: "spmd_tx.worker.self_tests.decode",
-    ImageSizes: "spmd_tx.worker.self_tests.images",
-}
 
 AnySizes = AttentionSizes | ExpertSizes | DecodeSizes | ImageSizes
 
@@ -52,14 +46,14 @@ def run_self_test(
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run the self-test for these sizes in a child process, with these flags."""
+    """Run the self-test for these sizes, their module, in a child process, with these flags."""
     environment = os.environ | {
         **environment,
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster
         "XLA_FLAGS": joined_flags(flags),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other workers' tests may run on the same host
     }
-    command = [sys.executable, "-m", MODULES[type(sizes)], msgspec.json.encode(sizes).decode()]
+    command = [sys.executable, "-m", type(sizes).__module__, msgspec.json.encode(sizes).decode()]
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=SELF_TEST_SECONDS, check=False

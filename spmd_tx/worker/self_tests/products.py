@@ -12,7 +12,7 @@ starts.
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +52,7 @@ ENCODINGS: dict[str, Callable[[int], DeviceEncoding]] = {
 class ExpertSizes(msgspec.Struct, frozen=True):
     """Holds the sizes of the experts on one device, or of the feed-forward blocks of some layers."""
 
+    what: ClassVar[str] = "products and sums"  # are tried, in messages
     implementations: list[str]
     experts: int  # or layers
     width: int  # of the model
@@ -62,11 +63,6 @@ class ExpertSizes(msgspec.Struct, frozen=True):
     group: int = 0  # inputs that share a scale
     memory: tuple[int, int] = (0, 0)  # widths of keys and values in linear layers; 0: there are none
     is_mixture: bool = True  # whether there are experts
-
-    @property
-    def what(self) -> str:
-        """Names what is tried, in messages."""
-        return "products and sums"
 
 
 def checks_of(kernels: Kernels, sizes: ExpertSizes) -> dict[str, Check]:
@@ -314,16 +310,11 @@ def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
     return jnp.asarray(random.standard_normal(shape, np.float32), jnp.dtype(dtype))
 
 
-def main(argument: str) -> None:
-    """Try the kernels of this process's platform, or the references."""
-    sizes = msgspec.json.decode(argument.encode(), type=ExpertSizes)
-
-    def problem_of(name: str) -> str | None:
-        problems = (check() for check in checks_of(Kernels(products=name), sizes).values())
-        return next((problem for problem in problems if problem is not None), None)
-
-    tell_verdicts(sizes.implementations, problem_of)
+def problem_of(name: str, sizes: ExpertSizes) -> str | None:
+    """Say the same of all kernels of an implementation that a model uses."""
+    problems = (check() for check in checks_of(Kernels(products=name), sizes).values())
+    return next((problem for problem in problems if problem is not None), None)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    tell_verdicts(sys.argv[1], ExpertSizes, problem_of)

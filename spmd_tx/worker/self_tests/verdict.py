@@ -1,7 +1,7 @@
 """What all self-tests have in common: programs on one device, how results are compared, and verdicts."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import msgspec
@@ -14,6 +14,7 @@ from spmd_tx.sharding.mesh import AXES
 # The largest allowed error of a number, in units of its own size plus the root mean square of all. The
 # reference itself has 0.05 from bfloat16's rounding; a value at a wrong position has about 1.
 MOST_ERROR = 0.1
+Sizes = TypeVar("Sizes")
 WRONG = (NotImplementedError, RuntimeError, TypeError, ValueError)  # of JAX, XLA, Pallas or cuDNN
 
 
@@ -25,11 +26,15 @@ class Verdict(msgspec.Struct, frozen=True):
     platform: str = ""  # of JAX's backend
 
 
-def tell_verdicts(implementations: Iterable[str], problem_of: Callable[[str], str | None]) -> None:
-    """Try one implementation after the other; print each Verdict as a line of JSON as soon as it is known."""
-    for name in implementations:
+def tell_verdicts(argument: str, kind: type[Sizes], problem_of: Callable[[str, Sizes], str | None]) -> None:
+    """Try one implementation after the other; print each Verdict as a line of JSON as soon as it is known.
+
+    ``argument`` is the JSON of the sizes, which name the implementations.
+    """
+    sizes: Any = msgspec.json.decode(argument, type=kind)
+    for name in sizes.implementations:
         try:
-            problem = problem_of(name)
+            problem = problem_of(name, sizes)
         except WRONG as error:
             problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         print(msgspec.json.encode(Verdict(name, problem, jax.default_backend())).decode(), flush=True)

@@ -5,7 +5,7 @@ import pytest
 from spmd_tx.worker.decode_ways import ONE_SHOT, WAYS, options_of, ways_for
 from spmd_tx.worker.self_tests import decode as decode_self_test
 from spmd_tx.worker.self_tests.decode import DecodeSizes, problem_of
-from spmd_tx.worker.self_tests.verdict import Verdict
+from spmd_tx.worker.self_tests.verdict import Verdict, tell_verdicts
 
 SIZES = DecodeSizes(
     [*WAYS], devices=[0, 1], tp=2, d_model=32, d_ff=32, heads=4, kv_heads=2, head_dim=8, page_size=16
@@ -78,7 +78,7 @@ def test_the_plain_way_is_right_whatever_else_fails(monkeypatch, capsys):
         raise RuntimeError("INVALID_ARGUMENT: no such compile option")
 
     monkeypatch.setattr(decode_self_test, "decode", fails)
-    decode_self_test.main(msgspec.json.encode(SIZES).decode())
+    tell_verdicts(msgspec.json.encode(SIZES).decode(), DecodeSizes, problem_of)
     lines = capsys.readouterr().out.splitlines()
     found = {each.implementation: each.problem for each in map(_read, lines)}
     assert found.pop("plain") is None

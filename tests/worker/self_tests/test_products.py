@@ -16,6 +16,7 @@ from spmd_tx.worker.self_tests import products as expert_self_test
 from spmd_tx.worker.self_tests.products import (
     ExpertSizes,
     checks_of,
+    problem_of,
     problem_of_choices,
     problem_of_gpu,
     problem_of_memories,
@@ -24,7 +25,7 @@ from spmd_tx.worker.self_tests.products import (
     problem_of_stack,
     problem_of_sums,
 )
-from spmd_tx.worker.self_tests.verdict import Verdict
+from spmd_tx.worker.self_tests.verdict import Verdict, tell_verdicts
 from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -258,6 +259,6 @@ def test_mosaic_gpu_is_tried_only_on_gpus_for_which_it_compiles(capability, prob
 
 
 def test_the_kernels_of_this_platform_get_one_verdict(capsys):
-    expert_self_test.main(msgspec.json.encode(SIZES).decode())
+    tell_verdicts(msgspec.json.encode(SIZES).decode(), ExpertSizes, problem_of)
     verdict = msgspec.json.decode(capsys.readouterr().out.encode(), type=Verdict)
     assert (verdict.implementation, verdict.problem) == ("reference", None)
