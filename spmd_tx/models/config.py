@@ -10,6 +10,7 @@ from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.model import EXPERT_LORA, ExpertLora, Model
 from spmd_tx.models.families.keys import Refusal
 from spmd_tx.models.families.registry import declare
+from spmd_tx.protocol.setup import Setup
 
 AS_STORED = "auto"  # the base_dtype of weights that stay as a checkpoint has them
 MTP = "mtp"  # the speculation of models that make drafts themselves
@@ -50,6 +51,12 @@ def read_model_config(
     if base_dtype != AS_STORED:
         model = _in_base_dtype(model, base_dtype, model_dir)
     return replace(model, expert_lora=layout_named(expert_lora))
+
+
+def model_of(setup: Setup) -> Model:
+    """Read the model of a worker's setup, as read_model_config does."""
+    kept = setup.expert_lora, setup.expert_weights, setup.base_dtype, setup.speculation
+    return read_model_config(Path(setup.model_dir), *kept)
 
 
 def _packing(model: Model, model_dir: Path) -> Model:

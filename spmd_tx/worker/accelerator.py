@@ -14,7 +14,7 @@ import msgspec
 
 from spmd_tx.models.attention import packed_rows
 from spmd_tx.models.attention.paged import attention as paged
-from spmd_tx.models.config import read_model_config
+from spmd_tx.models.config import model_of
 from spmd_tx.models.declared.channels import Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.mixers import Softmax
@@ -27,7 +27,7 @@ from spmd_tx.worker.kernel_choices import settle
 from spmd_tx.worker.self_tests.attention import AttentionSizes
 from spmd_tx.worker.self_tests.decode import DecodeSizes
 from spmd_tx.worker.self_tests.images import ImageSizes
-from spmd_tx.worker.self_tests.process import run_self_test
+from spmd_tx.worker.self_tests.process import AnySizes, run_self_test
 from spmd_tx.worker.self_tests.products import ExpertSizes
 from spmd_tx.worker.xla_flags import MEMORY_FRACTION, joined_flags, wanted_flags
 
@@ -45,13 +45,7 @@ def prepare_accelerator(
     is_gpu = has_nvidia_gpu()
     if not is_gpu and not has_tpu():
         return msgspec.structs.replace(setup, kernels=Kernels())
-    model = read_model_config(
-        Path(setup.model_dir),
-        setup.expert_lora,
-        setup.expert_weights,
-        setup.base_dtype,
-        setup.speculation,
-    )
+    model = model_of(setup)
     first = device_ids[0] if device_ids else 0
     folder = setup.kernel_choices or setup.compilation_cache
     if is_gpu:
@@ -65,23 +59,26 @@ def prepare_accelerator(
     try_one = partial(run_self_test, setup.compilation_cache, environment=environment)
     platform: Platform = "gpu" if is_gpu else "tpu"
     choice = settle(folder, flags, sizes, try_one)
-    progress("trying attention to pages")
-    of_pages = settle(folder, choice.flags, page_sizes_of(setup, model, platform, sizes), try_one)
-    progress("trying kernels of products and sums")
-    of_experts = settle(folder, choice.flags, expert_sizes_of(setup, model, platform, sizes.device), try_one)
-    rows, pages, products = (each.implementation for each in (choice, of_pages, of_experts))
-    kernels = Kernels(platform, rows, pages, products)
-    of_images = image_sizes_of(setup, model, platform, sizes.device)
-    if of_images is not None:
-        progress("trying attention of images")
-        images = settle(folder, choice.flags, of_images, try_one).implementation
-        kernels = msgspec.structs.replace(kernels, images=images)
+    kernels = Kernels(platform, choice.implementation)
+
+    def choose(task: str, message: str, sizes: AnySizes) -> None:
+        nonlocal kernels
+        progress(message)
+        fastest = settle(folder, choice.flags, sizes, try_one).implementation
+        kernels = msgspec.structs.replace(kernels, **{task: fastest})
+
+    choose("pages", "trying attention to pages", page_sizes_of(setup, model, platform, sizes))
+    choose(
+        "products",
+        "trying kernels of products and sums",
+        expert_sizes_of(setup, model, platform, sizes.device),
+    )
+    if of_images := image_sizes_of(setup, model, platform, sizes.device):
+        choose("images", "trying attention of images", of_images)
     if is_gpu:
         ways = decode_sizes_of(setup, model, device_ids, kernels.pages)
         if ways.implementations != [PLAIN]:
-            progress("trying ways to run a decode")
-            way = settle(folder, choice.flags, ways, try_one).implementation
-            kernels = msgspec.structs.replace(kernels, decode=way)
+            choose("decode", "trying ways to run a decode", ways)
         os.environ["XLA_FLAGS"] = joined_flags(choice.flags)
     return msgspec.structs.replace(setup, kernels=kernels)
 

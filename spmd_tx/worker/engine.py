@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from jax.sharding import Mesh
 
-from spmd_tx.models.config import read_model_config
+from spmd_tx.models.config import model_of
 from spmd_tx.protocol.commands import (
     AnyCommand,
     Compile,
@@ -93,13 +93,7 @@ class Engine:
         report_aside: ReportAside = lambda kind, **fields: None,
     ) -> "Engine":
         """Load the base model and allocate everything else."""
-        model = read_model_config(
-            Path(setup.model_dir),
-            setup.expert_lora,
-            setup.expert_weights,
-            setup.base_dtype,
-            setup.speculation,
-        )
+        model = model_of(setup)
         mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         keep_float32(setup.dtype, platform(mesh))
         if must_agree(mesh):

@@ -190,7 +190,7 @@ def test_on_a_gpu_the_environment_is_set_and_the_choice_is_told(tmp_path, monkey
     gpu = FakeGpu(wrong=["triton", "product", "graphs and one-shot"], unknown=[xla_flags.OVERLAPPED[1]])
     tried = []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
+    monkeypatch.setattr(accelerator, "model_of", lambda *_: model)
     monkeypatch.setattr(
         accelerator, "run_self_test", lambda _, flags, sizes, **_e: tried.append(sizes) or gpu(flags, sizes)
     )
@@ -244,7 +244,7 @@ def test_choices_of_kernels_are_kept_apart_from_the_cache_and_have_a_name(tmp_pa
 def test_the_choice_of_attention_is_kept_with_those_of_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
     model = resized(TINY, vocab_size=256, n_heads=8, n_kv_heads=1)
-    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: model)
+    monkeypatch.setattr(accelerator, "model_of", lambda *_: model)
     monkeypatch.setattr(accelerator, "run_self_test", lambda _, flags, sizes, **_e: FakeGpu()(flags, sizes))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
@@ -258,7 +258,7 @@ def test_attention_of_images_is_tried_where_a_model_sees_in_bfloat16(tmp_path, m
     tower = Tower(depth=2, width=64, inner=128, heads=4, side=8, out=64)
     sees, tried = replace_fields(TINY, tower=tower), []
     monkeypatch.setattr(accelerator, "has_nvidia_gpu", lambda: True)
-    monkeypatch.setattr(accelerator, "read_model_config", lambda *_: sees)
+    monkeypatch.setattr(accelerator, "model_of", lambda *_: sees)
     monkeypatch.setattr(
         accelerator,
         "run_self_test",

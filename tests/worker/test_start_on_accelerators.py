@@ -31,7 +31,7 @@ class Programs:
 def start(monkeypatch, tmp_path):
     """Returns a function that starts a worker on absent GPUs, and returns its programs."""
     kept = jax.config.jax_enable_compilation_cache, jax.config.jax_default_matmul_precision
-    monkeypatch.setattr(engines, "read_model_config", lambda *arguments: MODEL)
+    monkeypatch.setattr(engines, "model_of", lambda *arguments: MODEL)
     monkeypatch.setattr(engines, "ahead_of_need", lambda plan, mesh: (None, None))
     monkeypatch.setattr(engines, "allocate", lambda plan, progress: (None, None))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jax
 
-from spmd_tx.models.config import read_model_config
+from spmd_tx.models.config import model_of
 from spmd_tx.processes.orders import orders_from
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
@@ -37,13 +37,7 @@ class Compiler:
         # A program from JAX's cache could not be stored.
         jax.config.update("jax_enable_compilation_cache", False)
         setup = begin.setup
-        model = read_model_config(
-            Path(setup.model_dir),
-            setup.expert_lora,
-            setup.expert_weights,
-            setup.base_dtype,
-            setup.speculation,
-        )
+        model = model_of(setup)
         self._mesh = mesh = make_mesh(setup.fsdp, setup.ep, setup.tp)
         plan = make_plan(Sizes(setup, model, mesh, compute_dtype(setup)), begin.memory)
         here = surroundings(plan, mesh)
