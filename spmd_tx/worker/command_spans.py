@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from spmd_tx.open_telemetry import VERSION, open_traces, shut_down
@@ -60,9 +59,7 @@ class CommandSpans:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._is_ending.set()
         if kind is None:  # else the failure is reported first, and ends the process
             self._thread.join()

@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Any
 
 from spmd_tx.protocol.programs import CompileReport
@@ -25,9 +24,7 @@ class Heartbeat:
     def __enter__(self) -> None:
         self._thread.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_ending = True
         self._wake.set()
         self._thread.join()

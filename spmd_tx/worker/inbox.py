@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any
 
 import zmq
@@ -48,14 +47,6 @@ class Inbox:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-
-    def __enter__(self) -> "Inbox":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def hello(self, timeout: float, jax_port: int = 0) -> Setup:
         """Introduce this worker. Raises MeshError when nobody answers within ``timeout`` seconds."""

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import threading
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -33,9 +32,7 @@ class ResultSignal:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._results.put(None)  # the thread may wait for what never comes
         self._here.close()
 

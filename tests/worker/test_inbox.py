@@ -1,3 +1,5 @@
+from contextlib import closing
+
 import jax.numpy as jnp
 import pytest
 import zmq
@@ -68,7 +70,7 @@ def coordinator():
 
 @pytest.fixture
 def inbox(coordinator):
-    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS) as inbox:
+    with closing(Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS)) as inbox:
         yield inbox
 
 
@@ -98,7 +100,7 @@ def test_process_0_says_where_jax_may_listen(coordinator, inbox):
 
 def test_another_secret_gets_no_answer(coordinator):
     stranger = Keys.of("another secret of this test")
-    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=stranger) as inbox:
+    with closing(Inbox(coordinator.address, process=1, generation=GENERATION, keys=stranger)) as inbox:
         with pytest.raises(MeshError):
             inbox.hello(0.3)
         assert coordinator.socket.poll(0) == 0
@@ -180,7 +182,7 @@ def test_commands_sent_before_the_coordinator_went_away_are_still_there(coordina
 
 
 def test_the_last_report_arrives_although_the_inbox_closes(coordinator):
-    with Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS) as inbox:
+    with closing(Inbox(coordinator.address, process=1, generation=GENERATION, keys=KEYS)) as inbox:
         inbox.report(Hello)
     assert coordinator.receive() == Hello(generation=GENERATION, process=1)
 
@@ -191,7 +193,7 @@ def test_a_report_aside_arrives_although_the_coordinator_is_slow_to_greet(monkey
     early = Coordinator()
     address = early.address
     early.close()
-    with Inbox(address, process=1, generation=GENERATION, keys=KEYS) as inbox:
+    with closing(Inbox(address, process=1, generation=GENERATION, keys=KEYS)) as inbox:
         inbox.report_aside(Written, path="here")
         late = Coordinator(address)
         assert late.receive().path == "here"
