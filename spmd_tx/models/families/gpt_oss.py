@@ -2,11 +2,11 @@
 
 from spmd_tx.models.declared.channels import ExpertSources, Mixture
 from spmd_tx.models.declared.encoding import Mxfp4
-from spmd_tx.models.declared.layers import Layer, Norm, in_cycles
+from spmd_tx.models.declared.layers import Layer, in_cycles
 from spmd_tx.models.declared.maps import TensorSource
-from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import LAYER, Model
 from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.decoder import read_sizes
 from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
@@ -21,9 +21,8 @@ def mixture(keys: ConfigKeys) -> Model:
     quantization = keys.within("quantization_config")
     if quantization.get("quant_method", "mxfp4") != "mxfp4":
         raise quantization.wrong("quant_method", "; of gpt-oss only mxfp4 and bfloat16 are read")
-    sizes = keys.sizes()
-    norm = Norm(sizes["rms_norm_eps"])
-    rope = read_rope(keys, sizes["head_dim"])
+    sizes = read_sizes(keys)
+    rope = read_rope(keys, sizes.head_width)
     experts, chosen = keys.experts()
     width = keys.count("intermediate_size")
     channel = Mixture(
@@ -38,27 +37,12 @@ def mixture(keys: ConfigKeys) -> Model:
     )
 
     def layer(kind: str) -> Layer:
-        mixer = Softmax(
-            sizes["n_heads"],
-            sizes["n_kv_heads"],
-            sizes["head_dim"],
-            rope,
-            norm.eps,
-            window=keys.count("sliding_window") if kind == SLIDING else 0,
-            sinks=True,
-            biases=("q", "k", "v", "o") if keys.flag("attention_bias", True) else (),
-        )
-        return Layer(mixer, channel, norm)
+        window = keys.count("sliding_window") if kind == SLIDING else 0
+        biases = ("q", "k", "v", "o") if keys.flag("attention_bias", True) else ()
+        mixer = sizes.attention(rope, window=window, sinks=True, biases=biases)
+        return Layer(mixer, channel, sizes.norm)
 
-    return Model(
-        architecture=sizes["architecture"],
-        vocab_size=sizes["vocab_size"],
-        d_model=sizes["d_model"],
-        stack=in_cycles(tuple(layer(kind) for kind in _kinds(keys))),
-        norm=norm,
-        max_positions=rope.most_positions(sizes["max_positions"]),
-        is_tied=sizes["tied_embeddings"],
-    )
+    return sizes.model(in_cycles(tuple(map(layer, _kinds(keys)))), rope)
 
 
 def _kinds(keys: ConfigKeys) -> list[str]:

@@ -126,28 +126,6 @@ class ConfigKeys:
     def layers(self) -> int:
         return self.count("num_hidden_layers", most=MOST_LAYERS)
 
-    def sizes(self) -> dict[str, Any]:
-        """Return what all decoder-only models have, by the names of PlainSizes."""
-        heads = self.count("num_attention_heads")
-        kv_heads = self.count_or("num_key_value_heads", heads)
-        if heads % kv_heads:
-            raise Refusal(
-                f"has {heads} num_attention_heads, not a multiple of its {kv_heads} num_key_value_heads"
-            )
-        d_model = self.count("hidden_size")
-        return {
-            "architecture": self.raw["architectures"][0],
-            "vocab_size": self.count("vocab_size"),
-            "d_model": d_model,
-            "n_layers": self.layers(),
-            "n_heads": heads,
-            "n_kv_heads": kv_heads,
-            "head_dim": self.count_or("head_dim", d_model // heads),
-            "rms_norm_eps": self.number("rms_norm_eps"),
-            "tied_embeddings": self.flag("tie_word_embeddings"),
-            "max_positions": self.count("max_position_embeddings"),
-        }
-
     def experts(self) -> tuple[int, int]:
         """Return the number of experts, and how many of them a token chooses."""
         experts = self.count("num_local_experts" if self.has("num_local_experts") else "num_experts")

@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from spmd_tx.models.declared.channels import Glu
-from spmd_tx.models.declared.layers import Cycle, Layer, Norm, in_cycles
+from spmd_tx.models.declared.layers import Layer, in_cycles
 from spmd_tx.models.declared.maps import TensorSource
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.families.decoder import read_sizes
 from spmd_tx.models.families.keys import ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 
@@ -72,18 +73,8 @@ def _model(
 ) -> Model:
     keys = keys.with_defaults(rope_theta=FIRST_THETA)
     keys.only(hidden_act="silu")
-    sizes = keys.sizes()
-    heads, kv_heads, width = sizes["n_heads"], sizes["n_kv_heads"], sizes["head_dim"]
-    norm, rope = Norm(sizes["rms_norm_eps"]), read_rope(keys, width)
-    mixer = Softmax(heads, kv_heads, width, rope, norm.eps, biases=biases)
+    sizes = read_sizes(keys)
+    rope = read_rope(keys, sizes.head_width)
     channel = Glu(keys.count("intermediate_size"), has_bias=has_mlp_bias)
-    positions = rope.most_positions(sizes["max_positions"])
-    return Model(
-        architecture=sizes["architecture"],
-        vocab_size=sizes["vocab_size"],
-        d_model=sizes["d_model"],
-        stack=(Cycle((Layer(mixer, channel, norm),), sizes["n_layers"]),),
-        norm=norm,
-        max_positions=min(positions, window) if window else positions,
-        is_tied=sizes["tied_embeddings"],
-    )
+    model = sizes.model(Layer(sizes.attention(rope, biases=biases), channel, sizes.norm), rope)
+    return replace(model, max_positions=min(model.max_positions, window or model.max_positions))

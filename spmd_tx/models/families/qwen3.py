@@ -1,16 +1,17 @@
 """Qwen3, dense and with experts (Yang et al. 2025)."""
 
-from typing import Any
-
+from spmd_tx.models.declared.channels import Glu, Mixture
+from spmd_tx.models.declared.layers import Channel, Layer
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import PlainSizes
+from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.decoder import read_sizes
 from spmd_tx.models.families.keys import ConfigKeys
 from spmd_tx.models.families.rope import read_rope
 
 
 def dense(keys: ConfigKeys) -> Model:
     """Declare a Qwen3ForCausalLM."""
-    return PlainSizes(**_sizes(keys), d_ff=keys.count("intermediate_size")).model()
+    return _model(keys, Glu(keys.count("intermediate_size")))
 
 
 def mixture(keys: ConfigKeys) -> Model:
@@ -23,19 +24,13 @@ def mixture(keys: ConfigKeys) -> Model:
                 f"({key} {every_layer!r})",
             )
     experts, chosen = keys.experts()
-    sizes = PlainSizes(
-        **_sizes(keys),
-        d_ff=keys.count("moe_intermediate_size"),
-        n_experts=experts,
-        experts_per_token=chosen,
-        normalize_expert_weights=keys.flag("norm_topk_prob"),
-    )
-    return sizes.model()
+    route = Route("softmax", normalise=keys.flag("norm_topk_prob"))
+    return _model(keys, Mixture(experts, chosen, keys.count("moe_intermediate_size"), route))
 
 
-def _sizes(keys: ConfigKeys) -> dict[str, Any]:
+def _model(keys: ConfigKeys, channel: Channel) -> Model:
     keys.only(use_sliding_window=False, attention_bias=False, hidden_act="silu")
     keys.of_layers("layer_types", "full_attention")
-    sizes = keys.sizes()
-    rope = read_rope(keys, sizes["head_dim"])
-    return sizes | {"rope": rope, "max_positions": rope.most_positions(sizes["max_positions"])}
+    sizes = read_sizes(keys)
+    rope = read_rope(keys, sizes.head_width)
+    return sizes.model(Layer(sizes.attention(rope, qk_norm=True), channel, sizes.norm), rope)

@@ -4,17 +4,15 @@ Their checkpoints have a vision tower, and a layer that predicts one token more.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from spmd_tx.models.declared.channels import ExpertSources, Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
-from spmd_tx.models.declared.layers import Channel, Layer, Mixer, Norm, in_cycles
+from spmd_tx.models.declared.layers import Channel, Layer, Mixer, in_cycles
 from spmd_tx.models.declared.maps import TensorSource, linear
-from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.mtp import MtpLayer
-from spmd_tx.models.declared.rope import Rope
 from spmd_tx.models.declared.route import Route
+from spmd_tx.models.families.decoder import read_sizes
 from spmd_tx.models.families.keys import MOST_LAYERS, ConfigKeys, Refusal
 from spmd_tx.models.families.rope import read_rope
 from spmd_tx.models.families.tower import read_tower, with_sections
@@ -38,30 +36,25 @@ def mixture(keys: ConfigKeys) -> Model:
 def _model(keys: ConfigKeys, channel: Callable[[ConfigKeys, str], Channel]) -> Model:
     text, is_inner = keys.text()
     prefix = "model.language_model." if is_inner else "model."
-    sizes, at = text.sizes(), f"{prefix}layers.{{layer}}."
+    sizes, at = read_sizes(text, is_zero_centred=True), f"{prefix}layers.{{layer}}."
     text.only(attention_bias=False, hidden_act="silu", attn_output_gate=True)
     text.only(mlp_only_layers=[], decoder_sparse_step=1)
-    norm = Norm(sizes["rms_norm_eps"], is_zero_centred=True)
-    rope, tower = read_rope(text, sizes["head_dim"]), read_tower(keys, sizes["d_model"])
+    rope, tower = read_rope(text, sizes.head_width), read_tower(keys, sizes.d_model)
     if tower is not None:
-        rope = with_sections(rope, text, sizes["head_dim"])
-    mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: _attention(sizes, rope)}
+        rope = with_sections(rope, text, sizes.head_width)
+    attention = sizes.attention(rope, qk_norm=True, gate=True, is_zero_centred=True)
+    mixers: dict[str, Mixer] = {LINEAR: _delta_rule(text), FULL: attention}
     layers = tuple(
-        Layer(mixers[kind], channel(text, at), norm) for kind in _layer_types(text, sizes["n_layers"])
+        Layer(mixers[kind], channel(text, at), sizes.norm) for kind in _layer_types(text, sizes.n_layers)
     )
-    return Model(
-        architecture=sizes["architecture"],
-        vocab_size=sizes["vocab_size"],
-        d_model=sizes["d_model"],
-        stack=in_cycles(layers),
-        norm=norm,
-        max_positions=rope.most_positions(sizes["max_positions"]),
+    return sizes.model(
+        in_cycles(layers),
+        rope,
         embed=TensorSource(f"{prefix}embed_tokens.weight"),
         final_norm=TensorSource(f"{prefix}norm.weight"),
-        is_tied=sizes["tied_embeddings"],
         layer_prefix=at,
         ignored=IGNORED,
-        mtp=_mtp(text, Layer(mixers[FULL], channel(text, MTP_LAYER), norm)),
+        mtp=_mtp(text, Layer(attention, channel(text, MTP_LAYER), sizes.norm)),
         tower=tower,
     )
 
@@ -109,19 +102,6 @@ def _delta_rule(text: ConfigKeys) -> DeltaRule:
         v_width=text.count("linear_value_head_dim"),
         taps=taps,
         eps=text.number("rms_norm_eps"),
-    )
-
-
-def _attention(sizes: dict[str, Any], rope: Rope) -> Softmax:
-    return Softmax(
-        heads=sizes["n_heads"],
-        kv_heads=sizes["n_kv_heads"],
-        width=sizes["head_dim"],
-        rope=rope,
-        eps=sizes["rms_norm_eps"],
-        qk_norm=True,
-        gate=True,
-        is_zero_centred=True,
     )
 
 

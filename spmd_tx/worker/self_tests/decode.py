@@ -23,8 +23,10 @@ from jax.sharding import Mesh
 from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.models.attention.kv_cache import cache_weights
 from spmd_tx.models.base_weights import weights
+from spmd_tx.models.declared.channels import Glu
+from spmd_tx.models.declared.layers import Cycle, Layer, Norm
+from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
-from spmd_tx.models.declared.plain import PlainSizes
 from spmd_tx.models.declared.rope import Rope
 from spmd_tx.protocol.commands import STOP_TOKENS
 from spmd_tx.protocol.kernels import PALLAS, Kernels
@@ -122,21 +124,10 @@ def decode(way: str, sizes: DecodeSizes) -> DecodeRun:
 
 
 def _model(sizes: DecodeSizes) -> Model:
-    plain = PlainSizes(
-        architecture="",
-        vocab_size=VOCABULARY,
-        d_model=sizes.d_model,
-        d_ff=sizes.d_ff,
-        n_layers=LAYERS,
-        n_heads=sizes.heads,
-        n_kv_heads=sizes.kv_heads,
-        head_dim=sizes.head_dim,
-        rope=Rope(1e6),
-        rms_norm_eps=1e-6,
-        tied_embeddings=True,
-        max_positions=CONTEXT,
-    )
-    return plain.model()
+    norm = Norm(1e-6)
+    mixer = Softmax(sizes.heads, sizes.kv_heads, sizes.head_dim, Rope(1e6), norm.eps, qk_norm=True)
+    stack = (Cycle((Layer(mixer, Glu(sizes.d_ff), norm),), LAYERS),)
+    return Model("", VOCABULARY, sizes.d_model, stack, norm, CONTEXT, is_tied=True)
 
 
 def _rows(count: int) -> DecodeRows:
