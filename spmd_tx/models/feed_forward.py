@@ -31,7 +31,7 @@ def feed_forward(layer: LayerPass, x_BTD: Array, replayed_BTC: Array | None) -> 
     """Run the gated block, or a mixture, with its residual; return chosen experts, too."""
     channel, level = layer.place.layer.channel, layer.how.remat
     h_BTD = layer.norm(x_BTD, "mlp_norm")
-    names = [name for name in layer.lora if lora.group_of(layer.model, layer.place.name(name)) == "mlp"]
+    names = [name for name in layer.lora if layer.model.adapted[layer.place.name(name)].group == "mlp"]
     parts = parts_of(h_BTD.shape[1], level) if names else 1  # trained matrices sum over all tokens at once
     if level is None or parts == 1:
         y_BTD, choices_BTC = _channel(layer, h_BTD, replayed_BTC)

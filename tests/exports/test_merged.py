@@ -21,7 +21,6 @@ from spmd_tx.errors import StartError
 from spmd_tx.exports import tensors as exported
 from spmd_tx.exports.merged import export_merged
 from spmd_tx.models.adapter_formats import peft
-from spmd_tx.models.adapters.lora import rank_of
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.checkpoint.files import INDEX_FILE, SINGLE_FILE
@@ -51,7 +50,7 @@ def expected(path, adapter, folder):
     factors = peft.read(folder, adapter, model, adapter.rank)
     layers = {name: base.layers[name] for name in base.layers}
     for name, its in factors.layers.items():
-        scale = adapter.alpha / rank_of(model, name, adapter.rank)
+        scale = adapter.alpha / model.adapted[name].rank(adapter.rank)
         a, b = ((f[:, None] if f.ndim < layers[name].ndim else f) for f in (its.a, its.b))
         layers[name] = layers[name] + np.float32(scale) * (a.swapaxes(-1, -2) @ b)
     head = base.unembed + np.float32(adapter.scale) * (factors.head.b.T @ factors.head.a)

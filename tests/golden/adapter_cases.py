@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from spmd_tx.models.adapters.lora import Adapters, Lora, lead, rank_of, shapes
+from spmd_tx.models.adapters.lora import Adapters, Lora, shapes
 from spmd_tx.models.declared.maps import Map
-from spmd_tx.models.declared.model import ExpertLora, Model
+from spmd_tx.models.declared.model import FACTORS, ExpertLora, Model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.golden.families import CONFIGS, LENGTH, tokens
@@ -93,7 +93,7 @@ def summary(name: str, gradient: np.ndarray) -> np.ndarray:
 
 
 def scale_of(model: Model, name: str) -> float:
-    return ADAPTER.alpha / rank_of(model, name, ADAPTER.rank)
+    return ADAPTER.alpha / model.adapted[name].rank(ADAPTER.rank)
 
 
 def matrices(model: Model, name: str, tensors: Tensors) -> Iterator[tuple[Any, Any, np.ndarray]]:
@@ -102,11 +102,11 @@ def matrices(model: Model, name: str, tensors: Tensors) -> Iterator[tuple[Any, A
     if adapted.numbers is None:
         yield (), (), tensors[HEAD_TENSOR].T
         return
-    many = lead(model, name)
+    of_a, of_b = (len(adapted.lead(factor)) for factor in FACTORS)
     for place, layer in enumerate(adapted.numbers):
         for expert in range(adapted.map.experts or 1):
             index = (place, expert)
-            yield index[: len(many.a)], index[: len(many.b)], _matrix(adapted.map, tensors, layer, expert)
+            yield index[:of_a], index[:of_b], _matrix(adapted.map, tensors, layer, expert)
 
 
 def _matrix(declared: Map, tensors: Tensors, layer: int, expert: int) -> np.ndarray:

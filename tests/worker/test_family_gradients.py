@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.adapters.lora import Adapters, Lora, rank_in_experts, rank_of
+from spmd_tx.models.adapters.lora import Adapters, Lora, rank_in_experts
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.sharding.mesh import make_mesh
@@ -38,7 +38,7 @@ def in_slots(case: Case) -> Adapters[np.ndarray]:
     model = case.model
 
     def pair(name: str, factors: Lora[np.ndarray]) -> Lora[np.ndarray]:
-        most = rank_of(model, name, MAX_RANK)
+        most = model.adapted[name].rank(MAX_RANK)
 
         def stacked(factor: np.ndarray) -> np.ndarray:
             *many, rank, width = factor.shape
@@ -104,7 +104,7 @@ def test_gradients_equal_those_of_transformers(tmp_path, case, shape, split_base
     off, furthest = np.abs(logprobs - expected).max(), 0.0
     assert off <= LOGPROB
     for name, gradient in gradients.items():
-        rank = rank_of(case.model, name.rpartition(".")[0], ADAPTER.rank)
+        rank = case.model.adapted[name.rpartition(".")[0]].rank(ADAPTER.rank)
         assert not np.any(gradient[..., rank:, :]), f"{name}: the padding has a gradient"
         found, wanted = summary(name, gradient[..., :rank, :]), golden[f"{case.name}/{name}"]
         largest = np.abs(wanted[:-1]).max()

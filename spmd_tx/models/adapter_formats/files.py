@@ -25,9 +25,9 @@ import ml_dtypes  # noqa: F401 - with it NumPy knows the names of types in files
 import numpy as np
 
 from spmd_tx.models.declared.maps import AdapterGroup
-from spmd_tx.models.declared.model import Adapted, Model
+from spmd_tx.models.declared.model import Model
 from spmd_tx.models.declared.state_shapes import ArrayShape
-from spmd_tx.protocol.commands import AdapterSpec, expert_rank
+from spmd_tx.protocol.commands import AdapterSpec
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -81,7 +81,7 @@ class AdapterModule(NamedTuple):
 def trained_maps(adapter: AdapterSpec, model: Model) -> list[str]:
     """Return the names of the maps that an adapter trains, in the order of declaration."""
     trains = {"attn": adapter.train_attn, "mlp": adapter.train_mlp, "unembed": adapter.train_unembed}
-    return [name for name, each in model.adapted.items() if trains[_group(each)]]
+    return [name for name, each in model.adapted.items() if trains[each.group]]
 
 
 def modules(adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
@@ -93,7 +93,7 @@ def modules(adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
 def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[AdapterModule]:
     adapted = model.adapted[name]
     declared, module = adapted.map, PREFIX + adapted.map.adapter_module.replace(TEXT_MODEL, "")
-    rank = _rank(adapted, adapter, model)
+    rank = adapted.rank(adapter.rank)
     a, b = (rank, declared.width_in), (declared.width_out, rank)
     if declared.experts and model.expert_lora == "shared-outer":
         many_a, many_b = (1 if declared.outer_factor == factor else declared.experts for factor in ("a", "b"))
@@ -104,15 +104,6 @@ def _modules_of(name: str, adapter: AdapterSpec, model: Model) -> Iterator[Adapt
     for index in product(*map(range, adapted.lead("a"))):
         numbers = {} if adapted.numbers is None else {"layer": adapted.numbers[index[0]], "expert": index[-1]}
         yield AdapterModule(name, index, module.format(**numbers), a, b)
-
-
-def _rank(adapted: Adapted, adapter: AdapterSpec, model: Model) -> int:
-    return expert_rank(adapter.rank, model.expert_rank_divisor) if adapted.map.experts else adapter.rank
-
-
-def _group(adapted: Adapted) -> AdapterGroup:
-    assert adapted.map.group is not None
-    return adapted.map.group
 
 
 def stored_names(tensors: Iterable[str]) -> dict[str, str]:
@@ -171,7 +162,7 @@ def config_of(adapter: AdapterSpec, model: Model, base_model: str) -> bytes:
     }
     if model.n_experts and adapter.train_mlp and model.expert_lora == "per-expert":
         experts = {
-            _last_part(model, name): _rank(adapted, adapter, model)
+            _last_part(model, name): adapted.rank(adapter.rank)
             for name, adapted in model.adapted.items()
             if adapted.map.experts
         }

@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
 from spmd_tx.models.declared.maps import AdapterGroup, is_split
-from spmd_tx.models.declared.model import HEAD, Model
+from spmd_tx.models.declared.model import FACTORS, HEAD, Model
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
@@ -55,20 +55,7 @@ class Adapters(TreeNode, Generic[Leaf]):
 
 def names(model: Model, *groups: AdapterGroup) -> tuple[str, ...]:
     """Return the names of the adapted maps of some groups, in the order of declaration."""
-    return tuple(name for name, each in model.adapted.items() if each.map.group in groups)
-
-
-def group_of(model: Model, name: str) -> AdapterGroup:
-    """Return the flag that an adapted map follows."""
-    group = model.adapted[name].map.group
-    assert group is not None
-    return group
-
-
-def widths(model: Model) -> dict[str, tuple[int, int]]:
-    """Return the input and output width of every adapted linear map."""
-    maps = model.adapted
-    return {name: (each.map.width_in, each.map.width_out) for name, each in maps.items()}
+    return tuple(name for name, each in model.adapted.items() if each.group in groups)
 
 
 def local_widths(model: Model, name: str, tp: int) -> tuple[int, int]:
@@ -79,20 +66,9 @@ def local_widths(model: Model, name: str, tp: int) -> tuple[int, int]:
     return declared.width_in // of_in, declared.width_out // of_out
 
 
-def lead(model: Model, name: str) -> Lora[tuple[int, ...]]:
-    """Return the leading dimensions of a map's factors: (layers,), (layers, experts), or ()."""
-    found = model.adapted[name]
-    return Lora(found.lead("a"), found.lead("b"))
-
-
 def has_experts(model: Model, name: str) -> bool:
     """Say whether a map is one of each expert."""
     return model.adapted[name].map.experts > 0
-
-
-def rank_of(model: Model, name: str, rank: int) -> int:
-    """Return the rank of one map's factors in an adapter of the given rank."""
-    return rank_in_experts(model, rank) if has_experts(model, name) else rank
 
 
 def rank_in_experts(model: Model, rank: int) -> int:
@@ -102,8 +78,7 @@ def rank_in_experts(model: Model, rank: int) -> int:
 
 def shapes(model: Model, name: str, rank: int) -> Lora[tuple[int, ...]]:
     """Return the shapes of one map's factors in an adapter of the given rank: [..., R, I] and [..., R, O]."""
-    (width_in, width_out), found, used = widths(model)[name], lead(model, name), rank_of(model, name, rank)
-    return Lora((*found.a, used, width_in), (*found.b, used, width_out))
+    return Lora(*(model.adapted[name].shape(factor, rank) for factor in FACTORS))
 
 
 def adapter_weights(

@@ -10,11 +10,12 @@ from spmd_tx.models.declared.channels import Glu, Mixture
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.latent import Latent
 from spmd_tx.models.declared.layers import Layer, LayerArray, Mixer, Norm, Stack, StackPlace
-from spmd_tx.models.declared.maps import Map, TensorSource, linear
+from spmd_tx.models.declared.maps import AdapterGroup, Map, TensorSource, linear
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.mtp import JOINS, MtpLayer
 from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
+from spmd_tx.protocol.commands import expert_rank
 
 Factor = Literal["a", "b"]  # of an adapter: the one that takes the input, and the one that gives the output
 FACTORS: tuple[Factor, Factor] = ("a", "b")
@@ -37,6 +38,22 @@ class Adapted:
     map: Map
     numbers: range | None  # None: it is in no layer
     layout: ExpertLora
+    rank_divisor: int  # of the rank, where each expert has the map
+
+    @property
+    def group(self) -> AdapterGroup:
+        """The flag that its adapters follow."""
+        assert self.map.group is not None
+        return self.map.group
+
+    def rank(self, rank: int) -> int:
+        """Return the rank of its factors in an adapter of the given rank."""
+        return expert_rank(rank, self.rank_divisor) if self.map.experts else rank
+
+    def shape(self, factor: Factor, rank: int) -> tuple[int, ...]:
+        """Return the shape of a factor in an adapter of the given rank: [..., R, I] or [..., R, O]."""
+        width = self.map.width_in if factor == "a" else self.map.width_out
+        return (*self.lead(factor), self.rank(rank), width)
 
     def lead(self, factor: Factor) -> tuple[int, ...]:
         """Return the leading dimensions of a factor: (layers, experts), (layers,), or ()."""
@@ -156,14 +173,15 @@ class Model:
     @cached_property
     def adapted(self) -> dict[str, Adapted]:
         """The maps that adapters have factors for, by their names in the model; the head is the last one."""
+        how = self.expert_lora, self.expert_rank_divisor
         adapted = {
-            place.name(array.name): Adapted(array, place.numbers, self.expert_lora)
+            place.name(array.name): Adapted(array, place.numbers, *how)
             for place in self.places
             for array in self.arrays(place)
             if isinstance(array, Map) and array.group is not None
         }
         head = Map(HEAD, self.d_model, self.vocab_size, linear("lm_head"), "columns", "unembed")
-        return adapted | {HEAD: Adapted(head, None, self.expert_lora)}
+        return adapted | {HEAD: Adapted(head, None, *how)}
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:

@@ -8,7 +8,7 @@ Bytes are per device, rows per data shard.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from spmd_tx.models.attention.page_loop import SEVERAL_PAGES
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import StackPlace
 from spmd_tx.models.declared.maps import Map, parts
-from spmd_tx.models.declared.model import HEAD, Model
+from spmd_tx.models.declared.model import FACTORS, HEAD, Adapted, Model
 from spmd_tx.models.experts.layout import Choices
 from spmd_tx.models.experts.moe import GROUP_ELEMENTS, is_small
 from spmd_tx.models.linear_attention.delta_rule import CHUNK, SPAN
@@ -308,17 +308,14 @@ class StepMemory:
     @cached_property
     def _adapter_numbers(self) -> dict[str, float]:
         """The numbers of one adapter's factors of each map, on a device, if fsdp does not split them."""
-        return {name: self._numbers_of(name, *widths) for name, widths in lora.widths(self.model).items()}
+        return {name: sum(self._numbers_of(each)) for name, each in self.model.adapted.items()}
 
-    def _numbers_of(self, name: str, width_in: int, width_out: int) -> float:
-        is_by_rows = self.model.adapted[name].map.split == "rows"
-        of_row, of_column = (self._tp, 1) if is_by_rows else (1, self._tp)
-        rank, lead = lora.rank_of(self.model, name, self.max_rank), lora.lead(self.model, name)
-        return rank * (self._count(lead.a) * width_in / of_row + self._count(lead.b) * width_out / of_column)
-
-    def _count(self, lead: tuple[int, ...]) -> float:
-        """Return how many factors with these leading dimensions a device has; ep splits experts."""
-        return math.prod(lead) / (self.mesh.shape[EP] if len(lead) == 2 else 1)
+    def _numbers_of(self, adapted: Adapted) -> Iterator[float]:
+        """Yield those of each factor; tp splits one of them, and ep experts."""
+        for factor in FACTORS:
+            devices = self._tp if (factor == "a") == (adapted.map.split == "rows") else 1
+            devices *= self.mesh.shape[EP] if len(adapted.lead(factor)) == 2 else 1
+            yield math.prod(adapted.shape(factor, self.max_rank)) / devices
 
     @cached_property
     def _expert_factors(self) -> float:

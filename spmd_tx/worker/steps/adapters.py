@@ -107,7 +107,7 @@ def initial(
     """
     key = jax.random.fold_in(jax.random.key(seed_2[0]), seed_2[1])
 
-    groups = {name: groups_3[GROUPS.index(lora.group_of(model, name))] for name in stack.layers}
+    groups = {name: groups_3[GROUPS.index(model.adapted[name].group)] for name in stack.layers}
     groups["head"] = groups_3[2]
     stacked = {**stack.layers, "head": stack.head}
 

@@ -11,7 +11,7 @@ from jax import Array
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from spmd_tx.models.adapters.lora import Adapters, group_of
+from spmd_tx.models.adapters.lora import Adapters
 from spmd_tx.models.declared.model import Model
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.tree_node import TreeNode
@@ -80,7 +80,7 @@ def _norms(model: Model, squares: Adapters[Any]) -> dict[str, Array]:
     """Return the norm of each group's factors, by the name of its metric."""
     by_group: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
     for name, factors in squares.layers.items():
-        by_group.setdefault(group_of(model, name), []).extend(jax.tree.leaves(factors))
+        by_group.setdefault(model.adapted[name].group, []).extend(jax.tree.leaves(factors))
     return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(by_group.items())}
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.adapters.lora import adapter_weights, names, rank_of
+from spmd_tx.models.adapters.lora import adapter_weights, names
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.steps.adapters import make_adapter_steps
@@ -58,7 +58,7 @@ class Adapters:
 
     def created(self, seed=SEED, slot=1, rank=4, groups=ALL) -> TrainState:
         halves = np.array([seed & 0xFFFFFFFF, seed >> 32], np.uint32)
-        ranks = np.array([rank, rank_of(self.model, "up", rank)], np.int32)
+        ranks = np.array([rank, self.model.adapted["up"].rank(rank)], np.int32)
         scales, groups = (32 / ranks).astype(np.float32), np.array(groups)
         return to_numpy(self.steps.create(self.state(), np.int32(slot), halves, ranks, scales, groups))
 
@@ -97,7 +97,7 @@ def expected(model=MODEL):
 )
 def test_an_adapter_is_the_same_in_any_slot_on_any_server(model, setup, slot):
     for name, factor in factors_of(adapters(**setup, model=model).created(slot=slot), slot).items():
-        rank = rank_of(model, name.partition("['")[2].partition("'")[0] or "head", 4)
+        rank = model.adapted[name.partition("['")[2].partition("'")[0] or "head"].rank(4)
         assert np.array_equal(factor[..., :rank, :], expected(model)[name][..., :rank, :]), name
         assert not np.any(factor[..., rank:, :]), name
 
