@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import CachedArray, LayerArray
+from spmd_tx.models.declared.layers import LayerArray
 from spmd_tx.models.declared.maps import AdapterGroup, Map, Parameter, Split, TensorSource, linear
 
 
@@ -17,6 +17,8 @@ class DeltaRule:
     taps: int  # inputs that the convolution sees, the token's own among them
     eps: float  # of the norm of each head's result
     module: str = "linear_attn"
+
+    pools = 0
 
     @property
     def keys(self) -> int:
@@ -67,15 +69,6 @@ class DeltaRule:
             Parameter("norm", (self.v_width,), TensorSource(f"{module}.norm.weight")),
             map_of("out", self.values, linear(f"{module}.out_proj"), split="rows"),
         )
-
-    @property
-    def per_token(self) -> tuple[CachedArray, ...]:
-        return ()
-
-    @property
-    def per_sequence(self) -> tuple[CachedArray, ...]:
-        memory = CachedArray("memory", (self.v_heads, self.k_width, self.v_width), 0, is_fp32=True)
-        return memory, CachedArray("inputs", (self.taps - 1, self.channels), 1)
 
     @property
     def attended(self) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Attended, CachedArray, LayerArray
+from spmd_tx.models.declared.layers import Attended, LayerArray
 from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
 from spmd_tx.models.declared.rope import Rope
 
@@ -25,6 +25,8 @@ class Latent:
     eps: float = 1e-6  # of the two norms within
     biases: bool = False  # of q_a, kv_a and o
     module: str = "self_attn"
+
+    pools = 1  # of one vector for all heads, the same on every device of tp
 
     @property
     def query_width(self) -> int:
@@ -77,15 +79,6 @@ class Latent:
             Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),
             Map("o", values, d_model, linear(f"{module}.o_proj"), "rows", "attn", bias=bias("o_proj")),
         )
-
-    @property
-    def per_token(self) -> tuple[CachedArray, ...]:
-        """One vector for all heads, the same on every device of tp."""
-        return (CachedArray("latent", (self.width,)),)
-
-    @property
-    def per_sequence(self) -> tuple[CachedArray, ...]:
-        return ()
 
     @property
     def attended(self) -> Attended:

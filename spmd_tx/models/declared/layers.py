@@ -13,16 +13,6 @@ from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of
 LayerArray = Map | Parameter
 
 
-@dataclass(frozen=True)
-class CachedArray:
-    """Declares what a layer keeps while a sequence is sampled: for each of its tokens, or once."""
-
-    name: str
-    shape: tuple[int, ...]  # without the dimension of tokens or sequences
-    split: int | None = None  # the dimension that tp splits
-    is_fp32: bool = False
-
-
 class Attended(NamedTuple):
     """Says what attention multiplies for each pair of a token and one that it sees: widths of all heads."""
 
@@ -40,13 +30,11 @@ class Mixer(Protocol):
         ...
 
     @property
-    def per_token(self) -> tuple[CachedArray, ...]:
-        """What is kept for each token, in pages."""
-        ...
+    def pools(self) -> int:
+        """How many arrays pages have: keys and values, or what is both.
 
-    @property
-    def per_sequence(self) -> tuple[CachedArray, ...]:
-        """What is kept for each sequence, in slots: a state that every token changes."""
+        0: no pages are kept of a sequence, but a state in a slot, which every token changes.
+        """
         ...
 
     @property

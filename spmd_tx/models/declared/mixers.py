@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from spmd_tx.models.declared.layers import Attended, CachedArray, LayerArray
+from spmd_tx.models.declared.layers import Attended, LayerArray
 from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
 from spmd_tx.models.declared.rope import Rope
 
@@ -55,15 +55,9 @@ class Softmax:
         return tuple(arrays)
 
     @property
-    def per_token(self) -> tuple[CachedArray, ...]:
-        shape = (self.kv_heads, self.width)
-        return () if self.window else (CachedArray("keys", shape, 0), CachedArray("values", shape, 0))
-
-    @property
-    def per_sequence(self) -> tuple[CachedArray, ...]:
-        """The tokens of the window."""
-        shape = (self.window, self.kv_heads, self.width)
-        return (CachedArray("keys", shape, 1), CachedArray("values", shape, 1)) if self.window else ()
+    def pools(self) -> int:
+        """How many arrays pages have; 0: the tokens of the window are kept in a slot."""
+        return 0 if self.window else 2
 
     @property
     def attended(self) -> Attended:

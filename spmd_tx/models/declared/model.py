@@ -192,7 +192,7 @@ class Model:
     @cached_property
     def n_paged(self) -> int:
         """How many layers keep something of each token, in pages."""
-        return sum(bool(layer.mixer.per_token) for layer in self.layers)
+        return sum(layer.mixer.pools > 0 for layer in self.layers)
 
     @property
     def n_pools(self) -> int:
@@ -202,7 +202,7 @@ class Model:
     @cached_property
     def keeps_values(self) -> bool:
         """Whether pages keep values beside keys. Layers with pages are alike in this."""
-        return any(len(layer.mixer.per_token) > 1 for layer in self.layers)
+        return any(layer.mixer.pools > 1 for layer in self.layers)
 
     @cached_property
     def maps(self) -> tuple[Map, ...]:
@@ -242,14 +242,13 @@ class Model:
     @cached_property
     def stateful(self) -> Mixer | None:
         """The mixer of all layers that keep a state of each sequence; None: there are none."""
-        mixers = {layer.mixer for layer in self.layers if layer.mixer.per_sequence}
+        mixers = {layer.mixer for layer in self.layers if not layer.mixer.pools}
         assert len(mixers) <= 1, f"{self.architecture} has {len(mixers)} kinds of states"
         return next(iter(mixers), None)
 
     def kept_numbers(self, place: StackPlace) -> tuple[int, ...]:
         """Return the numbers of a place's layers among those that keep the same: pages, or a state."""
-        keeps_state = bool(place.layer.mixer.per_sequence)
-        keep = [bool(layer.mixer.per_sequence) == keeps_state for layer in self.layers]
+        keep = [bool(layer.mixer.pools) == bool(place.layer.mixer.pools) for layer in self.layers]
         return tuple(sum(keep[:number]) for number in place.numbers)
 
     @cached_property

@@ -20,7 +20,8 @@ from jaxtyping import Int
 
 from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
 from spmd_tx.models.attention.window_ring import ring_weights
-from spmd_tx.models.declared.layers import CachedArray, Mixer
+from spmd_tx.models.declared.delta_rule import DeltaRule
+from spmd_tx.models.declared.layers import Mixer
 from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.model import Model
 from spmd_tx.models.forward_pass import StateSlots
@@ -43,12 +44,12 @@ def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DT
     lead = (layers, slots * mesh.shape[FSDP] * mesh.shape[EP])
     if isinstance(sizes, Softmax):
         return ring_weights(sizes, mesh, lead, dtype)
-
-    def array(kept: CachedArray) -> Weight:
-        axes = [TP if dimension == kept.split else None for dimension in range(len(kept.shape))]
-        return Weight((*lead, *kept.shape), P(None, DATA, *axes), jnp.float32 if kept.is_fp32 else dtype)
-
-    return State(**{kept.name: array(kept) for kept in sizes.per_sequence})
+    assert isinstance(sizes, DeltaRule)
+    memory, inputs = (sizes.v_heads, sizes.k_width, sizes.v_width), (sizes.taps - 1, sizes.channels)
+    return State(
+        Weight((*lead, *memory), P(None, DATA, TP, None, None), jnp.float32),
+        Weight((*lead, *inputs), P(None, DATA, None, TP), dtype),
+    )
 
 
 class Keep(TreeNode):

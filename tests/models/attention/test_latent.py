@@ -124,5 +124,5 @@ def test_the_declaration_names_the_tensors_of_the_module():
 
 def test_a_page_keeps_one_vector_for_all_heads():
     latent = declared("deepseek")
-    assert [kept.shape for kept in latent.per_token] == [(16 + 8,)]
+    assert (latent.pools, latent.width) == (1, 16 + 8)
     assert latent.scale == pytest.approx(16**-0.5 * (0.1 * 0.7 * np.log(40) + 1) ** 2)
