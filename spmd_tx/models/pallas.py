@@ -1,7 +1,7 @@
 """What Pallas kernels have in common: their calls, results, blocks, and products with sums in fp32."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,42 +33,34 @@ def run_triton(
         return pl.pallas_call(kernel, compiler_params=parameters, **options)(*arrays)
 
 
-class OnGpu(NamedTuple):
-    """Holds what GPUs run in several programs, which read from main memory as they go."""
+def run_on_gpu(
+    language: str, kernel: Any, arrays: Sequence[Array], flops: int, moved: int, **options: Any
+) -> Array:
+    """Run a kernel in Pallas' "mosaic_gpu" or "triton", by programs of four warps that read main memory.
 
-    grid: tuple[int, ...]
-    out_shape: jax.ShapeDtypeStruct
-    flops: int
-    moved: int  # bytes
-    name: str
-
-
-def run_on_gpu(language: str, kernel: Any, arrays: Sequence[Array], what: OnGpu, *, interpret: bool) -> Array:
-    """Run a kernel in Pallas' "mosaic_gpu" or "triton", by programs of four warps.
-
-    It gets its program's place in the grid, and references to arrays and the result. ``interpret`` is that of
-    Kernels.
+    It gets its program's place in the grid, and references to arrays and the result. ``options`` are its
+    grid, its name, the shape of the result, and ``interpret`` of Kernels.
     """
-    if language == "triton" or interpret:
+    grid, out_shape = options["grid"], options["out_shape"]
+    if language == "triton" or options["interpret"]:
 
         def at_its_place(*refs: Any) -> None:
-            kernel(tuple(pl.program_id(axis) for axis in range(len(what.grid))), *refs)
+            kernel(tuple(pl.program_id(axis) for axis in range(len(grid))), *refs)
 
-        options: Any = {"grid": what.grid, "out_shape": what.out_shape, "name": what.name, "warps": WARPS}
-        return run_triton(at_its_place, arrays, what.flops, what.moved, interpret=interpret, **options)
+        return run_triton(at_its_place, arrays, flops, moved, warps=WARPS, **options)
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    axes = tuple(f"grid_{axis}" for axis in range(len(what.grid)))
+    axes = tuple(f"grid_{axis}" for axis in range(len(grid)))
 
     def placed(*refs: Any) -> None:
         kernel(tuple(lax.axis_index(axis) for axis in axes), *refs)
 
-    placed.__name__ = what.name
+    placed.__name__ = options["name"]
     found = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)  # layouts
-    options = {"grid": what.grid, "grid_names": axes, "compiler_params": found}
-    with jax.named_scope(costs(what.flops, what.moved)):
-        result = plgpu.kernel(placed, out_type=what.out_shape, **options)(*arrays)
-    differs = tuple(what.out_shape.manual_axis_type.varying)  # between devices, which Mosaic GPU does not say
+    places: Any = {"grid": grid, "grid_names": axes, "compiler_params": found}
+    with jax.named_scope(costs(flops, moved)):
+        result = plgpu.kernel(placed, out_type=out_shape, **places)(*arrays)
+    differs = tuple(out_shape.manual_axis_type.varying)  # between devices, which Mosaic GPU does not say
     return lax.pcast(result, differs, to="varying") if differs else result
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from spmd_tx.models.pallas import THREADS, OnGpu, output, power_in, run_on_gpu
+from spmd_tx.models.pallas import THREADS, output, power_in, run_on_gpu
 from spmd_tx.protocol.kernels import Kernels
 from spmd_tx.sharding.collectives import varying
 
@@ -76,15 +76,14 @@ def _on_gpu(language: str, grad_BRW: Array, slots_B: Array, slots: int, interpre
         nothing_C = jnp.zeros(columns, jnp.float32)
         sum_ref[own, part] = lax.fori_loop(0, rows // together, add, nothing_C)
 
-    cost = _cost(grad_BRW, slots)
-    what = OnGpu(
+    cost, shape = _cost(grad_BRW, slots), (slots, grad_BW.shape[1])
+    sum_SW = run_on_gpu(
+        *(language, kernel, (slots_B, grad_BW), cost.flops, cost.bytes_accessed),
         grid=(slots, grad_BW.shape[1] // columns),
-        out_shape=output((slots, grad_BW.shape[1]), jnp.float32, grad_BRW),
-        flops=cost.flops,
-        moved=cost.bytes_accessed,
+        out_shape=output(shape, jnp.float32, grad_BRW),
+        interpret=interpret,
         name="row_sums",
     )
-    sum_SW = run_on_gpu(language, kernel, (slots_B, grad_BW), what, interpret=interpret)
     return sum_SW.reshape(slots, *grad_BRW.shape[1:])
 
 

@@ -18,16 +18,7 @@ from jax.experimental import pallas as pl
 
 from spmd_tx.hlo.hints import costs
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
-from spmd_tx.models.pallas import (
-    OnGpu,
-    all_of,
-    dot,
-    output,
-    power_in,
-    powers_of_two,
-    run_on_gpu,
-    run_triton,
-)
+from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_on_gpu, run_triton
 
 MATRIX_BYTES = 4 << 20  # of an expert's matrix that a TPU's core holds at once; there are two of them
 OUTPUTS = 128  # columns that one program of a GPU computes
@@ -238,8 +229,8 @@ def mosaic_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
 
 def gpu_unset(language: str, shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
     """Return an array that no GPU has written. ``like`` is not read: it says from when on there is one."""
-    what = OnGpu((1,), output(shape, like.dtype, like), flops=0, moved=0, name="unset")
-    return run_on_gpu(language, _do_nothing, (like,), what, interpret=interpret)
+    what: Any = {"grid": (1,), "out_shape": output(shape, like.dtype, like), "name": "unset"}
+    return run_on_gpu(language, _do_nothing, (like,), 0, 0, interpret=interpret, **what)
 
 
 def _do_nothing(*_: Any) -> None:
