@@ -27,7 +27,7 @@ def best_plan(
     for splits in sizes.ways_to_split(memory.bytes):
         planner = Planner(sizes, memory, splits, corrections or {})
         for rows in sizes.row_counts():
-            plans += planner.plans(rows)
+            plans += filter(None, planner.plans(rows))
     return min(plans, key=cost_of_token, default=None)  # the first of equals
 
 
@@ -44,12 +44,8 @@ class Planner:
         self.steps = StepMemory(sizes, memory.platform, splits_base, corrections)
         self._left = memory.bytes - self._arrays - self.steps.compiling
 
-    def plans(self, rows: int) -> list[Plan]:
-        """Return the plans that fit with so many rows of decode."""
-        return [plan for plan in self._choices(rows) if plan is not None]
-
-    def _choices(self, rows: int) -> Iterator[Plan | None]:
-        """Yield plans for each choice; None where one does not fit."""
+    def plans(self, rows: int) -> Iterator[Plan | None]:
+        """Yield the plan of each choice with so many rows of decode; None where it does not fit."""
         wish = self._sizes.setup.remat
         levels = LEVELS if wish == "auto" else (wish,)
         most, *fewer = self._sizes.train_tokens(self._memory.platform)

@@ -1,5 +1,6 @@
 """Explains why nothing fits, with the arithmetic, and which single option would help."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from spmd_tx.errors import DoesNotFit
 from spmd_tx.models.declared.encoding import BASE_DTYPES
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import PREFILL_TOKENS, SPARE_BANK_SLOTS
-from spmd_tx.sharding.mesh import TP, abstract_mesh
+from spmd_tx.sharding.mesh import FSDP, TP, abstract_mesh
 from spmd_tx.worker.memory.plan import Plan, UsableMemory
 from spmd_tx.worker.memory.planner import Planner, best_plan
 from spmd_tx.worker.memory.sizes import Sizes
@@ -21,8 +22,8 @@ from spmd_tx.worker.memory.steps import LEVELS, StepName
 Fit = Callable[[Sizes], Plan | None]
 
 LEAST_CONTEXT = 256  # tokens; shorter ones are not proposed
-MOST_TP = 64
-MOST_FSDP = 64
+MOST_OF_AXIS = 64  # devices
+AXIS_OPTIONS = {FSDP: "--fully-sharded-data-parallel-size", TP: "--tensor-parallel-size"}
 
 
 def make_plan(
@@ -104,77 +105,51 @@ def _remedies(sizes: Sizes, fit: Fit) -> Iterator[str]:
         yield from first("--shard-base-weights", ["auto"], lambda value: {"shard_base_weights": value})
     contexts = _halves(setup.max_context, LEAST_CONTEXT)
     yield from first("--max-context-length", contexts, lambda value: {"max_context": value, "longest_row": 0})
-    if setup.full_copies:
-        yield from _larger_mesh(sizes, fit)
-        return
-    yield from first(
-        "--max-lora-adapters", _halves(setup.adapter_slots), lambda value: {"adapter_slots": value}
-    )
-    yield from first("--max-lora-rank", _halves(setup.max_rank), lambda value: {"max_rank": value})
-    yield from first(
-        "--sampler-slots",
-        _halves(setup.bank_slots - SPARE_BANK_SLOTS),
-        lambda value: {"bank_slots": value + SPARE_BANK_SLOTS},
-    )
-    yield from _larger_tp(sizes, fit)
+    model = sizes.model
+    if setup.full_copies:  # fsdp splits what is trained
+        yield from _larger_mesh(sizes, fit, FSDP, lambda size: model.d_model % size == 0)
+    else:
+        yield from first(
+            "--max-lora-adapters", _halves(setup.adapter_slots), lambda value: {"adapter_slots": value}
+        )
+        yield from first("--max-lora-rank", _halves(setup.max_rank), lambda value: {"max_rank": value})
+        yield from first(
+            "--sampler-slots",
+            _halves(setup.bank_slots - SPARE_BANK_SLOTS),
+            lambda value: {"bank_slots": value + SPARE_BANK_SLOTS},
+        )
+    yield from _larger_mesh(sizes, fit, TP, partial(splits_evenly, model))
 
 
 def _smaller_weights(sizes: Sizes, fit: Fit) -> Iterator[str]:
-    """Yield ways to keep the same weights in fewer bits that fit."""
-    if (packing := _packing(sizes)) and fit(replace(sizes, model=packing)):
+    """Yield ways to keep the same weights in fewer bits that fit, the most exact type of the base."""
+    model, tp = sizes.model, sizes.mesh.shape[TP]
+    packing = replace(model, packs_experts=True)
+    if not model.packs_experts and _has_whole_groups(packing, tp) and fit(replace(sizes, model=packing)):
         yield "--expert-weights packed"
-    for base_dtype, model in _in_fewer_bits(sizes):
-        if fit(replace(sizes, model=model)):
+    for base_dtype, encoding in BASE_DTYPES.items() if model.base_encoding is None else ():
+        smaller = replace(model, base_encoding=encoding)
+        if _has_whole_groups(smaller, tp) and fit(replace(sizes, model=smaller)):
             yield f"--base-dtype {base_dtype}"
             break
 
 
-def _larger_mesh(sizes: Sizes, fit: Fit) -> Iterator[str]:
-    """Yield a larger fsdp that fits, which splits what is trained; then a larger tp."""
-    fsdp, ep, tp = sizes.mesh.shape.values()
-    while (fsdp := 2 * fsdp) <= MOST_FSDP and sizes.model.d_model % fsdp == 0:
-        setup = msgspec.structs.replace(sizes.setup, fsdp=fsdp)
-        if fit(replace(sizes, setup=setup, mesh=abstract_mesh(fsdp, ep, tp))):
-            yield f"--fully-sharded-data-parallel-size {fsdp} ({fsdp * ep * tp} devices)"
-            break
-    yield from _larger_tp(sizes, fit)
-
-
-def _packing(sizes: Sizes) -> Model | None:
-    """Return the model with packed experts, or None if it has them already, or can have none on this mesh."""
-    model, tp = sizes.model, sizes.mesh.shape[TP]
-    if model.packs_experts:
-        return None
-    packed = replace(model, packs_experts=True)
+def _has_whole_groups(model: Model, tp: int) -> bool:
+    """Say whether there are matrices that stay encoded, and tp divides no inputs that share a scale."""
     inputs = [
-        (array.width_in // (tp if array.split == "rows" else 1), array.kept.group) for array in packed.packed
+        (each.width_in // (tp if each.split == "rows" else 1), each.kept.group) for each in model.packed
     ]
-    if not inputs or any(width % group for width, group in inputs):
-        return None
-    return packed
+    return bool(inputs) and not any(width % group for width, group in inputs)
 
 
-def _in_fewer_bits(sizes: Sizes) -> Iterator[tuple[str, Model]]:
-    """Yield the model in each type that its base can be kept in on this mesh, the most exact first."""
-    model, tp = sizes.model, sizes.mesh.shape[TP]
-    if model.base_encoding is not None:
-        return
-    for name, encoding in BASE_DTYPES.items():
-        smaller = replace(model, base_encoding=encoding)
-        inputs = [
-            (each.width_in // (tp if each.split == "rows" else 1), each.kept.group) for each in smaller.packed
-        ]
-        if inputs and not any(width % group for width, group in inputs):
-            yield name, smaller
-
-
-def _larger_tp(sizes: Sizes, fit: Fit) -> Iterator[str]:
-    """Yield a larger tp that fits with the same data shards, so on more devices."""
-    fsdp, ep, tp = sizes.mesh.shape.values()
-    while (tp := 2 * tp) <= MOST_TP and splits_evenly(sizes.model, tp):
-        setup = msgspec.structs.replace(sizes.setup, tp=tp)
-        if fit(replace(sizes, setup=setup, mesh=abstract_mesh(fsdp, ep, tp))):
-            yield f"--tensor-parallel-size {tp} ({fsdp * ep * tp} devices)"
+def _larger_mesh(sizes: Sizes, fit: Fit, axis: str, can_be: Callable[[int], bool]) -> Iterator[str]:
+    """Yield the first larger size of an axis that fits, so on more devices."""
+    shape = dict(sizes.mesh.shape)
+    while (size := 2 * shape[axis]) <= MOST_OF_AXIS and can_be(size):
+        shape[axis] = size
+        setup = msgspec.structs.replace(sizes.setup, **{axis: size})
+        if fit(replace(sizes, setup=setup, mesh=abstract_mesh(**shape))):
+            yield f"{AXIS_OPTIONS[axis]} {size} ({math.prod(shape.values())} devices)"
             return
 
 

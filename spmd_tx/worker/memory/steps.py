@@ -82,7 +82,8 @@ class StepMemory:
         part = self._part(level, shape)
         again = 0 if level == "none" else self._kept(shape.tokens, part.tokens) + self._factors(shape.rows)
         layer = again + self._slopes(shape.tokens, part.tokens)
-        layer += 3 * FP32 * self._scores(shape, shape.length)
+        queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
+        layer += 3 * FP32 * self._scores(shape, queries)
         layer += self._chunks(shape, copies=12) + 2 * self._decoded
         working = max(layer + self._experts(part, FP32 * 8, trains=True), self._head(shape, copies=3))
         if self.sizes.setup.full_copies:
@@ -107,7 +108,8 @@ class StepMemory:
         """``table_tokens``: what the pages of a row hold, for rows that continue after them; else 0."""
         seen = min(table_tokens, SEEN_AT_ONCE)
         keys = 3 * shape.rows * seen * 2 * self._key_values * self.itemsize
-        scores = self._heads * shape.tokens * seen if table_tokens else self._scores_of_block(shape)
+        queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
+        scores = self._heads * shape.tokens * seen if table_tokens else self._scores(shape, queries)
         held = self.itemsize * self._numbers(2, 1, 1, 2) + FP32 * self._numbers(1, 0, 0, 1)
         layer = shape.tokens * held + keys + self._factors(shape.rows) + 2 * FP32 * scores
         layer += self._chunks(shape, copies=6) + self._decoded
@@ -217,19 +219,10 @@ class StepMemory:
     def _stream(self, shape: BatchShape, copies: int) -> Amount:
         return copies * shape.tokens * self.model.d_model * self.itemsize
 
-    def _scores(self, shape: BatchShape, keys: int) -> Amount:
-        """Return how many attention scores are held at once in training."""
-        if self.sizes.setup.kernels.rows != "reference":  # kernels hold none
-            return 0
-        queries = QUERY_BLOCK if shape.length > 2 * QUERY_BLOCK else shape.length
-        return shape.rows * self._heads * queries * keys
-
-    def _scores_of_block(self, shape: BatchShape) -> Amount:
-        """Return how many are held at once in prefill: those of one block of queries."""
-        if self.sizes.setup.kernels.rows != "reference":  # kernels hold none
-            return 0
-        queries = min(blocks(shape.length)[0][1], QUERIES_AT_ONCE)
-        return shape.rows * self._heads * queries * shape.length
+    def _scores(self, shape: BatchShape, queries: int) -> Amount:
+        """Return how many attention scores so many queries of each row have; kernels hold none."""
+        held = self.sizes.setup.kernels.rows == "reference"
+        return shape.rows * self._heads * queries * shape.length if held else 0
 
     @cached_property
     def _state(self) -> Amount:
