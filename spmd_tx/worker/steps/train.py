@@ -195,6 +195,24 @@ def loss_and_grad(
     return sequence_loss_and_grad(logits, trained, h_BTD, rows, of_sequences)
 
 
+def _pass(
+    base: Weights[Array], rows: Rows, slots_B: Array, scale_S2: Array, kernels: Kernels, remat: str | None
+) -> Pass:
+    """Return a pass of training, in which each row has the adapter of a slot."""
+    loras = both_loras(partial(row_lora, kernels=kernels), slots_B, scale_S2)
+    return Pass(
+        segment_attend(kernels, rows.segments),
+        *loras,
+        sequence_parallel=True,
+        remat=remat,
+        experts=rows.experts,
+        take_factors=take_rows(slots_B, base.embed.dtype, kernels),
+        kernels=kernels,
+        segments=rows.segments,
+        places=rows.places,
+    )
+
+
 def make_forward(
     model: Model,
     mesh: Mesh,
@@ -212,18 +230,8 @@ def make_forward(
     def forward(
         base: Weights[Array], w: Adapters[Array], scale: Array, rows: Rows, loss: TokenLossInputs
     ) -> Any:
-        apply = partial(row_lora, kernels=kernels)
-        adapters, loras = own_adapters(model, w), both_loras(apply, rows.slots, scale)
-        how = Pass(
-            segment_attend(kernels, rows.segments),
-            *loras,
-            sequence_parallel=True,
-            experts=rows.experts,
-            take_factors=take_rows(rows.slots, base.embed.dtype, kernels),
-            kernels=kernels,
-            segments=rows.segments,
-            places=rows.places,
-        )
+        adapters = own_adapters(model, w)
+        how = _pass(base, rows, rows.slots, scale, kernels, None)
         h_BTD, _, _ = backbone(model, base, adapters, rows.tokens, rows.positions, how)
         unembed = head.whole(base.unembed, model.d_model)
         logits = partial(adapted_logits(unembed, how.apply_lora), adapters.head)
@@ -258,19 +266,7 @@ def make_forward_backward(
         loss: TokenLossInputs,
     ) -> Any:
         slots_A, index_B = active_slots(rows.slots, scale.shape[0])
-        loras = both_loras(partial(row_lora, kernels=kernels), index_B, scale[slots_A])
-        attend = segment_attend(kernels, rows.segments)
-        how = Pass(
-            attend,
-            *loras,
-            sequence_parallel=True,
-            remat=remat,
-            experts=rows.experts,
-            take_factors=take_rows(index_B, base.embed.dtype, kernels),
-            kernels=kernels,
-            segments=rows.segments,
-            places=rows.places,
-        )
+        how = _pass(base, rows, index_B, scale[slots_A], kernels, remat)
 
         # The local loss is differentiated, not the global one: in the backward pass, own_adapters and the
         # gathers of the layers sum the devices' gradients.
