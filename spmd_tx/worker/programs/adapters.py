@@ -1,5 +1,6 @@
 """The programs of adapters: training them, and moving them between places."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,15 @@ from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.memory.plan import Plan
 from spmd_tx.worker.programs.call import Call, int32
 from spmd_tx.worker.state import WorkerState
+from spmd_tx.worker.steps.adamw import ADAMW
 from spmd_tx.worker.steps.adapters import make_adapter_steps, one_adapter, slot_weights
-from spmd_tx.worker.steps.optimizer import make_optim_step
-from spmd_tx.worker.steps.optimizers import OPTIMIZERS
+from spmd_tx.worker.steps.dimuon import DIMUON
+from spmd_tx.worker.steps.optimizer import UpdateRule, make_optim_step
 from spmd_tx.worker.steps.swap import make_page_in, make_swap_steps, vector
 from spmd_tx.worker.steps.train import make_forward, make_forward_backward
+
+# The optimizers that adapters can have, by the command of their steps.
+OPTIMIZERS: Mapping[Any, UpdateRule] = {OptimStep: ADAMW, DimuonStep: DIMUON}
 
 
 class AdapterPrograms:

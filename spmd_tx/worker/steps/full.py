@@ -26,14 +26,14 @@ from spmd_tx.models.forward_pass import Pass
 from spmd_tx.models.layers import product
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.kernels import Kernels
-from spmd_tx.sharding.collectives import gather, replicate_rows, sum_over_shards, sum_scatter, varying
+from spmd_tx.sharding.collectives import gather, replicate_rows, sum_scatter, varying
 from spmd_tx.sharding.mesh import DATA, FSDP, AnyMesh
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.adamw import AdamWInputs, adamw
 from spmd_tx.worker.steps.adapters import GROUPS
 from spmd_tx.worker.steps.losses import TokenLossInputs
-from spmd_tx.worker.steps.optimizer import Trained
+from spmd_tx.worker.steps.optimizer import Trained, norms_of, squares_of
 from spmd_tx.worker.steps.train import Rows, both_loras, logprobs_and_losses, loss_and_grad, segment_attend
 
 
@@ -232,14 +232,11 @@ def make_full_optim_step(model: Model, mesh: Mesh, state: FullState) -> Callable
     def optim_step(state: FullState, inputs: AdamWInputs) -> Any:
         flags = jax.tree.map(lambda group: state.groups[GROUPS.index(group)], groups)
         grad = jax.tree.map(lambda x, flag: jnp.where(flag > 0, x, 0.0), state.grad_sum, flags)
-        squares = jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), grad)
+        squares = squares_of(grad)
         rates = jax.tree.map(lambda flag: inputs.learning_rate * flag, flags)
         old = Trained(state.w, state.mu, state.nu)
         after = adamw(inputs, rates, squares, state.step, old, grad)
-        by_group: dict[str, list[Array]] = {}
-        for group, square in zip(jax.tree.leaves(groups), jax.tree.leaves(squares), strict=True):
-            by_group.setdefault(group, []).append(square)
-        norms = {f"grad_norm_{group}": jnp.sqrt(sum(by_group[group])) for group in sorted(by_group)}
+        norms = norms_of(zip(jax.tree.leaves(groups), jax.tree.leaves(squares), strict=True))
         new = state.replace(
             w=after.trained.w,
             grad_sum=jax.tree.map(jnp.zeros_like, grad),

@@ -1,6 +1,7 @@
 """The jitted optimizer step of one slot, whatever the optimizer is."""
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.adapters.lora import Adapters
-from spmd_tx.models.declared.model import Model
+from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.sharding.collectives import sum_over_shards
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import specs
@@ -71,17 +72,17 @@ def _all_finite(tree: Any) -> Array:
     return jnp.equal(bad, 0)
 
 
-def _squares(adapters: Adapters[Any]) -> Adapters[Any]:
-    """Return the sum of the squares of each factor, over all shards."""
-    return jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), adapters)
+def squares_of(gradient: Any) -> Any:
+    """Return the sum of the squares of each leaf, over all shards."""
+    return jax.tree.map(lambda x: sum_over_shards(jnp.sum(jnp.square(x))), gradient)
 
 
-def _norms(model: Model, squares: Adapters[Any]) -> dict[str, Array]:
-    """Return the norm of each group's factors, by the name of its metric."""
-    by_group: dict[str, list[Array]] = {"unembed": jax.tree.leaves(squares.head)}
-    for name, factors in squares.layers.items():
-        by_group.setdefault(model.adapted[name].group, []).extend(jax.tree.leaves(factors))
-    return {f"grad_norm_{group}": jnp.sqrt(sum(of_group)) for group, of_group in sorted(by_group.items())}
+def norms_of(squares: Iterable[tuple[str, Array]]) -> dict[str, Array]:
+    """Return the norm of each group by the name of its metric, from groups and their sums of squares."""
+    by_group = defaultdict[str, list[Array]](list)
+    for group, square in squares:
+        by_group[group].append(square)
+    return {f"grad_norm_{group}": jnp.sqrt(sum(by_group[group])) for group in sorted(by_group)}
 
 
 def make_optim_step(model: Model, mesh: Mesh, state: TrainState, optimizer: UpdateRule) -> Callable[..., Any]:
@@ -95,10 +96,12 @@ def make_optim_step(model: Model, mesh: Mesh, state: TrainState, optimizer: Upda
     @partial(jax.shard_map, mesh=mesh, in_specs=(state_specs, P(), P()), out_specs=(state_specs, P()))
     def optim_step(state: TrainState, slot: Array, inputs: Any) -> Any:
         w, grad, mu, nu = (take_slot(tree, slot) for tree in (state.w, state.grad_sum, state.mu, state.nu))
-        squares = _squares(grad)
+        squares = squares_of(grad)
         after = optimizer.update(model, inputs, squares, state.step[slot], Trained(w, mu, nu), grad)
         step = state.step.at[slot].add(after.applied.astype(jnp.int32))
         zeros = jax.tree.map(jnp.zeros_like, grad)
+        pairs = squares.layers | {HEAD: squares.head}
+        by_group = ((model.adapted[name].group, x) for name in pairs for x in jax.tree.leaves(pairs[name]))
         return (
             state.replace(
                 w=put_slot(state.w, after.trained.w, slot),
@@ -107,7 +110,7 @@ def make_optim_step(model: Model, mesh: Mesh, state: TrainState, optimizer: Upda
                 nu=put_slot(state.nu, after.trained.nu, slot),
                 step=step,
             ),
-            {"grad_norm": after.norm, "applied": after.applied} | _norms(model, squares),
+            {"grad_norm": after.norm, "applied": after.applied} | norms_of(by_group),
         )
 
     return optim_step
