@@ -102,8 +102,7 @@ class _Walk:
             case "while":
                 return self._loop(instruction, times)
             case "call" | "async":
-                name = instruction.called("to_apply") or instruction.called("calls")
-                called = self.module.computations.get(name or "")
+                called = self.module.called(instruction, "to_apply") or self.module.called(instruction)
                 return self.run(called, times) if called is not None else []
             case "conditional":
                 branches = [self.module.computations[name] for name in instruction.likely_branches]
@@ -117,7 +116,7 @@ class _Walk:
         trips = self.module.trips(loop)
         if trips is None:
             self.unknown.append(loop.name)
-        body = self.module.computations.get(loop.called("body") or "")
+        body = self.module.called(loop, "body")
         if body is None:
             return []
         self._depth += 1
@@ -166,9 +165,7 @@ def _inside(
 ) -> Iterator[tuple[Computation, Instruction]]:
     """Yield an instruction, and those of the computation that it fuses."""
     yield computation, instruction
-    fused = (
-        module.computations.get(instruction.called("calls") or "") if instruction.does == "fusion" else None
-    )
+    fused = module.called(instruction) if instruction.does == "fusion" else None
     for each in fused.instructions if fused is not None else ():
         yield from _inside(module, fused or computation, each)
 

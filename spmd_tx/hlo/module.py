@@ -51,25 +51,21 @@ class Instruction:
     @property
     def source(self) -> str:
         """The operation of the traced program from which it comes; empty if XLA made it up."""
-        match = OP_NAME.search(self.attributes)
-        return match[1] if match else ""
+        return _first(OP_NAME, self.attributes)
 
     @property
     def frame(self) -> int:
         """The number of the stack in which it was made (frames.py); 0: unknown."""
-        match = FRAME.search(self.attributes)
-        return int(match[1]) if match else 0
+        return int(_first(FRAME, self.attributes) or 0)
 
     @property
     def target(self) -> str:
         """What a custom call calls."""
-        match = TARGET.search(self.attributes)
-        return match[1] if match else ""
+        return _first(TARGET, self.attributes)
 
-    def called(self, key: str) -> str | None:
-        """Return the computation that an attribute such as ``body`` names."""
-        match = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
-        return match[1] if match else None
+    def called(self, key: str) -> str:
+        """Return the name of the computation that an attribute such as ``body`` names; empty: none."""
+        return _first(re.compile(rf"\b{key}=%?([\w.\-]+)"), self.attributes)
 
     @property
     def likely_branches(self) -> list[str]:
@@ -130,6 +126,10 @@ class HloModule:
     computations: dict[str, Computation]
     devices: int  # that run it together
 
+    def called(self, instruction: Instruction, key: str = "calls") -> Computation | None:
+        """Return the computation that an attribute of an instruction names: that which a fusion fuses."""
+        return self.computations.get(instruction.called(key))
+
     def trips(self, loop: Instruction) -> int | None:
         """Return how often a while loop runs; None if that depends on data, and nobody tells (hints.py).
 
@@ -143,18 +143,15 @@ class HloModule:
         known = TRIPS.search(loop.attributes)
         if known:
             return int(known[1])
-        condition = self.computations.get(loop.called("condition") or "")
+        condition = self.called(loop, "condition")
         if condition is None:
             return None
         comparison = condition.root
-        if comparison.op == "fusion":
-            fused = self.computations.get(comparison.called("calls") or "")
-            comparison = fused.root if fused is not None else comparison
-        if comparison.op != "compare":
-            return None
-        compared = COMPARED.search(comparison.attributes)
+        if comparison.op == "fusion" and (fused := self.called(comparison)) is not None:
+            comparison = fused.root
         limits = [each for each in condition.operands(condition.root) if each.op == "constant"]
-        if compared is None or compared[1] != "LT" or len(limits) != 1:
+        is_below = comparison.op == "compare" and _first(COMPARED, comparison.attributes) == "LT"
+        if not is_below or len(limits) != 1:
             return None
         number = NUMBER.match(limits[0].arguments)
         return int(number[1]) if number else None
@@ -168,8 +165,7 @@ def parse(text: str) -> HloModule:
     devices = 1
     for line in text.splitlines():
         if line.startswith("HloModule"):
-            partitions = PARTITIONS.search(line)
-            devices = int(partitions[1]) if partitions else 1
+            devices = int(_first(PARTITIONS, line) or 1)
         elif current is None:
             header = HEADER.match(line)
             if header:
@@ -184,6 +180,12 @@ def parse(text: str) -> HloModule:
     if entry is None or not entry.instructions:
         raise ValueError("this is not the text of an HLO module: it has no entry")
     return HloModule(entry, computations, devices)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    """Return the group of the first place where a pattern matches; empty: there is none."""
+    match = pattern.search(text)
+    return match[1] if match else ""
 
 
 def _instruction(line: str) -> Instruction | None:

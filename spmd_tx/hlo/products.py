@@ -23,7 +23,7 @@ CAUSAL = 0.5  # of the scores of an attention that looks only back
 def flops(module: HloModule, computation: Computation, instruction: Instruction) -> float:
     """Return the operations of an instruction, with those of the computation that it fuses."""
     if instruction.does == "fusion":
-        fused = module.computations.get(instruction.called("calls") or "")
+        fused = module.called(instruction)
         return sum(flops(module, fused, each) for each in fused.instructions) if fused is not None else 0.0
     if instruction.does == "dot":
         return _of_dot(computation, instruction, CONTRACTED.search(instruction.attributes))

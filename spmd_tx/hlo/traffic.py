@@ -55,10 +55,14 @@ def traffic(module: HloModule, computation: Computation, instruction: Instructio
         moved = sum(array.bytes for array in arrays)
         return (0.0 if _is_on_chip(operands[0]) else moved) + indices, written
     if op in IN_PLACE and len(operands) > 1:
-        update = operands[1] if op == "dynamic-update-slice" else operands[-1]
+        update = _written_in_place(op, operands)
         moved = memory_bytes_of(update.type)
         return moved, sum(array.bytes for array in update.arrays) if written else 0.0
     return sum(memory_bytes_of(each.type) for each in operands), written
+
+
+def _written_in_place(op: str, operands: list[Instruction]) -> Instruction:
+    return operands[1 if op == "dynamic-update-slice" else -1]
 
 
 def estimate(instruction: Instruction) -> dict[str, float]:
@@ -83,13 +87,11 @@ def written_elements(module: HloModule, instruction: Instruction) -> list[tuple[
     if instruction.does == "custom-call":
         aliased = {int(place or 0) for place, _ in _aliases(instruction)}
         arrays = tuple(array for place, array in enumerate(arrays) if place not in aliased)
-    if instruction.does == "fusion":
-        fused = module.computations.get(instruction.called("calls") or "")
-        if fused is not None:
-            roots = _roots(fused)
-            if len(roots) == len(arrays):
-                whole = [_update(module, fused, root) is None for root in roots]
-                arrays = tuple(array for array, is_whole in zip(arrays, whole, strict=True) if is_whole)
+    if instruction.does == "fusion" and (fused := module.called(instruction)) is not None:
+        roots = _roots(fused)
+        if len(roots) == len(arrays):
+            pairs = zip(arrays, roots, strict=True)
+            arrays = tuple(array for array, root in pairs if _update(module, fused, root) is None)
     return [(array.dtype, array.dims) for array in arrays if not array.space]
 
 
@@ -114,7 +116,7 @@ def _aliases(instruction: Instruction) -> list[tuple[str, str]]:
 
 
 def _of_fusion(module: HloModule, computation: Computation, fusion: Instruction) -> tuple[float, float]:
-    fused = module.computations.get(fusion.called("calls") or "")
+    fused = module.called(fusion)
     operands = list(computation.operands(fusion))
     if fused is None:
         return sum(memory_bytes_of(each.type) for each in operands), memory_bytes_of(fusion.type)
@@ -160,7 +162,7 @@ def _read_of(module: HloModule, fused: Computation, name: str, depth: int = 0) -
         elif user.op == "tuple":
             part = 0.0
         elif user.op == "fusion":
-            inner = module.computations.get(user.called("calls") or "")
+            inner = module.called(user)
             parameter = inner.parameters.get(place) if inner is not None else None
             if inner is None or parameter is None:
                 return None
@@ -203,11 +205,10 @@ def _update(module: HloModule, fused: Computation, value: Instruction, depth: in
         while before.op in VIEWS and before.operands:
             before = next(fused.operands(before))
         earlier = 0.0 if before.op == "parameter" else _update(module, fused, before, depth + 1)
-        update = operands[1] if value.op == "dynamic-update-slice" else operands[-1]
-        written = sum(array.bytes for array in update.arrays)
+        written = sum(array.bytes for array in _written_in_place(value.op, operands).arrays)
         return None if earlier is None else earlier + written
     if value.op == "fusion":
-        inner = module.computations.get(value.called("calls") or "")
+        inner = module.called(value)
         if inner is not None and inner.root.op != "tuple":
             return _update(module, inner, inner.root, depth + 1)
     return None
