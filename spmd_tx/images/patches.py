@@ -44,7 +44,10 @@ def prepare(content: bytes, processor: ImageProcessor) -> tuple[np.ndarray, int,
         try:
             return _patches(_upright(content), processor)
         except MemoryError:
-            raise _too_large() from None
+            raise InvalidRequest(
+                "the image needs more memory to be decoded than there is; send a smaller one, or the "
+                "operator raises the limit image_memory_bytes"
+            ) from None
 
 
 def prepare_outside(content: bytes, processor: dict[str, int]) -> tuple[bytes, int, int]:
@@ -97,10 +100,3 @@ def _patches(pixels_HW3: np.ndarray, processor: ImageProcessor) -> tuple[np.ndar
     blocks = pixels_HW3.reshape(rows // merge, merge, side, columns // merge, merge, side, CHANNELS)
     patches_NP = blocks.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, processor.patch_bytes)
     return np.ascontiguousarray(patches_NP), rows, columns
-
-
-def _too_large() -> InvalidRequest:
-    return InvalidRequest(
-        "the image needs more memory to be decoded than there is; send a smaller one, or the operator raises "
-        "the limit image_memory_bytes"
-    )

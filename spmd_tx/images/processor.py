@@ -11,6 +11,10 @@ MOST_RATIO = 200  # of the longer side to the shorter one
 CHANNELS = 3
 MEAN = STD = 0.5  # of each channel's values between 0 and 1; the worker computes (value / 255 - MEAN) / STD
 BICUBIC = 3  # Pillow's number
+FIXED = (  # options of which the default alone is taken
+    "image_mean image_std resample temporal_patch_size patch_size merge_size do_resize do_rescale "
+    "do_normalize do_convert_rgb".split()
+)
 FILES = ("preprocessor_config.json", "processor_config.json")  # the first that is there
 
 
@@ -105,20 +109,10 @@ def read_processor(content: bytes, name: str) -> ImageProcessor:
         ) from None
     options = read.image_processor if isinstance(read, _Whole) else read
     least, most = _pixels(options, name)
-    taken = {
-        "image_mean": (MEAN,) * CHANNELS,
-        "image_std": (STD,) * CHANNELS,
-        "resample": BICUBIC,
-        "temporal_patch_size": 2,
-        "patch_size": 16,
-        "merge_size": 2,
-        "do_resize": True,
-        "do_rescale": True,
-        "do_normalize": True,
-        "do_convert_rgb": True,
-    }
-    for option, value in taken.items():
-        if (found := getattr(options, option)) != value:
+    taken = _File()
+    for option in FIXED:
+        value, found = getattr(taken, option), getattr(options, option)
+        if found != value:
             raise StartError(
                 f"{name} has {option} {found!r}; images are only prepared with {value!r}, so serve text alone"
             )
