@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 from spmd_tx.demo import tiny_model
 from spmd_tx.demo.tiny_families import FAMILIES
 from spmd_tx.models.adapter_formats import peft
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.adapters.lora import Lora, for_maps, shapes
 from spmd_tx.models.config import read_model_config
 from spmd_tx.protocol.commands import AdapterSpec
 from tests.cookbook.cookbook import PYTHON, run_python
@@ -66,7 +66,7 @@ def test_merged_weights_are_those_that_training_has(tmp_path, environment, famil
         its = shapes(model, name, ADAPTER.rank)
         return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in (its.a, its.b)))
 
-    adapters = Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))
+    adapters = for_maps(model, pair)
     peft.write(tmp_path / "adapter", adapters, ADAPTER, model, str(path))
     folders = [str(path), str(tmp_path / "adapter"), str(tmp_path / "merged")]
     run_python(environment, [PYTHON, "-c", MERGE, *folders])

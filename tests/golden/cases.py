@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from spmd_tx.demo.tiny_model import Spec
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.adapters.lora import Adapters, Lora, for_maps, shapes
 from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -89,4 +89,4 @@ def random_adapters(model: Model, adapter: AdapterSpec, seed: int) -> Adapters[n
         its = shapes(model, name, adapter.rank)
         return Lora(*(0.2 * random.standard_normal(shape).astype(np.float32) for shape in (its.a, its.b)))
 
-    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))
+    return for_maps(model, pair)

@@ -21,7 +21,7 @@ from spmd_tx.models.adapter_formats.files import (
     stored_names,
     write_tensors,
 )
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.adapters.lora import Adapters, Lora, for_maps, shapes
 from spmd_tx.models.declared.model import HEAD, Model
 from spmd_tx.protocol.commands import AdapterSpec
 
@@ -100,7 +100,7 @@ def _zeros(model: Model, rank: int) -> Adapters[np.ndarray]:
         factor_shapes = shapes(model, name, rank)
         return Lora(np.zeros(factor_shapes.a, np.float32), np.zeros(factor_shapes.b, np.float32))
 
-    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+    return for_maps(model, pair)
 
 
 def _check(file: Path, name: str, factor: np.ndarray, expected: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int
 
-from spmd_tx.models.declared.maps import AdapterGroup, is_split
+from spmd_tx.models.declared.maps import is_split
 from spmd_tx.models.declared.model import FACTORS, HEAD, Model
 from spmd_tx.models.named import Named
 from spmd_tx.protocol.commands import expert_rank
@@ -35,8 +35,6 @@ from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
 Leaf = TypeVar("Leaf")
-
-LAYER_GROUPS: tuple[AdapterGroup, ...] = ("attn", "mlp")
 
 
 class Lora(TreeNode, Generic[Leaf]):
@@ -53,9 +51,9 @@ class Adapters(TreeNode, Generic[Leaf]):
     head: Lora[Leaf]
 
 
-def names(model: Model, *groups: AdapterGroup) -> tuple[str, ...]:
-    """Return the names of the adapted maps of some groups, in the order of declaration."""
-    return tuple(name for name, each in model.adapted.items() if each.group in groups)
+def for_maps(model: Model, pair: Callable[[str], Lora[Leaf]]) -> Adapters[Leaf]:
+    """Return the factors that ``pair`` makes for the name of each adapted map."""
+    return Adapters({name: pair(name) for name in model.adapted if name != HEAD}, pair(HEAD))
 
 
 def local_widths(model: Model, name: str, tp: int) -> tuple[int, int]:
@@ -102,7 +100,7 @@ def adapter_weights(
             factor(its.b, splits and declared.split == "columns"),
         )
 
-    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+    return for_maps(model, pair)
 
 
 def init_a(shapes: Mapping[str, tuple[int, ...]], key: Array) -> dict[str, Array]:

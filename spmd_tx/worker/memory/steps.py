@@ -165,11 +165,6 @@ class StepMemory:
         return self.model.n_heads // self._tp
 
     @cached_property
-    def _queries(self) -> int:
-        """The numbers in a token's queries."""
-        return self._heads * self.model.head_dim
-
-    @cached_property
     def _key_values(self) -> int:
         """The numbers in a token's keys, or in its values."""
         return max(1, self.model.n_kv_heads // self._tp) * self.model.head_dim
@@ -183,7 +178,7 @@ class StepMemory:
         """Return the numbers of a token, with so many arrays of each kind at once."""
         return (
             stream * self.model.d_model
-            + queries * self._queries
+            + queries * self._heads * self.model.head_dim
             + key_values * self._key_values
             + width * self._width
         )
@@ -293,9 +288,9 @@ class StepMemory:
         total = copies * sum(self._adapter_numbers.values()) / fsdp
         if fsdp > 1:
             total += 2 * self._adapter_numbers[HEAD]
-            for name in lora.names(self.model, *lora.LAYER_GROUPS):
-                is_whole = rows >= used or lora.has_experts(self.model, name)
-                total += 2 * self._adapter_numbers[name] / self.model.n_layers if is_whole else 0
+            for name, adapted in self.model.adapted.items():
+                if name != HEAD and (rows >= used or adapted.map.experts):
+                    total += 2 * self._adapter_numbers[name] / self.model.n_layers
         return used * total * FP32
 
     @cached_property
@@ -313,13 +308,8 @@ class StepMemory:
     @cached_property
     def _expert_factors(self) -> float:
         """The numbers in an expert's own factors, of the largest adapter."""
-        rank, wide, inner = lora.rank_in_experts(self.model, self.max_rank), self.model.d_model, self._inner
-        return rank * 3 * (inner if self.model.expert_lora == "shared-outer" else wide + inner)
-
-    @cached_property
-    def _inner(self) -> float:
-        """The numbers of a token in an expert."""
-        return self.model.d_ff / self._tp
+        rank, inner = lora.rank_in_experts(self.model, self.max_rank), self.model.d_ff / self._tp
+        return rank * 3 * (inner if self.model.expert_lora == "shared-outer" else self.model.d_model + inner)
 
     def _experts(self, shape: BatchShape, bytes_per_number: int, *, trains: bool = False) -> Amount:
         """Return what the experts hold for the rows of all devices of ep.

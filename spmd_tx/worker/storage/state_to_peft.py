@@ -6,8 +6,8 @@ import jax
 import numpy as np
 
 from spmd_tx.models.adapter_formats import peft
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
-from spmd_tx.models.declared.model import HEAD, Model
+from spmd_tx.models.adapters.lora import Lora, for_maps, shapes
+from spmd_tx.models.declared.model import Model
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.worker.storage.checkpoints import reading_for_export, restore_weights
 
@@ -23,7 +23,6 @@ def write_peft(state: Path, place: Path, adapter: AdapterSpec, model: Model, bas
         pair = shapes(model, name, adapter.rank)
         return Lora(*(jax.ShapeDtypeStruct(each, np.float32, sharding=sharding) for each in (pair.a, pair.b)))
 
-    like = Adapters({name: factors(name) for name in names(model, *LAYER_GROUPS)}, factors(HEAD))
     with reading_for_export(state):
-        weights = restore_weights(state, like)
+        weights = restore_weights(state, for_maps(model, factors))
     peft.write(place, jax.tree.map(np.asarray, weights), adapter, model, base_model)

@@ -13,10 +13,9 @@ from spmd_tx.coordinator.checkpoints.files import Manifest
 from spmd_tx.coordinator.checkpoints.shapes import check_shapes
 from spmd_tx.demo import tiny_model
 from spmd_tx.errors import ForeignWeights, InvalidRequest
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.adapters.lora import Lora, for_maps, shapes
 from spmd_tx.models.base_weights import weights
 from spmd_tx.models.config import read_model_config
-from spmd_tx.models.declared.model import HEAD
 from spmd_tx.protocol.commands import AdapterSpec
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.storage.checkpoints import SlotState, restore_weights, save_state
@@ -60,7 +59,7 @@ def state_of(model, rank):
         its = shapes(model, name, rank)
         return Lora(jnp.zeros(its.a, jnp.float32), jnp.zeros(its.b, jnp.float32))
 
-    w = Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair(HEAD))
+    w = for_maps(model, pair)
     return SlotState(w, w, w, jnp.int32(0))
 
 

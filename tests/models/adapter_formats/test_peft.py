@@ -12,7 +12,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.errors import DamagedWeights, ForeignWeights, MeshError
 from spmd_tx.models.adapter_formats import files as adapter_files
 from spmd_tx.models.adapter_formats import peft
-from spmd_tx.models.adapters.lora import LAYER_GROUPS, Adapters, Lora, names, shapes
+from spmd_tx.models.adapters.lora import Adapters, Lora, for_maps, shapes
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.families.registry import declare
 from spmd_tx.protocol.commands import AdapterSpec
@@ -46,7 +46,7 @@ def random_adapters(model, rank=MAX_RANK, seed=0):
         its = shapes(model, name, rank)
         return Lora(*(0.3 * random.standard_normal(shape).astype(np.float32) for shape in (its.a, its.b)))
 
-    return Adapters({name: pair(name) for name in names(model, *LAYER_GROUPS)}, pair("head"))
+    return for_maps(model, pair)
 
 
 def expected_of(adapters, adapter, rank=MAX_RANK):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from spmd_tx.models.adapters.lora import adapter_weights, names
+from spmd_tx.models.adapters.lora import adapter_weights
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight, shardings
 from spmd_tx.worker.steps.adapters import make_adapter_steps
@@ -148,10 +148,10 @@ def test_every_layer_and_linear_map_gets_numbers_of_its_own():
 @pytest.mark.parametrize("groups", [(True, False, False), (False, True, False), (False, False, True)])
 def test_groups_that_are_not_trained_are_zero(groups):
     created = slot_of(adapters().created(groups=groups).w, 1)
-    trained = dict.fromkeys(names(MODEL, "attn"), groups[0]) | dict.fromkeys(names(MODEL, "mlp"), groups[1])
+    trained = dict(zip(("attn", "mlp", "unembed"), groups, strict=True))
     for name, factors in created.layers.items():
-        assert np.any(factors.a) == trained[name], name
-    assert np.any(created.head.a) == groups[2]
+        assert np.any(factors.a) == trained[MODEL.adapted[name].group], name
+    assert np.any(created.head.a) == trained["unembed"]
 
 
 def test_creation_clears_its_slot_and_touches_no_other():
