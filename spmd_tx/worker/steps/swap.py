@@ -10,9 +10,9 @@ unchanged, NaN included.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +25,15 @@ from spmd_tx.sharding.mesh import AXES
 from spmd_tx.sharding.weight import Weight, shardings, specs
 from spmd_tx.worker.steps.sample import Bank
 
-Stacks = TypeVar("Stacks")
-
 VECTOR = P(AXES)  # the spec of a vector
 BITS = {2: jnp.uint16, 4: jnp.uint32}  # its dtype, by the bytes of an item
 
 
-@dataclass(frozen=True)
-class SwapSteps(Generic[Stacks]):
+class SwapSteps(NamedTuple):
     """Holds the two steps that swap a slot out and in."""
 
-    out: Callable[[Stacks, Any], Array]  # (stacks, slot) -> vector
-    back: Callable[[Stacks, Array, Any], Stacks]  # (stacks, vector, slot); the stacks are donated
+    out: Callable[[Any, Any], Array]  # (stacks, slot) -> vector
+    back: Callable[[Any, Array, Any], Any]  # (stacks, vector, slot) -> stacks, which are donated
 
 
 class _Piece(NamedTuple):
@@ -48,17 +45,22 @@ class _Piece(NamedTuple):
     start: int  # words
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
     """Holds leaves replicated over the same axes of the mesh, laid end to end and cut into equal shares."""
 
     repeats: tuple[str, ...]
-    pieces: list[_Piece]
-    words: int
-    share: int  # words per device
+    devices: int  # that share them
+    pieces: list[_Piece] = field(default_factory=list)
+    words: int = 0
+
+    @property
+    def share(self) -> int:
+        """The words of a device."""
+        return -(-self.words // self.devices)
 
 
-def make_swap_steps(mesh: Mesh, declared: Stacks) -> SwapSteps[Stacks]:
+def make_swap_steps(mesh: Mesh, declared: Any) -> SwapSteps:
     """Compile the steps for a declared tree of stacks."""
     leaves, tree = jax.tree.flatten(declared)
     dtypes, bits = [leaf.dtype for leaf in leaves], _bits(leaves)
@@ -67,13 +69,13 @@ def make_swap_steps(mesh: Mesh, declared: Stacks) -> SwapSteps[Stacks]:
 
     @jax.jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(stack_specs, P()), out_specs=VECTOR)
-    def out(stacked: Stacks, slot: Array) -> Array:
+    def out(stacked: Any, slot: Array) -> Array:
         stacks = jax.tree.leaves(stacked)
-        return jnp.concatenate([varying(_own_share(mesh, group, stacks, slot, bits)) for group in groups])
+        return jnp.concatenate([varying(_own_share(group, stacks, slot, bits)) for group in groups])
 
     @partial(jax.jit, donate_argnums=0)
     @partial(jax.shard_map, mesh=mesh, in_specs=(stack_specs, VECTOR, P()), out_specs=stack_specs)
-    def back(stacked: Stacks, vector: Array, slot: Array) -> Stacks:
+    def back(stacked: Any, vector: Array, slot: Array) -> Any:
         stacks, start = jax.tree.leaves(stacked), 0
         for group in groups:
             words = _gather(group, vector[start : start + group.share])
@@ -119,14 +121,14 @@ def _groups(mesh: Mesh, leaves: list[Weight]) -> list[_Group]:
     groups: dict[tuple[str, ...], _Group] = {}
     for number, leaf in enumerate(leaves):
         repeats = tuple(axis for axis in AXES if axis not in _axes(leaf.spec))
-        group = groups.get(repeats, _Group(repeats, [], 0, 0))
+        devices = math.prod(mesh.shape[axis] for axis in repeats)
+        group = groups.setdefault(repeats, _Group(repeats, devices))
         axis = max(0, len(leaf.shape) - 3)
         local = shardings(mesh, leaf).shard_shape(leaf.shape)
         shape = local[:axis] + local[axis + 1 :]
-        pieces = [*group.pieces, _Piece(number, axis, shape, group.words)]
-        groups[repeats] = replace(group, pieces=pieces, words=group.words + math.prod(shape))
-    devices = {repeats: math.prod(mesh.shape[axis] for axis in repeats) for repeats in groups}
-    return [replace(group, share=-(-group.words // devices[group.repeats])) for group in groups.values()]
+        group.pieces.append(_Piece(number, axis, shape, group.words))
+        group.words += math.prod(shape)
+    return list(groups.values())
 
 
 def _axes(spec: P) -> Iterable[str]:
@@ -134,17 +136,16 @@ def _axes(spec: P) -> Iterable[str]:
         yield from (part,) if isinstance(part, str) else part or ()
 
 
-def _own_share(mesh: Mesh, group: _Group, stacks: list[Array], slot: Array, bits: Any) -> Array:
+def _own_share(group: _Group, stacks: list[Array], slot: Array, bits: Any) -> Array:
     words = []
     for piece in group.pieces:
         entry = lax.dynamic_index_in_dim(stacks[piece.leaf], slot, piece.axis, keepdims=False)
         words.append(lax.bitcast_convert_type(entry, bits).ravel())
     # Apart, each is a copy of memory; CPUs would choose among them for every single word of a fused loop.
     joined = jnp.concatenate(lax.optimization_barrier(words))
-    devices = math.prod(mesh.shape[axis] for axis in group.repeats)
-    if devices == 1:
+    if group.devices == 1:
         return joined
-    padded = jnp.pad(joined, (0, group.share * devices - group.words))
+    padded = jnp.pad(joined, (0, group.share * group.devices - group.words))
     return lax.dynamic_slice_in_dim(padded, lax.axis_index(group.repeats) * group.share, group.share)
 
 
