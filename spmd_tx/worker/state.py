@@ -14,7 +14,6 @@ from spmd_tx.models.attention.kv_cache import KvCache
 from spmd_tx.models.base_weights import Weights, weights
 from spmd_tx.models.checkpoint.huggingface import load
 from spmd_tx.models.linear_attention.state_pool import Keep, cache_and_states
-from spmd_tx.models.vision import tower_weights
 from spmd_tx.sharding.mesh import DATA
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight, shardings
@@ -72,7 +71,7 @@ def allocate(plan: Plan, progress: Callable[[str], None]) -> tuple[WorkerState, 
         base = base.replace(images=zeros(mesh, images))
     if (of_model := plan.sizes.model.tower) is not None and declared.tower is not None:
         progress("loading the vision tower")
-        tower = load(model_dir, declared.tower, mesh, progress, tower_weights.unread(of_model))
+        tower = load(model_dir, declared.tower, mesh, progress, of_model.unread)
     progress("allocating adapters")
     train = zeros(mesh, declared.train) if setup.trains else None
     bank = zeros(mesh, declared.bank)

@@ -19,7 +19,7 @@ from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.config import read_model_config
 from spmd_tx.models.declared.tower import MERGE
 from spmd_tx.models.families import registry
-from spmd_tx.models.vision.tower_weights import tower_weights, unread
+from spmd_tx.models.vision.tower_weights import tower_weights
 from spmd_tx.sharding.mesh import make_mesh
 
 
@@ -109,7 +109,7 @@ def test_a_model_that_sees_has_a_tower_and_words_for_images(tmp_path, family):
     path = tiny_model.write(tmp_path, Spec(family=family, sees=True))
     model = read_model_config(path)
     tower = tower_weights(model.tower, np.float32)
-    loaded = huggingface.load(path, tower, make_mesh(1, 1, 1), lambda _: None, unread(model.tower))
+    loaded = huggingface.load(path, tower, make_mesh(1, 1, 1), lambda _: None, model.tower.unread)
     assert loaded.once.patch.shape == (32, 3, 2, 16, 16)
     ids = Tokenizer.from_file(str(path / "tokenizer.json")).get_vocab()
     assert json.loads((path / "config.json").read_text())["image_token_id"] == ids["<|image_pad|>"]

@@ -9,7 +9,7 @@ from jax import Array
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.declared.tower import PATCH_NUMBERS, Tower
 from spmd_tx.models.families.registry import declare
-from spmd_tx.models.vision.tower_weights import TowerWeights, tower_weights, unread
+from spmd_tx.models.vision.tower_weights import TowerWeights, tower_weights
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.vision_cases import CONFIGS, patches, write
 
@@ -20,7 +20,7 @@ def load(path: Path, name: str) -> tuple[Tower, TowerWeights[Array]]:
     assert tower is not None
     declared = tower_weights(tower, jnp.float32)
     return tower, huggingface.load(
-        write(path, name), declared, make_mesh(1, 1, 1), lambda _: None, unread(tower)
+        write(path, name), declared, make_mesh(1, 1, 1), lambda _: None, tower.unread
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import LayerArray
 from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of, linear
+from spmd_tx.models.declared.unread import Unread
 
 PATCH = 16  # pixels of a patch's side
 MERGE = 2  # patches of a side that become one token
@@ -79,9 +80,9 @@ class Tower:
         )
 
     @property
-    def unread(self) -> str:
-        """A regular expression of the tensors that are not the tower's."""
-        return f"(?!{re.escape(self.prefix)}).*"
+    def unread(self) -> Unread:
+        """The tensors of a checkpoint that are not the tower's."""
+        return Unread((f"(?!{re.escape(self.prefix)}).*",))
 
 
 def _norm(name: str, module: str, width: int) -> tuple[Parameter, Parameter]:

@@ -14,7 +14,6 @@ from jax.typing import DTypeLike
 from spmd_tx.models.declared.layers import LayerArray
 from spmd_tx.models.declared.maps import Parameter
 from spmd_tx.models.declared.tower import Tower
-from spmd_tx.models.declared.unread import Unread
 from spmd_tx.models.named import Named
 from spmd_tx.sharding.mesh import AXES, TP, AnyMesh
 from spmd_tx.sharding.tree_node import TreeNode
@@ -53,11 +52,6 @@ def sight(tower: Tower, rows: int, mesh: AnyMesh, dtype: DTypeLike) -> Sight:
     tp = mesh.shape[TP]
     shape = (tower.planes, -(-rows // tp) * tp, tower.out)
     return Sight(tower_weights(tower, dtype, mesh.size), Weight(shape, P(None, TP), dtype))
-
-
-def unread(tower: Tower) -> Unread:
-    """Return which tensors of a checkpoint are not the tower's."""
-    return Unread((tower.unread,))
 
 
 def whole(arrays: Iterable[LayerArray], w: Named[Array]) -> Named[Array]:

@@ -9,7 +9,7 @@ from spmd_tx.errors import StartError
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.families.registry import declare
 from spmd_tx.models.vision.tower import encode
-from spmd_tx.models.vision.tower_weights import tower_weights, unread
+from spmd_tx.models.vision.tower_weights import tower_weights
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.vision_cases import CONFIGS, GRIDS, NUMBERS, TOKENS, write
 from tests.support.towers import load, padded
@@ -53,4 +53,4 @@ def test_all_tensors_of_the_tower_must_be_there_and_no_others(tmp_path):
     path, mesh = write(tmp_path, "qwen3_vl"), make_mesh(1, 1, 1)
     declared = tower_weights(declare(CONFIGS["qwen3_5"]).tower, jnp.float32)
     with pytest.raises(StartError, match=r"12 tensors for which .*deepstack_merger_list"):
-        huggingface.load(path, declared, mesh, lambda _: None, unread(model.tower))
+        huggingface.load(path, declared, mesh, lambda _: None, model.tower.unread)
