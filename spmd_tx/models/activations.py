@@ -1,7 +1,6 @@
 """The functions between the two halves of a feed-forward block: of the gate, and of gate and up together."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -26,16 +25,12 @@ def clamped_swiglu(
     return ((up32 + 1) * gate32 * jax.nn.sigmoid(alpha * gate32)).astype(gate.dtype)
 
 
-def _times_up(activation: Callable[[Array], Array], gate: Array, up: Array) -> Array:
-    return activation(gate) * up
-
-
 def _gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
 
 
 ACTIVATIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "silu": partial(_times_up, silu),
-    "gelu_tanh": partial(_times_up, _gelu_tanh),
+    "silu": lambda gate, up: silu(gate) * up,
+    "gelu_tanh": lambda gate, up: _gelu_tanh(gate) * up,
     "clamped_swiglu": clamped_swiglu,
 }

@@ -33,15 +33,11 @@ class Files:
 
     def __init__(self, model_dir: Path) -> None:
         """Raise StartError unless all files are there and whole."""
-        self._model_dir = model_dir
+        self.model_dir = model_dir
         listed = _listed(model_dir)
         paths = sorted(set(listed.values())) or [model_dir / SINGLE_FILE]
         self._open = {path: MappedFile(path) for path in paths}
         self._file_of = {name: path for path, file in self._open.items() for name in file.names} | listed
-
-    @property
-    def model_dir(self) -> Path:
-        return self._model_dir
 
     @property
     def names(self) -> Collection[str]:
@@ -56,7 +52,7 @@ class Files:
         path = self._file_of.get(name)
         if path is None:
             raise StartError(
-                f"{self._model_dir} has no tensor {name!r}, which its config.json calls for; "
+                f"{self.model_dir} has no tensor {name!r}, which its config.json calls for; "
                 "weights and config.json must be of the same model"
             )
         return self._open[path].tensor(name)

@@ -37,16 +37,10 @@ def part_of(operation: DeviceOperation, frames: Frames) -> str:
 
 
 def _rule(frame: Frame) -> str | None:
-    path = frame.file.rpartition(PACKAGE)[2] if PACKAGE in frame.file else ""
-    if not path:
-        return None
-    return next(
-        (part for file, function, part in RULES if path.startswith(file) and _is(frame, function)), None
-    )
-
-
-def _is(frame: Frame, function: str) -> bool:
-    return not function or frame.function.split(".")[0] == function
+    _, is_ours, path = frame.file.rpartition(PACKAGE)
+    functions = "", frame.function.split(".")[0]
+    rules = (part for file, name, part in RULES if path.startswith(file) and name in functions)
+    return next(rules, None) if is_ours else None
 
 
 def seconds_by_part(cost: Cost, frames: Frames, speeds: Speeds, hosts: Sequence[int]) -> dict[str, float]:

@@ -17,6 +17,13 @@ from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.calls import Calls
 from spmd_tx.worker.state import declare
 
+OPTIMIZER_STEPS = {
+    "optim_step": commands.OptimStep(
+        slot=0, learning_rate=0.0, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
+    ),
+    "dimuon_step": commands.DimuonStep(slot=0, rank=1, learning_rate=0.0, beta1=0.9, grad_clip_norm=0.0),
+}
+
 
 def menu_of(plan: Plan, mesh: Mesh) -> "Menu":
     """Return the menu of an engine with this plan."""
@@ -35,10 +42,8 @@ class Menu:
         """Return the calls of a command of this shape."""
         state, calls = self._state, self._calls
         match shape.step:
-            case "optim_step":
-                return [calls.trained.optim_step(state, _optim_step())]
-            case "dimuon_step":
-                return [calls.trained.optim_step(state, _dimuon_step())]
+            case "optim_step" | "dimuon_step" as step:
+                return [calls.trained.optim_step(state, OPTIMIZER_STEPS[step])]
             case "forward":
                 return [*calls.forward(state, commands.Forward(rows=_rows(shape), loss=_loss(shape)))]
             case "forward_backward":
@@ -166,13 +171,3 @@ def _wishes(shape: ProgramShape) -> commands.PromptWishes | None:
         seeds=np.zeros((*size, 2), np.uint32),
         temperatures=np.ones(size, np.float32),
     )
-
-
-def _optim_step() -> commands.OptimStep:
-    return commands.OptimStep(
-        slot=0, learning_rate=0.0, beta1=0.9, beta2=0.95, eps=1e-12, weight_decay=0.0, grad_clip_norm=0.0
-    )
-
-
-def _dimuon_step() -> commands.DimuonStep:
-    return commands.DimuonStep(slot=0, rank=1, learning_rate=0.0, beta1=0.9, grad_clip_norm=0.0)

@@ -52,7 +52,7 @@ def _problem_in(window: int, kernels: Kernels, sizes: Any) -> str | None:
     for tokens in (1, SEVERAL):
         q, pools, tables, positions = inputs(sizes, tokens, window)
         with jax.default_matmul_precision("highest"):
-            exact = reference(*(_float32(x) for x in (q, *pools)), tables, positions)
+            exact = reference(*(x.astype(jnp.float32) for x in (q, *pools)), tables, positions)
         once, again = (np.asarray(run(q, *pools, tables, positions)) for _ in range(2))
         what = f"{tokens} tokens of a row"
         results = (np.asarray(each)[:-1] for each in (once, exact, again))
@@ -126,7 +126,3 @@ def sight_of(window: int, sizes: Any) -> dict[str, Any]:
     """Return the keyword arguments of attention with a window and sinks, where there are any."""
     sight: dict[str, Any] = {"window": window} if window else {}
     return sight | {"sinks_N": jnp.linspace(-2.0, 2.0, sizes.heads)} if sizes.has_sinks else sight
-
-
-def _float32(x: Array) -> Array:
-    return x.astype(jnp.float32)
