@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import LayerArray
-from spmd_tx.models.declared.maps import AdapterGroup, Map, Parameter, Split, TensorSource, linear
+from spmd_tx.models.declared.maps import AdapterGroup, Map, Parameter, TensorSource, linear, norm_of
 
 
 @dataclass(frozen=True)
@@ -38,36 +38,27 @@ class DeltaRule:
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module = f"{at}{self.module}"
         fused = linear(f"{module}.in_proj_qkv")
-        parts = {
-            "q": (0, self.keys),
-            "k": (self.keys, 2 * self.keys),
-            "v": (2 * self.keys, self.channels),
-        }
 
         def map_of(
-            name: str,
-            width: int,
-            source: TensorSource,
-            *,
-            split: Split = "columns",
-            group: AdapterGroup | None = "attn",
+            name: str, width: int, source: TensorSource | None = None, group: AdapterGroup | None = "attn"
         ) -> Map:
-            is_out = split == "rows"
-            widths = (width, d_model) if is_out else (d_model, width)
-            known_as = f"{module}.out_proj" if is_out else f"{module}.in_proj_{name}"
-            return Map(name, *widths, source, split, group, heads=self.k_heads, module=known_as)
+            known_as = f"{module}.in_proj_{name}"
+            source = source or linear(known_as)
+            return Map(name, d_model, width, source, "columns", group, self.k_heads, module=known_as)
 
-        by_head, is_frozen = (self.v_heads,), None
+        by_head, keys = (self.v_heads,), self.keys
         return (
-            *(map_of(name, end - start, fused.part(start, end)) for name, (start, end) in parts.items()),
-            map_of("z", self.values, linear(f"{module}.in_proj_z")),
-            map_of("a", self.v_heads, linear(f"{module}.in_proj_a"), group=is_frozen),
-            map_of("b", self.v_heads, linear(f"{module}.in_proj_b"), group=is_frozen),
+            map_of("q", keys, fused.part(0, keys)),
+            map_of("k", keys, fused.part(keys, 2 * keys)),
+            map_of("v", self.values, fused.part(2 * keys, self.channels)),
+            map_of("z", self.values),
+            map_of("a", self.v_heads, group=None),
+            map_of("b", self.v_heads, group=None),
             Parameter("taps", (self.channels, 1, self.taps), TensorSource(f"{module}.conv1d.weight")),
             Parameter("a_log", by_head, TensorSource(f"{module}.A_log"), 0, self.k_heads, is_fp32=True),
             Parameter("dt_bias", by_head, TensorSource(f"{module}.dt_bias"), 0, self.k_heads, is_fp32=True),
-            Parameter("norm", (self.v_width,), TensorSource(f"{module}.norm.weight")),
-            map_of("out", self.values, linear(f"{module}.out_proj"), split="rows"),
+            norm_of("norm", self.v_width, f"{module}.norm"),
+            Map("out", self.values, d_model, linear(f"{module}.out_proj"), "rows", "attn", self.k_heads),
         )
 
     @property

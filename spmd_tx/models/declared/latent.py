@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import Attended, LayerArray
-from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
+from spmd_tx.models.declared.maps import Map, TensorSource, linear, norm_of
 from spmd_tx.models.declared.rope import Rope
 
 
@@ -55,9 +55,6 @@ class Latent:
         def bias(name: str) -> TensorSource | None:
             return TensorSource(f"{module}.{name}.bias") if self.biases else None
 
-        def norm(name: str, width: int, stored: str) -> Parameter:
-            return Parameter(name, (width,), TensorSource(f"{module}.{stored}.weight"))
-
         kv_a = linear(f"{module}.kv_a_proj_with_mqa")
         kv_b = linear(f"{module}.kv_b_proj")
         expanded = self.heads * (self.nope + self.value)
@@ -66,7 +63,7 @@ class Latent:
             q_a, q_b = linear(f"{module}.q_a_proj"), linear(f"{module}.q_b_proj")
             arrays += [
                 Map("q_a", d_model, self.q_rank, q_a, group="attn", bias=bias("q_a_proj")),
-                norm("q_a_norm", self.q_rank, "q_a_layernorm"),
+                norm_of("q_a_norm", self.q_rank, f"{module}.q_a_layernorm"),
                 Map("q_b", self.q_rank, queries, q_b, "columns", heads=self.heads),
             ]
         else:
@@ -75,7 +72,7 @@ class Latent:
         return (
             *arrays,
             Map("kv_a", d_model, self.width, kv_a, group="attn", bias=bias("kv_a_proj_with_mqa")),
-            norm("kv_a_norm", self.kv_rank, "kv_a_layernorm"),
+            norm_of("kv_a_norm", self.kv_rank, f"{module}.kv_a_layernorm"),
             Map("kv_b", self.kv_rank, expanded, kv_b, "columns", heads=self.heads),
             Map("o", values, d_model, linear(f"{module}.o_proj"), "rows", "attn", bias=bias("o_proj")),
         )

@@ -8,7 +8,7 @@ is sampled.
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of
+from spmd_tx.models.declared.maps import Map, Parameter, bias_of, norm_of
 
 LayerArray = Map | Parameter
 
@@ -71,16 +71,13 @@ class Layer:
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         """Return all arrays of the layer, biases among them, in the order of computation."""
-
-        def norm(name: str, module: str) -> Parameter:
-            return Parameter(name, (d_model,), TensorSource(f"{at}{module}.weight"))
-
         declared: list[LayerArray] = [
-            norm("attention_norm", self.mixer_norm),
+            norm_of("attention_norm", d_model, f"{at}{self.mixer_norm}"),
             *self.mixer.arrays(d_model, at),
         ]
         if self.channel is not None:
-            declared += [norm("mlp_norm", self.channel_norm), *self.channel.arrays(d_model, at)]
+            norm = norm_of("mlp_norm", d_model, f"{at}{self.channel_norm}")
+            declared += [norm, *self.channel.arrays(d_model, at)]
         biases = [bias_of(array) for array in declared if isinstance(array, Map)]
         return (*declared, *(bias for bias in biases if bias is not None))
 

@@ -93,6 +93,11 @@ class Parameter:
     is_fp32: bool = False  # whether it is kept in fp32 whatever the compute dtype is
 
 
+def norm_of(name: str, width: int, module: str) -> Parameter:
+    """Declare the weight of a norm."""
+    return Parameter(name, (width,), TensorSource(f"{module}.weight"))
+
+
 def is_split(array: Map | Parameter, tp: int) -> bool:
     """Say whether tp splits an array: not where it has fewer heads than devices."""
     if array.split in (None, "whole"):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import Attended, LayerArray
-from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear, norm_of
 from spmd_tx.models.declared.rope import Rope
 
 
@@ -28,7 +28,6 @@ class Softmax:
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         module, queries = f"{at}{self.module}", self.heads * self.width
         keys, query_width = self.kv_heads * self.width, queries * (2 if self.gate else 1)
-
         begins = {"q": 0, "k": query_width, "v": query_width + keys}
 
         def map_of(name: str, width_in: int, width_out: int, **options: object) -> Map:
@@ -46,10 +45,7 @@ class Softmax:
             map_of("o", queries, d_model, split="rows"),
         ]
         if self.qk_norm:
-            arrays += [
-                Parameter(name, (self.width,), TensorSource(f"{module}.{name}.weight"))
-                for name in ("q_norm", "k_norm")
-            ]
+            arrays += [norm_of(name, self.width, f"{module}.{name}") for name in ("q_norm", "k_norm")]
         if self.sinks:
             arrays.append(Parameter("sinks", (self.heads,), TensorSource(f"{module}.sinks"), 0))
         return tuple(arrays)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import Layer, LayerArray
-from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, linear
+from spmd_tx.models.declared.maps import Map, linear, norm_of
 
 JOINS = "eh_proj"  # the map of two vectors to the layer's input, which no checkpoint encodes
 
@@ -24,14 +24,10 @@ class MtpLayer(Layer):
 
     def arrays(self, d_model: int, at: str) -> tuple[LayerArray, ...]:
         """Return all arrays, those of the layer itself behind those that make its input."""
-
-        def norm(name: str, module: str) -> Parameter:
-            return Parameter(name, (d_model,), TensorSource(f"{module}.weight"))
-
         return (
-            norm("embedding_norm", self.of_embedding),
-            norm("hidden_norm", self.of_hidden),
+            norm_of("embedding_norm", d_model, self.of_embedding),
+            norm_of("hidden_norm", d_model, self.of_hidden),
             Map(JOINS, 2 * d_model, d_model, linear(self.joins), "rows"),
             *super().arrays(d_model, self.at),
-            norm("final_norm", self.final),
+            norm_of("final_norm", d_model, self.final),
         )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from spmd_tx.models.declared.layers import LayerArray
-from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of, linear
+from spmd_tx.models.declared.maps import Map, Parameter, TensorSource, bias_of, linear, norm_of
 from spmd_tx.models.declared.unread import Unread
 
 PATCH = 16  # pixels of a patch's side
@@ -87,7 +87,7 @@ class Tower:
 
 def _norm(name: str, module: str, width: int) -> tuple[Parameter, Parameter]:
     return (
-        Parameter(name, (width,), TensorSource(f"{module}.weight")),
+        norm_of(name, width, module),
         Parameter(f"{name}_bias", (width,), TensorSource(f"{module}.bias")),
     )
 
