@@ -5,6 +5,7 @@ while they run, and the pages of keys and values get what remains. planner.py ch
 """
 
 from dataclasses import dataclass
+from operator import itemgetter
 
 from spmd_tx.protocol.commands import MAX_TARGETS, active_sizes
 from spmd_tx.protocol.kernels import Platform
@@ -147,26 +148,27 @@ class Plan:
 
     def worst(self) -> dict[StepName, tuple[BatchShape, int]]:
         """Return for each step its largest batch and the bytes that it needs."""
-        largest_of: dict[StepName, tuple[BatchShape, int]] = {}
+        steps, sizes, widest = self.steps, self.sizes, self.sizes.widest_table
+        needs: list[tuple[StepName, BatchShape, int]] = []
         for shape in self.train_shapes:
             level = self.level(*shape)
-            _keep_largest(largest_of, f"train {level}", shape, self.steps.train_with("", level, shape))
-        if largest_of:
-            largest = max(largest_of, key=lambda step: largest_of[step][1])
-            shape = largest_of[largest][0]
-            for kind in LOSS_KINDS[1:]:
-                largest_of[largest + kind] = (shape, self.steps.train_with(kind, self.level(*shape), shape))
-        for shape in self.sizes.continued_shapes(self.memory.platform):
-            size = self.steps.prefill(shape, self.sizes.widest_table)
-            _keep_largest(largest_of, "continued prefill", shape, size)
-        for shape in self.sizes.prefill_shapes():
-            _keep_largest(largest_of, "prefill", shape, self.steps.prefill(shape, 0))
-        if self.sizes.sight is not None:
-            image = BatchShape(1, self.sizes.most_patches)
-            largest_of["encode"] = (image, self.steps.encode(image.length))
-        rows = BatchShape(self.decode_rows, self.sizes.widest_table)
-        largest_of["decode"] = (rows, self.steps.decode(*rows))
-        return largest_of
+            needs.append((f"train {level}", shape, steps.train_with("", level, shape)))
+        if needs:
+            step, shape, _ = max(needs, key=itemgetter(2))
+            level = self.level(*shape)
+            needs += [(step + kind, shape, steps.train_with(kind, level, shape)) for kind in LOSS_KINDS[1:]]
+        continued = sizes.continued_shapes(self.memory.platform)
+        needs += [("continued prefill", shape, steps.prefill(shape, widest)) for shape in continued]
+        needs += [("prefill", shape, steps.prefill(shape, 0)) for shape in sizes.prefill_shapes()]
+        if sizes.sight is not None:
+            image = BatchShape(1, sizes.most_patches)
+            needs.append(("encode", image, steps.encode(image.length)))
+        rows = BatchShape(self.decode_rows, widest)
+        needs.append(("decode", rows, steps.decode(*rows)))
+        largest: dict[StepName, tuple[BatchShape, int]] = {}
+        for step, shape, size in needs:
+            largest[step] = max(largest.get(step, (shape, -1)), (shape, size), key=itemgetter(1))
+        return largest
 
 
 def _most_copied(setup: Setup) -> int:
@@ -175,13 +177,6 @@ def _most_copied(setup: Setup) -> int:
         return setup.bank_slots
     sizes = active_sizes(setup.bank_slots + 1, setup.bank_slots)
     return max((size for size in sizes if size < setup.bank_slots), default=1)
-
-
-def _keep_largest(
-    largest_of: dict[StepName, tuple[BatchShape, int]], step: StepName, shape: BatchShape, size: int
-) -> None:
-    if step not in largest_of or largest_of[step][1] < size:
-        largest_of[step] = (shape, size)
 
 
 def report(plan: Plan) -> MemoryPlan:
