@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from spmd_tx.custom_loss.arguments import printed
-from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.commands import CustomLoss
 from spmd_tx.worker.custom_loss.messages import Taken
 
@@ -25,20 +24,17 @@ class LossRun:
     _parts: list[Taken] = field(default_factory=list)
 
     @property
-    def limits(self) -> LossLimits | None:
-        return self.command.limits
-
-    @property
     def is_done(self) -> bool:
         return self.next_piece == self.pieces
 
     def seconds_left(self, is_compiling: bool) -> float | None:
         """Return the seconds left to it; None: no limit."""
-        if self.limits is None:
+        limits = self.command.limits
+        if limits is None:
             return None
         if is_compiling:
-            return self.limits.compile_seconds - self.compile_seconds
-        return self.limits.run_seconds - self.run_seconds
+            return limits.compile_seconds - self.compile_seconds
+        return limits.run_seconds - self.run_seconds
 
     def spend(self, seconds: float, is_compiling: bool) -> None:
         if is_compiling:
@@ -72,15 +68,16 @@ class LossRun:
 
     def too_slow(self, is_compiling: bool) -> str:
         """Return the message for its author when it has taken too long."""
-        assert self.limits is not None
+        limits = self.command.limits
+        assert limits is not None
         if is_compiling:
             return (
-                f"compiling loss '{printed(self.name)}' takes more than {self.limits.compile_seconds:g} s "
+                f"compiling loss '{printed(self.name)}' takes more than {limits.compile_seconds:g} s "
                 "(the limit custom_loss_compile_seconds), so this loss is not taken any more. Create it "
                 "again with fewer sums, sorts and the like, and bring its inputs [T, K] to few widths"
             )
         return (
             f"running loss '{printed(self.name)}' on these datums takes more than "
-            f"{self.limits.run_seconds:g} s (the limit custom_loss_run_seconds). Send fewer datums in one "
+            f"{limits.run_seconds:g} s (the limit custom_loss_run_seconds). Send fewer datums in one "
             "request, or shorter ones"
         )
