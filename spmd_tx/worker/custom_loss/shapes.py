@@ -1,6 +1,7 @@
 """Operations of custom losses that move elements, make tensors, or read shapes and types."""
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -146,9 +147,7 @@ def _cat(trace: Trace, tensors: Sequence[Tensor], dim: Any = 0) -> Tensor:
     if not tensors:
         raise LossProblem("there is nothing to put together")
     axis = axis_of(dim, tensors[0].ndim)
-    dtype = tensors[0].dtype
-    for other in tensors[1:]:
-        dtype = promote(dtype, other.dtype)
+    dtype = reduce(promote, (each.dtype for each in tensors))
     shapes = {each.shape[:axis] + each.shape[axis + 1 :] for each in tensors}
     if len(shapes) > 1 or not tensors[0].ndim:
         raise LossProblem(f"{' and '.join(shown(each.shape) for each in tensors)} cannot be put together")

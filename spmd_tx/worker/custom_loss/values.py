@@ -8,6 +8,7 @@ through it reaches real elements.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from math import prod
 from typing import Any, NamedTuple
 
@@ -210,24 +211,13 @@ def _combine(higher: np.dtype | None, lower: np.dtype | None) -> np.dtype:
 
 
 def _join(dtypes: Sequence[np.dtype]) -> np.dtype | None:
-    joined: np.dtype | None = None
-    for dtype in dtypes:
-        joined = dtype if joined is None else promote(joined, dtype)
-    return joined
+    return reduce(promote, dtypes) if dtypes else None
 
 
 def promote(one: np.dtype, other: np.dtype) -> np.dtype:
     """Return the type that holds both."""
-    if one == other:
-        return one
-    kinds = category(one), category(other)
-    if "f" in kinds:
-        floats = [dtype for dtype, kind in zip((one, other), kinds, strict=True) if kind == "f"]
-        sizes = {dtype.itemsize for dtype in floats}
-        if len(floats) == 2 and len(sizes) == 1:
-            return np.dtype(np.float32)  # float16 and bfloat16
-        return max(floats, key=lambda dtype: dtype.itemsize)
-    return np.promote_types(one, other)
+    with jax.numpy_dtype_promotion("standard"):
+        return np.dtype(jnp.promote_types(one, other))
 
 
 def floating(dtype: np.dtype) -> np.dtype:
