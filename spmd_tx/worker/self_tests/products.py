@@ -101,7 +101,7 @@ def problem_of_product(kernels: Kernels, sizes: ExpertSizes, tile: int = TILE) -
     for transposed, width in ((False, sizes.width), (True, sizes.inner)):
         which = "transposed product" if transposed else "product"
         x_PI = _random(random, sizes.dtype, tile * TILES, width)
-        run = on_device(sizes.device, partial(_multiplied, kernels, transposed))
+        run = on_device(sizes.device, partial(grouped_product, kernels, transposed=transposed))
         got, again = (np.asarray(run(x_PI, w_XIO, expert_M)) for _ in range(2))
         if problem := problem_between(
             f"the {which}", got, _expected(x_PI, w_XIO, expert_M, transposed), again
@@ -131,10 +131,9 @@ def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
             slots_B = random.integers(0, 2, rows).astype(np.int32)
             adapters = jnp.asarray(slots_B), jnp.asarray(scale_S)
             apply = stacked_maps(*adapters, bank_lora(*adapters), interpret=kernels.interpret)
-            mapped = on_device(sizes.device, partial(_mapped, apply))
-            run = partial(mapped, w_LIO, lora, np.int32(layer))
+            run, at_layer = on_device(sizes.device, apply), (w_LIO, lora, np.int32(layer))
             x_BI = _random(random, sizes.dtype, rows, depth) * depth**-0.5
-            got, again = (np.asarray(run(x_BI)) for _ in range(2))
+            got, again = (np.asarray(run(x_BI, *at_layer)) for _ in range(2))
             what = f"map of {rows} rows with stacked matrices"
             if problem := problem_between(
                 f"the {what}", got, _expected_map(x_BI, w_LIO[layer], lora, layer, slots_B, scale_S), again
@@ -142,7 +141,7 @@ def problem_of_stack(kernels: Kernels, sizes: ExpertSizes) -> str | None:
                 return problem
             for kept in {0, rows - 1}:  # in the first block, and in the last
                 beside = _random(random, sizes.dtype, rows, depth).at[kept].set(x_BI[kept])
-                if np.asarray(run(beside))[kept].tobytes() != got[kept].tobytes():
+                if np.asarray(run(beside, *at_layer))[kept].tobytes() != got[kept].tobytes():
                     return f"the {what} depends on other rows"
     return None
 
@@ -261,20 +260,12 @@ def _expected_sums(sums: Array, low: Array, wide: Array, spans: tuple[np.ndarray
     return np.asarray(sums) + np.stack(added)
 
 
-def _mapped(apply: Any, w_LIO: Array, lora: Lora[Array], layer: Array, x_BI: Array) -> Array:
-    return apply(x_BI, w_LIO, lora, layer)
-
-
 def _expected_map(
     x_BI: Array, w_IO: Array, lora: Lora[Array], layer: int, slots_B: np.ndarray, scale_S: np.ndarray
 ) -> np.ndarray:
     x, w, a, b = (np.asarray(each, np.float32) for each in (x_BI, w_IO, lora.a[layer], lora.b[layer]))
     low_BR = np.einsum("BI,BRI->BR", x, a[slots_B]) * scale_S[slots_B, None]
     return x @ w + np.einsum("BR,BRO->BO", low_BR, b[slots_B])
-
-
-def _multiplied(kernels: Kernels, transposed: bool, x_PI: Array, w_XIO: Matrix, expert_M: Array) -> Any:
-    return grouped_product(kernels, x_PI, w_XIO, expert_M, transposed)
 
 
 def _expected(x_PI: Array, w_XIO: Matrix, expert_M: np.ndarray, transposed: bool) -> np.ndarray:
