@@ -40,12 +40,9 @@ class Meaning(msgspec.Struct, dict=True):
     def check(self) -> None:
         """Raise InvalidRequest for values that no adapter has, and for patterns that are not read."""
         values: dict[str, float] = {"r": self.r, "lora_alpha": self.lora_alpha}
-        values |= {
-            f"rank_pattern of {key[:SHOWN]}": value for key, value in (self.rank_pattern or {}).items()
-        }
-        values |= {
-            f"alpha_pattern of {key[:SHOWN]}": value for key, value in (self.alpha_pattern or {}).items()
-        }
+        for field in ("rank_pattern", "alpha_pattern"):
+            patterns: dict[str, float] = getattr(self, field) or {}
+            values |= {f"{field} of {key[:SHOWN]}": value for key, value in patterns.items()}
         for name, value in values.items():
             if not LEAST <= value <= MOST:
                 raise InvalidRequest(f"{name} is {value}; it must be positive, and at most {MOST:g}")
