@@ -57,7 +57,7 @@ class Task:
         """The programs from which the speed is predicted; empty if one of them is not to be compiled."""
         from spmd_tx.worker.aot.predict import NEEDED
 
-        usual = [each for each in self.programs if each.is_main and each.wanted.is_usual]
+        usual = [each for each in self.programs if each.wanted.is_usual]
         usual = [each for each in usual if each.wanted.kind in NEEDED]
         return usual if len(usual) == len(NEEDED) else []
 

@@ -190,7 +190,7 @@ def figures_of(report: Any) -> dict[str, float]:
 def by_role(programs: Sequence[Any]) -> dict[str, Any]:
     """Return the programs that have a role; one may have several."""
     second = "continued", "decode beside"
-    main = [each for each in programs if each.is_main and not each.name.startswith(second)]
+    main = [each for each in programs if each.wanted.kind != "other" and not each.name.startswith(second)]
     found = {each.wanted.kind: each for each in main if each.wanted.is_usual and each.wanted.kind in ROLES}
     for each in programs:
         role = next((role for role in BY_NAME if each.name.startswith(role)), None)

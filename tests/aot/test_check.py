@@ -100,10 +100,10 @@ def test_what_was_not_compiled_stays_as_it_is():
     assert read(write(cases, {}, TEXT)) == cases
 
 
-def program(name, kind, planned=0, *, length=0, is_main=True, is_usual=False):
+def program(name, kind, planned=0, *, length=0, is_usual=False):
     shape = SimpleNamespace(row_length=length)
     wanted = SimpleNamespace(kind=kind, is_usual=is_usual, planned=planned, shape=shape)
-    return SimpleNamespace(name=name, is_main=is_main, wanted=wanted)
+    return SimpleNamespace(name=name, wanted=wanted)
 
 
 def test_programs_have_roles_whatever_their_sizes():
@@ -113,14 +113,14 @@ def test_programs_have_roles_whatever_their_sizes():
         program("train full 1x8192", "train", 90, length=8192),
         program("forward 4x2048", "forward", length=2048, is_usual=True),
         program("prefill 1x1024", "prefill", 20, is_usual=True),
-        program("copy_pages 128", "prefill", is_main=False, is_usual=True),
-        program("copy_states 256", "prefill", is_main=False, is_usual=True),
+        program("copy_pages 128", "other"),
+        program("copy_states 256", "other"),
         program("continued prefill 1x1024 after 8192", "prefill", 70),
         program("decode 128x2048 of 1", "decode", 5, is_usual=True),
         program("decode 128x8192 of 4", "decode", 9),
         program("encode 1024", "encode", 3),
         program("encode 4096", "encode", 8),
-        program("gather", "other", is_main=False),
+        program("gather", "other"),
     ]
     assert {role: each.name for role, each in by_role(programs).items()} == {
         "train": "train light 4x2048",

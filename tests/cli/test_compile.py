@@ -24,9 +24,7 @@ DECODE = "decode 128 of 1"
 
 
 def program(name, *, is_usual=False):
-    return SimpleNamespace(
-        name=name, is_main=True, wanted=SimpleNamespace(kind=name.split()[0], is_usual=is_usual)
-    )
+    return SimpleNamespace(name=name, wanted=SimpleNamespace(kind=name.split()[0], is_usual=is_usual))
 
 
 PROGRAMS = [program("gather"), *(program(f"{kind} 128 of 1", is_usual=True) for kind in NEEDED)]

@@ -20,7 +20,7 @@ from spmd_tx.hlo.cost import Cost, DeviceOperation, cost_of
 from spmd_tx.hlo.frames import frames_of
 from spmd_tx.sharding.weight import abstract
 from spmd_tx.worker.aot.parts import seconds_by_part
-from spmd_tx.worker.aot.programs import WantedKind, WantedProgram, wanted
+from spmd_tx.worker.aot.programs import WantedProgram, wanted
 from spmd_tx.worker.aot.report import CollectiveReport, CopyReport, ProgramReport
 from spmd_tx.worker.aot.roofline import crosses_hosts, seconds
 from spmd_tx.worker.aot.target import CompileTarget
@@ -48,10 +48,12 @@ class StateArray:
 class MenuProgram:
     """Holds one program that is to be compiled."""
 
-    name: str
-    wanted: WantedProgram
+    wanted: WantedProgram  # of the kind "other" where it is not that of the command's own step
     call: Call
-    is_main: bool  # whether it is the one of the command's own step
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
 
 
 def programs_of(
@@ -62,8 +64,8 @@ def programs_of(
     for each in (*wanted(plan), *more):
         for number, call in enumerate(menu.calls(each.shape)):
             is_main = number == 0 and each.kind != "other"
-            name = each.name if is_main else str(call)
-            programs.setdefault(call.key, MenuProgram(name, each, call, is_main))
+            what = each if is_main else WantedProgram(str(call), "other", each.shape)
+            programs.setdefault(call.key, MenuProgram(what, call))
     return [each for each in programs.values() if not only or each.name.startswith(tuple(only))]
 
 
@@ -102,23 +104,20 @@ def _compiled(
     target: CompileTarget, program: MenuProgram, state: dict[SortedShape, StateArray], until: float
 ) -> tuple[ProgramReport, str]:
     each, began = program.wanted, time.monotonic()
-    kind = each.kind if program.is_main else "other"
-    planned = each.planned if program.is_main else None
+    about: Any = {"name": each.name, "kind": each.kind, "planned_bytes": each.planned}
     try:
         compiled = _compiled_in_time(target, program.call, until) if began < until else None
     except (RuntimeError, ValueError, NotImplementedError, TypeError) as problem:  # of JAX, XLA or a kernel
         error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:1000]
-        return _without_figures(program.name, kind, planned, began, error=error), ""
+        return ProgramReport(**about, compile_seconds=time.monotonic() - began, error=error), ""
+    about["compile_seconds"] = time.monotonic() - began
     if compiled is None:
-        return _without_figures(program.name, kind, planned, began, is_late=True), ""
-    spent = time.monotonic() - began
+        return ProgramReport(**about, is_late=True), ""
     text, memory = compiled.as_text(), compiled.memory_analysis()
-    cost = per_step(cost_of(text), kind)
+    cost = per_step(cost_of(text), each.kind)
     report = ProgramReport(
-        name=program.name,
-        kind=kind,
+        **about,
         memory_bytes=memory.temp_size_in_bytes,
-        planned_bytes=planned,
         argument_bytes=memory.argument_size_in_bytes,
         result_bytes=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         flops=cost.flops,
@@ -131,18 +130,10 @@ def _compiled(
         roofline_seconds=seconds(cost, target.peak, target.hosts),
         expected_seconds=seconds(cost, target.expected, target.hosts),
         parts=seconds_by_part(cost, frames_of(text), target.expected, target.hosts),
-        tokens=each.tokens if program.is_main else 0,
-        is_usual=program.is_main and each.is_usual,
-        compile_seconds=spent,
+        tokens=each.tokens,
+        is_usual=each.is_usual,
     )
     return report, text
-
-
-def _without_figures(
-    name: str, kind: WantedKind, planned: int | None, began: float, **why: Any
-) -> ProgramReport:
-    spent = time.monotonic() - began
-    return ProgramReport(name=name, kind=kind, planned_bytes=planned, compile_seconds=spent, **why)
 
 
 def _compiled_in_time(target: CompileTarget, call: Call, until: float) -> Any:
