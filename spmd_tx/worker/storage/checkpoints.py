@@ -152,15 +152,15 @@ def stored_arrays(path: Path) -> dict[str, Any]:
 
 def _restore(path: Path, wanted: SlotState[Any]) -> SlotState[Array]:
     """Read by the names of arrays: fields that hold none are not there in checkpoints of earlier versions."""
-    stored, leaves = stored_arrays(path), _by_name(wanted)
-    _check_shapes(path, stored, wanted)
+    stored, leaves = stored_arrays(path), by_name(wanted)
+    check_shapes(path, wanted, stored)
     item = _with_leaves(stored, lambda name: leaves.get(name, ocp.PLACEHOLDER))
     with _checkpointer() as checkpointer:
         restored = checkpointer.restore(
             path.absolute(),
             args=ocp.args.PyTreeRestore(item=item, restore_args=jax.tree.map(_how, item)),
         )
-    return _with_leaves(wanted, _by_name(restored).__getitem__)
+    return _with_leaves(wanted, by_name(restored).__getitem__)
 
 
 def fresh_state(
@@ -170,16 +170,15 @@ def fresh_state(
     return SlotState(w, *jax.tree.map(_zeros, (like.mu, like.nu, like.step)))
 
 
-def check_shapes(path: Path, wanted: SlotState[Any]) -> None:
-    """Raise ForeignWeights unless a checkpoint has these arrays, in their shapes but for the rank."""
-    _check_shapes(path, stored_arrays(path), wanted)
+def check_shapes(path: Path, wanted: SlotState[Any], stored: dict[str, Any] | None = None) -> None:
+    """Raise ForeignWeights unless a checkpoint has these arrays, in their shapes but for the rank.
 
-
-def _check_shapes(path: Path, tree: Any, wanted: SlotState[Any]) -> None:
-    stored, expected = _shapes_of(tree), _shapes_of(wanted)
-    others = (name for name in stored if name.startswith("w.") and name not in expected)
+    ``stored`` is what stored_arrays returns; None: it is read.
+    """
+    found, expected = _shapes_of(stored or stored_arrays(path)), _shapes_of(wanted)
+    others = (name for name in found if name.startswith("w.") and name not in expected)
     for name in (*expected, *sorted(others)):
-        shapes = stored.get(name), expected.get(name)
+        shapes = found.get(name), expected.get(name)
         if isinstance(wanted.w, Adapters):
             has_same = _without_rank(shapes[0]) == _without_rank(shapes[1])
         else:
@@ -195,10 +194,11 @@ def _without_rank(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 def _shapes_of(tree: Any) -> dict[str, tuple[int, ...]]:
     """Return the shapes of arrays by their names; without those that are not to be read."""
-    return {name: tuple(leaf.shape) for name, leaf in _by_name(tree).items() if leaf is not ocp.PLACEHOLDER}
+    return {name: tuple(leaf.shape) for name, leaf in by_name(tree).items() if leaf is not ocp.PLACEHOLDER}
 
 
-def _by_name(tree: Any) -> dict[str, Any]:
+def by_name(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by the names that Orbax gives their arrays."""
     return {_name(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 

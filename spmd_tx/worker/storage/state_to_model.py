@@ -3,7 +3,6 @@
 import itertools
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from spmd_tx.models.checkpoint.files import Files
 from spmd_tx.models.config import read_model_config
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.sharding.weight import Weight
-from spmd_tx.worker.storage.checkpoints import reading_for_export, stored_arrays
+from spmd_tx.worker.storage.checkpoints import by_name, reading_for_export, stored_arrays
 from spmd_tx.worker.storage.full_weights import write_model
 from spmd_tx.worker.storage.stored_array import StoredArray
 
@@ -44,16 +43,11 @@ def _opened(array: StoredArray, file: Path) -> StoredArray | np.ndarray:
 
 def _names(state: Path, declared: Weights[Weight]) -> Weights[str]:
     """Return the names of the arrays in the state. Raises ValueError unless they have these shapes."""
-    stored = _named(stored_arrays(state)["w"])
+    stored = by_name(stored_arrays(state)["w"])
     shapes = {name: tuple(each.shape) for name, each in stored.items()}
-    wanted = {name: weight.shape for name, weight in _named(declared).items()}
+    wanted = {name: weight.shape for name, weight in by_name(declared).items()}
     for name in sorted(shapes.keys() | wanted.keys()):
         here, there = shapes.get(name), wanted.get(name)
         if here != there:
             raise ValueError(f"{name} has the shape {here}, and in the base model {there}")
     return jax.tree.unflatten(jax.tree.structure(declared), [stored[name].name for name in wanted])
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}

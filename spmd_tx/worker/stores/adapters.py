@@ -1,6 +1,5 @@
 """Adapters in their places: stacked in slots on the devices, single ones elsewhere."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,13 @@ from spmd_tx.protocol.places import BankSlot, Fresh, Slot, StateFolder, TrainSlo
 from spmd_tx.sharding.transfer import to_devices
 from spmd_tx.sharding.weight import shardings
 from spmd_tx.worker.programs.adapters import AdapterPrograms
-from spmd_tx.worker.programs.call import Call
-from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.steps.adapters import one_adapter
-from spmd_tx.worker.storage.checkpoints import OnEnd, fresh_state, restore_state
+from spmd_tx.worker.storage.checkpoints import fresh_state, restore_state
 from spmd_tx.worker.stores.store import Store, adapter_of
 
 
-class AdapterStore(Store):
+class AdapterStore(Store[AdapterPrograms]):
     """Moves adapters. A program reads or fills one entry of the stacks."""
-
-    def __init__(
-        self, programs: AdapterPrograms, state: WorkerState, run: Callable[[Call], Any], on_written: OnEnd
-    ) -> None:
-        super().__init__(programs.setup, state, run, on_written)
-        self._programs = programs
 
     def _check(self, folder: StateFolder | WeightsFolder) -> None:
         """Leave it to ``_load``, before which nothing is changed."""

@@ -3,31 +3,34 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 
 from spmd_tx.protocol.commands import AdapterSpec, Decode, Move, Prefill
 from spmd_tx.protocol.places import BankSlot, Fresh, Idle, Slot, StateFolder, TrainSlot, WeightsFolder
-from spmd_tx.protocol.setup import Setup
 from spmd_tx.worker.idle_adapters import IdleAdapters, place_of
 from spmd_tx.worker.memory.host import idle_budget
+from spmd_tx.worker.programs.adapters import AdapterPrograms
 from spmd_tx.worker.programs.call import Call
+from spmd_tx.worker.programs.whole_models import ModelPrograms
 from spmd_tx.worker.state import WorkerState
 from spmd_tx.worker.storage.checkpoints import OnEnd, save_state, write_in_background
 from spmd_tx.worker.storage.folder_writer import FolderWriter
 
+Programs = TypeVar("Programs", AdapterPrograms, ModelPrograms)
 Sampling = TypeVar("Sampling", Prefill, Decode)
 
 
-class Store(ABC):
+class Store(ABC, Generic[Programs]):
     """Moves one kind of content: adapters, or whole models."""
 
     def __init__(
-        self, setup: Setup, state: WorkerState, run: Callable[[Call], Any], on_written: OnEnd
+        self, programs: Programs, state: WorkerState, run: Callable[[Call], Any], on_written: OnEnd
     ) -> None:
         """``run`` runs a program; ``on_written`` is told of folders, by other threads."""
-        self._state, self._run, self._on_written = state, run, on_written
+        self._programs, self._state, self._run, self._on_written = programs, state, run, on_written
+        setup = programs.setup
         directory = place_of(Path(setup.idle_adapters), setup.generation, jax.process_index())
         budget = idle_budget(setup.host_processes or setup.num_processes)
         self._idle = IdleAdapters(directory, budget)

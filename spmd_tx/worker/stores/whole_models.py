@@ -28,7 +28,7 @@ from spmd_tx.worker.storage.full_weights import write_model
 from spmd_tx.worker.stores.store import Sampling, Store, adapter_of
 
 
-class ModelStore(Store):
+class ModelStore(Store[ModelPrograms]):
     """Moves whole models. A copy in a bank slot is what is trained of the base model.
 
     All rows of a Prefill or Decode use the same copy.
@@ -37,8 +37,8 @@ class ModelStore(Store):
     def __init__(
         self, programs: ModelPrograms, state: WorkerState, run: Callable[[Call], Any], on_written: OnEnd
     ) -> None:
-        super().__init__(programs.setup, state, run, on_written)
-        self._programs, self._declared, self._mesh = programs, programs.declared, programs.mesh
+        super().__init__(programs, state, run, on_written)
+        self._declared, self._mesh = programs.declared, programs.mesh
         self._base_model = Path(programs.setup.model_dir)
         self._copy: Weights[Weight] = programs.declared.base.trained
         self._copies: dict[int, Weights[Array]] = {0: state.base.trained}  # by bank slot
