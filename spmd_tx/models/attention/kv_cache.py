@@ -59,7 +59,7 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
 
     No two of them may be the same, except on page 0, to which nothing is written.
     """
-    pages = _without_trash(pages, cache.keys.shape[1])
+    pages = without_trash(pages, cache.keys.shape[1])
 
     def put(pool: Array, new: Array) -> Array:
         new = new.reshape(*pages.shape, pool.shape[3])
@@ -68,7 +68,7 @@ def write(cache: KvCache, index: Array, pages: Array, places: Array, k: Array, v
     return KvCache(put(cache.keys, k), None if cache.values is None else put(cache.values, v))
 
 
-def _without_trash(pages: Array, count: int) -> Array:
+def without_trash(pages: Array, count: int) -> Array:
     """Replace page 0 by distinct numbers from ``count`` on, which a scatter with mode "drop" leaves out.
 
     So all indices of the scatter are unique. Of others, a deterministic XLA for GPUs sorts the flattened
@@ -155,28 +155,29 @@ def decode_attend(
     return attend
 
 
-def copy_pages(cache: KvCache, copies_C2: Int[Array, "C 2"], at_once: int = 1) -> KvCache:
-    """Copy pages (from, to) in all layers. Pairs with page 0 at the end cost nothing.
+def copy_pages(pools: Any, copies_C2: Int[Array, "C 2"], at_once: int = 1) -> Any:
+    """Copy pages (from, to), or slots of states, in all layers. Pairs with page 0 at the end cost nothing.
 
-    No page may be copied to twice, or both from and to. ``at_once`` pages are copied by one operation: one is
-    best where loops cost little, as on TPUs, on which a scatter of whole pages would copy the pools.
+    They are copied in order, ``at_once`` by one operation, in which no page may be copied to twice, or both
+    from and to. One is best where loops cost little, as on TPUs, on which a scatter of whole pages would copy
+    the pools.
     """
     copies_C2 = jnp.pad(copies_C2, ((0, -copies_C2.shape[0] % at_once), (0, 0)))
     order_C = jnp.arange(copies_C2.shape[0])
     count = jnp.max(jnp.where(copies_C2[:, 1] != TRASH_PAGE, order_C + 1, 0))
 
-    def some(number: Array, cache: KvCache) -> KvCache:
+    def some(number: Array, pools: Any) -> Any:
         source, target = lax.dynamic_slice_in_dim(copies_C2, number * at_once, at_once).T
         if at_once == 1:
-            return jax.tree.map(partial(_copy_page, source=source[0], target=target[0]), cache)
-        target = _without_trash(target, cache.keys.shape[1])
+            return jax.tree.map(partial(_copy_page, source=source[0], target=target[0]), pools)
 
         def copy(pool: Array) -> Array:
-            return pool.at[:, target].set(pool[:, source], unique_indices=True, mode="drop")
+            places = without_trash(target, pool.shape[1])
+            return pool.at[:, places].set(pool[:, source], unique_indices=True, mode="drop")
 
-        return jax.tree.map(copy, cache)
+        return jax.tree.map(copy, pools)
 
-    return lax.fori_loop(0, (count + at_once - 1) // at_once, some, cache)
+    return lax.fori_loop(0, (count + at_once - 1) // at_once, some, pools)
 
 
 def _copy_page(pool: Array, source: Array, target: Array) -> Array:

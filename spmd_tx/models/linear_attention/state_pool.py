@@ -8,17 +8,16 @@ Dimension key: L layer with a state, P slot (of one data shard), B row, C slot t
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Int
 
-from spmd_tx.models.attention.kv_cache import KvCache, cache_weights
+from spmd_tx.models.attention.kv_cache import KvCache, cache_weights, copy_pages, without_trash
 from spmd_tx.models.attention.window_ring import ring_weights
 from spmd_tx.models.declared.delta_rule import DeltaRule
 from spmd_tx.models.declared.layers import Mixer
@@ -32,7 +31,7 @@ from spmd_tx.sharding.mesh import DATA, EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight
 
-NOTHING = 0  # the slot of zeros
+NOTHING = 0  # the slot of zeros: a copy of it is a slot that has read nothing
 
 
 def pool_weights(sizes: Mixer, mesh: AnyMesh, layers: int, slots: int, dtype: DTypeLike) -> State | KvCache:
@@ -97,9 +96,7 @@ def write(pool: State, layer: Array, slots_B: Int[Array, " B"], states: State) -
 
 
 def _written(old: Array, layer: Array, slots_B: Array, new: Array) -> Array:
-    # Distinct numbers behind the last slot, which the scatter leaves out, keep its indices unique.
-    beyond_B = old.shape[1] + jnp.arange(slots_B.size, dtype=slots_B.dtype)
-    slots_B = jnp.where(slots_B == NOTHING, beyond_B, slots_B)
+    slots_B = without_trash(slots_B, old.shape[1])
     return old.at[layer, slots_B].set(new.astype(old.dtype), unique_indices=True, mode="drop")
 
 
@@ -111,24 +108,4 @@ def bring_home(
         return cache
     is_away_B = (slots_B != own_B) & (depths_B == 0)
     copies_B2 = jnp.where(is_away_B[:, None], jnp.stack([slots_B, own_B], axis=1), NOTHING)
-    return cache.replace(states=copy_slots(cache.states, copies_B2))
-
-
-def copy_slots(pool: Any, copies_C2: Int[Array, "C 2"]) -> Any:
-    """Copy slots (from, to) in all layers, one pair after another. Pairs (0, 0) at the end cost nothing.
-
-    A copy from slot 0 makes a slot that has read nothing.
-    """
-    order_C = jnp.arange(copies_C2.shape[0])
-    count = jnp.max(jnp.where(copies_C2[:, 1] != NOTHING, order_C + 1, 0))
-
-    def one(number: Array, pool: Any) -> Any:
-        source, target = copies_C2[number]
-        return jax.tree.map(partial(_copy, source=source, target=target), pool)
-
-    return lax.fori_loop(0, count, one, pool)
-
-
-def _copy(states: Any, source: Array, target: Array) -> Array:
-    state = lax.dynamic_slice_in_dim(states, source, 1, axis=1)
-    return lax.dynamic_update_slice_in_dim(states, state, target, axis=1)
+    return cache.replace(states=copy_pages(cache.states, copies_B2))

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.attention.kv_cache import KvCache, copy_pages
-from spmd_tx.models.linear_attention.state_pool import Keep, copy_slots, with_pages
+from spmd_tx.models.linear_attention.state_pool import Keep, with_pages
 from spmd_tx.sharding.mesh import DATA, platform
 from spmd_tx.sharding.weight import Weight, specs
 
@@ -38,7 +38,7 @@ def make_copy_pages(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
 
 
 def make_copy_states(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
-    """Make (cache, copies) -> cache, which copies states (from, to), int32 [C, 2], as copy_slots does.
+    """Make (cache, copies) -> cache, which copies states (from, to), int32 [C, 2], in order.
 
     The copies of each data shard come first among its pairs; the others are (0, 0). Donates ``cache``.
     """
@@ -46,7 +46,7 @@ def make_copy_states(mesh: Mesh, cache: KvCache | Keep) -> Callable[..., Any]:
     @partial(jax.jit, donate_argnums=0)
     @partial(jax.shard_map, mesh=mesh, in_specs=(specs(cache), P(DATA)), out_specs=specs(cache))
     def copy(cache: Keep, copies: Array) -> Keep:
-        return cache.replace(states=copy_slots(cache.states, copies))
+        return cache.replace(states=copy_pages(cache.states, copies))
 
     return copy
 

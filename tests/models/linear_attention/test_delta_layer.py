@@ -9,6 +9,7 @@ import pytest
 
 from spmd_tx.models import gates
 from spmd_tx.models.attention.blockwise import attend_segments
+from spmd_tx.models.attention.kv_cache import copy_pages
 from spmd_tx.models.forward_pass import StateSlots
 from spmd_tx.models.layers import rotate
 from spmd_tx.models.linear_attention import delta_memory, state_pool
@@ -115,7 +116,7 @@ def test_a_row_is_read_in_pieces_and_decoded_from_its_slot(product, monkeypatch)
 def test_slots_are_copied_in_order_in_all_layers():
     pool = State(jnp.arange(2.0 * 5).reshape(2, 5, 1, 1, 1), jnp.arange(2.0 * 5).reshape(2, 5, 1, 1))
     copies = np.array([(1, 2), (2, 3), (0, 4), (0, 0)], np.int32)
-    after = jax.jit(state_pool.copy_slots)(pool, copies)
+    after = jax.jit(copy_pages)(pool, copies)
     for leaf in jax.tree.leaves(after):
         assert leaf.reshape(2, 5).tolist() == [[0, 1, 1, 1, 0], [5, 6, 6, 6, 5]]
 
