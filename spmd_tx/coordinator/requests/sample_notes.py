@@ -83,12 +83,15 @@ class NoteFiles(Generic[Note]):
         self._recent: ByteLru[Note] = ByteLru(CACHE_BYTES)
         self._lock = threading.Lock()  # of the recent notes
 
+    def path(self, session_id: str, request_id: str) -> Path:
+        return path_of(self._directory, session_id, request_id)
+
     def read(self, session_id: str, request_id: str) -> Note | None:
         """Read a note; None if this session has no such note.
 
         Raises DamagedBody when the file is damaged; an OSError may pass.
         """
-        path = path_of(self._directory, session_id, request_id)
+        path = self.path(session_id, request_id)
         with self._lock:
             note = self._recent.get(str(path))
         if note is None:
