@@ -64,6 +64,14 @@ POINTS_OF_IMAGES = (
     "w0.forward_backward.during",
     "w1.decode.during",
 )
+POINTS_OF_DRAFTS = (
+    "draft.after",  # one was right, and its sample does not have it yet
+    "w0.read_ahead.before",
+    "w0.read_ahead.during",
+    "w0.read_ahead.after",
+    "w1.read_ahead.during",
+    "w1.read_ahead.after",  # the other worker may have replied
+)
 POINT_SECONDS = 6.0  # until a point that nobody passes is given up
 STUCK_SECONDS = 120.0  # without any answer to a client
 DATABASE = "database"

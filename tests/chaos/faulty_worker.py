@@ -12,7 +12,7 @@ from jax._src import compiler, distributed
 
 from spmd_tx import durable_files
 from spmd_tx.models.adapter_formats import peft
-from spmd_tx.protocol.commands import AnyCommand
+from spmd_tx.protocol.commands import AnyCommand, Decode
 from spmd_tx.worker import main
 from spmd_tx.worker.engine import Engine
 from spmd_tx.worker.storage import checkpoints
@@ -28,6 +28,7 @@ def put_in_points(worker: str) -> None:
     """Put points into this worker: w0.optim_step.during, ..."""
     for name in STEPS:
         wrap(Engine, "execute", f"{worker}.{name}", partial(_is, name))
+    wrap(Engine, "execute", f"{worker}.read_ahead", _reads_ahead)
     wrap(checkpoints, "_wait", f"{worker}.writing")
     wrap(peft, "config_of", f"{worker}.config")  # the folder has its weights, but not this file yet
     wrap(durable_files, "put_in_place", f"{worker}.place", _is_version)
@@ -35,6 +36,10 @@ def put_in_points(worker: str) -> None:
 
 def _is(name: str, engine: Engine, command: AnyCommand) -> bool:
     return command.name == name
+
+
+def _reads_ahead(_: Engine, command: AnyCommand) -> bool:
+    return isinstance(command, Decode) and command.depths is not None and bool(command.depths.any())
 
 
 def _is_version(folder: Path, place: Path) -> bool:

@@ -41,9 +41,7 @@ def reinforced(service: tinker.ServiceClient, note: Note, seed: int, rounds: int
         sampler = trainer.save_weights_and_get_sampling_client().result()
         prompt = random.integers(0, VOCABULARY, 6).tolist()
         params = types.SamplingParams(max_tokens=10, seed=seed * 1000 + number, stop=[])
-        answers = sampler.sample(types.ModelInput.from_ints(prompt), 4, params).result().sequences
-        note("samples", [list(answer.tokens) for answer in answers])
-        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        answers = _sample(note, sampler, types.ModelInput.from_ints(prompt), 4, params)
         targets = [[*prompt, *answer.tokens] for answer in answers]
         scored = trainer.forward([_supervised(tokens) for tokens in targets], "cross_entropy").result()
         _note_training(note, scored)
@@ -95,9 +93,7 @@ def distilled(service: tinker.ServiceClient, note: Note, seed: int, rounds: int)
     for number in range(rounds):
         prompt = random.integers(0, VOCABULARY, 6).tolist()
         params = types.SamplingParams(max_tokens=12, seed=seed * 1000 + number, stop=[])
-        answers = teacher.sample(types.ModelInput.from_ints(prompt), 3, params).result().sequences
-        note("samples", [list(answer.tokens) for answer in answers])
-        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        answers = _sample(note, teacher, types.ModelInput.from_ints(prompt), 3, params)
         texts = [[*prompt, *answer.tokens] for answer in answers]
         scores = [teacher.compute_logprobs(types.ModelInput.from_ints(text)).result() for text in texts]
         note("scores", scores)
@@ -140,9 +136,7 @@ def seeing(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) ->
         prompt = [types.EncodedTextChunk(tokens=before), picture]
         whole = types.ModelInput(chunks=[*prompt, types.EncodedTextChunk(tokens=after)])
         params = types.SamplingParams(max_tokens=8, seed=seed * 1000 + number, stop=[])
-        answers = sampler.sample(whole, 3, params).result().sequences
-        note("samples", [list(answer.tokens) for answer in answers])
-        note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+        answers = _sample(note, sampler, whole, 3, params)
         rewards = [float(np.mean([token % 2 == 0 for token in answer.tokens])) for answer in answers]
         data = list[types.Datum]()
         for answer, reward in zip(answers, rewards, strict=True):
@@ -157,9 +151,31 @@ def seeing(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) ->
     _note_checkpoints(note, trainer, steps=rounds)
 
 
+def repeated(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Trains on what it samples behind one prompt, with one seed: an answer is likely to come again."""
+    prompt = np.random.default_rng([seed, 7]).integers(0, VOCABULARY, 6).tolist()
+    _train_on_answers(service, note, seed + 7, [prompt] * rounds)
+
+
+def _train_on_answers(
+    service: tinker.ServiceClient, note: Note, seed: int, prompts: Sequence[list[int]]
+) -> None:
+    trainer = service.create_lora_training_client(BASE_MODEL, rank=4, seed=seed).result()
+    params = types.SamplingParams(max_tokens=40, seed=seed, stop=[])
+    for prompt in prompts:
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+        [answer] = _sample(note, sampler, types.ModelInput.from_ints(prompt), 1, params)
+        gradient = trainer.forward_backward([_supervised([*prompt, *answer.tokens])], "cross_entropy")
+        step = trainer.optim_step(ADAM)
+        _note_training(note, gradient.result())
+        note("step", step.result().metrics)
+    _note_checkpoints(note, trainer, steps=len(prompts))
+
+
 ALL = (supervised, reinforced, checkpointing)
 WITH_TEACHER = (distilled, reinforced)
 WITH_IMAGES = (seeing, supervised)
+WITH_DRAFTS = (repeated, supervised)
 WITH_SAMPLERS = (reinforced, checkpointing, in_flight)
 
 
@@ -175,9 +191,20 @@ def _note_training(note: Note, output: types.ForwardBackwardOutput) -> None:
 
 def _note_sample(note: Note, sampler: tinker.SamplingClient, seed: int) -> None:
     params = types.SamplingParams(max_tokens=8, seed=seed, stop=[])
-    answer = sampler.sample(types.ModelInput.from_ints([1, 2, 3]), 2, params).result()
-    note("samples", [list(sequence.tokens) for sequence in answer.sequences])
-    note("sampled logprobs", [list(sequence.logprobs or ()) for sequence in answer.sequences])
+    _sample(note, sampler, types.ModelInput.from_ints([1, 2, 3]), 2, params)
+
+
+def _sample(
+    note: Note,
+    sampler: tinker.SamplingClient,
+    prompt: types.ModelInput,
+    count: int,
+    params: types.SamplingParams,
+) -> Sequence[types.SampledSequence]:
+    answers = sampler.sample(prompt, count, params).result().sequences
+    note("samples", [list(answer.tokens) for answer in answers])
+    note("sampled logprobs", [list(answer.logprobs or ()) for answer in answers])
+    return answers
 
 
 def _note_checkpoints(note: Note, trainer: tinker.TrainingClient, steps: int) -> None:
