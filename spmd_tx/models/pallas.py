@@ -64,6 +64,27 @@ def run_on_gpu(
     return lax.pcast(result, differs, to="varying") if differs else result
 
 
+def in_main_memory(x: Array, *, interpret: bool) -> Array:
+    """Return an array that a loop updates, by a TPU kernel that wants it in main memory and does nothing.
+
+    XLA would copy an array that fits there into on-chip memory, and the whole of it back behind the loop.
+    """
+    from jax.experimental.pallas import tpu as pltpu
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    call = pl.pallas_call(
+        lambda *_: None,
+        out_shape=output(x.shape, x.dtype, x),
+        in_specs=[anywhere],
+        out_specs=anywhere,
+        input_output_aliases={0: 0},
+        interpret=interpret,
+        name="in_main_memory",
+    )
+    with jax.named_scope(costs(0, 0)):
+        return call(x if interpret else pltpu.with_memory_space_constraint(x, pltpu.HBM))
+
+
 def all_of(shape: tuple[int, ...]) -> pl.BlockSpec:
     """Give every program a whole array."""
     return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from spmd_tx.models.declared.model import Model
+from spmd_tx.models.pallas import in_main_memory
 from spmd_tx.models.vision.tower import encode
 from spmd_tx.models.vision.tower_weights import TowerWeights
 from spmd_tx.protocol.kernels import Kernels
@@ -50,7 +51,10 @@ def make_encode_images(
             is_here_M = (rows_M >= 0) & (local_M >= 0) & (local_M < count)
             behind_M = count + jnp.arange(len(rows_M), dtype=rows_M.dtype)  # dropped, and each another one
             places_M = jnp.where(is_here_M, local_M, behind_M)
-            return pool_PSD.at[:, places_M].set(its_PMD, mode="drop", unique_indices=True), None
+            pool_PSD = pool_PSD.at[:, places_M].set(its_PMD, mode="drop", unique_indices=True)
+            if kernels.images == "mosaic":
+                pool_PSD = in_main_memory(pool_PSD, interpret=kernels.interpret)
+            return pool_PSD, None
 
         return lax.scan(hand_round, pool_PSD, (jnp.arange(mesh.size), rows_EM))[0]
 
