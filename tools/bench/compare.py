@@ -49,6 +49,9 @@ def main() -> None:
     (out / "table.md").write_text(content + "\n")
     print(f"the table is in {out / 'table.md'}, all results in {out / 'result.json'}")
     if arguments.publish:
+        turns = [turn for sides in report["models"].values() for side in sides.values() for turn in side]
+        if broken := [turn["turn"]["error"] for turn in turns if "turn" in turn]:
+            sys.exit(f"nothing was published: a turn {broken[0]}")
         tables.publish(PAGE, "make bench", content)
 
 
