@@ -49,6 +49,7 @@ class BodyRoom:
         self._patience = patience
         self._clock = clock
         self._holding: set[BodyShare] = set()
+        self._most: Counter[str] = Counter()  # full sizes of those, by owner
         self._waiting: dict[BodyShare, tuple[asyncio.Future[None], int]] = {}  # with the bytes they wait for
 
     def place(self, owner: str, most: int, give_up: Callable[[], None]) -> BodyShare:
@@ -79,6 +80,8 @@ class BodyRoom:
     def be_whole(self, place: BodyShare) -> None:
         """Note that the whole body has arrived."""
         place.is_whole = True
+        if place.held:
+            self._most[place.owner] -= place.missing
         place.most = place.held
         self._let_in()
 
@@ -86,6 +89,9 @@ class BodyRoom:
         """Give back the room of a body that was handled or refused."""
         if place.held:
             self._holding.discard(place)
+            self._most[place.owner] -= place.most
+            if not self._most[place.owner]:
+                del self._most[place.owner]
             self.free += place.held
             place.held = 0
             self._let_in()
@@ -93,18 +99,17 @@ class BodyRoom:
     def _fits(self, place: BodyShare, size: int) -> bool:
         if size > self.free:
             return False
-        if not place.held:
-            owners_most = sum(each.most for each in self._holding if each.owner == place.owner)
-            if owners_most + place.most > self.capacity // 2:
-                return False
+        if not place.held and self._most[place.owner] + place.most > self.capacity // 2:
+            return False
         if place.missing <= self.free:
             return True  # it can end first and give back its room
         bodies = [(each.missing, each.held) for each in self._holding if each is not place]
         return can_all_end(self.free - size, [*bodies, (place.missing - size, place.held + size)])
 
     def _give(self, place: BodyShare, size: int) -> None:
-        if size:
+        if size and not place.held:
             self._holding.add(place)
+            self._most[place.owner] += place.most
         place.held += size
         self.free -= size
 
