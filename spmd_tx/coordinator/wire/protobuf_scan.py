@@ -56,8 +56,12 @@ def _count(body: bytes, place: int, end: int, limit: int, is_request: bool = Fal
 
 def _varint(body: bytes, place: int) -> tuple[int, int]:
     """The number at an offset, and the offset behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
+    value = body[place]
+    place += 1
+    if value < 128:  # nearly all
+        return value, place
+    value &= 127
+    for shift in range(7, 70, 7):
         byte = body[place]
         place += 1
         value |= (byte & 127) << shift
