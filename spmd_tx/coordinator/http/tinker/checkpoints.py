@@ -71,6 +71,7 @@ class CheckpointsController(Controller):
         token, load = load.weights_access_token, msgspec.structs.replace(load, weights_access_token=None)
         if load.model_id is not None and load.seq_id is not None:
             kind, payload = "load_weights", msgspec.json.encode(load)
+            await call.model(load.model_id)  # before work for what may be another's
             problem = await call.problem_loading(load.path, token, call.services.keyring)
             return await queue_training(call, kind, load.model_id, load.seq_id, payload, problem)
         if load.session_id is not None and load.model_seq_id is not None:
@@ -81,6 +82,7 @@ class CheckpointsController(Controller):
     async def save_weights_external(self, call: ApiCall) -> FutureResponse:
         """Queue an export for download."""
         save = await read_json(call, SaveWeightsExternalRequest)
+        await call.model(save.model_id)
         kind, payload = "save_weights_external", msgspec.json.encode(save)
         recipients = save.age_encryption_recipients or []
         most, length = call.bounds.age_recipients, call.bounds.age_recipient_characters

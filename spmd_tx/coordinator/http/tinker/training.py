@@ -36,8 +36,8 @@ class TrainingController(Controller):
         """Queue a batch whose gradient is added to the model's; with forward_only just its losses."""
         address, body = await read_forward_backward(call)
         kind = "forward" if address.forward_only else "forward_backward"
-        future = await queue_training(call, kind, address.model_id, address.seq_id, body)
         session_id = (await call.model(address.model_id)).session_id
+        future = await queue_training(call, kind, address.model_id, address.seq_id, body)
         return Response(future, headers=call.services.notices.of_training(session_id, address.loss_fn))
 
     @post("/forward", status_code=HTTP_200_OK, opt=BATCH)
