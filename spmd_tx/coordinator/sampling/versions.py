@@ -42,15 +42,17 @@ class WriteOut:
     versions: "Versions"
     model_id: str
     writing: list[Writing] = field(default_factory=list)  # what the commands write, once they are made
+    _commands: list[AnyCommand] | None = None
 
     def programs(self) -> list[ProgramShape]:
         """Return the programs of the commands that would be made now."""
         return self.versions.programs_to_write_out(self.model_id)
 
     def commands(self) -> list[AnyCommand]:
-        """Make the commands, which are to be sent now."""
-        commands, self.writing = self.versions.write_out(self.model_id)
-        return commands
+        """Make the commands, which are to be sent now; the same ones again if sending them has failed."""
+        if self._commands is None:
+            self._commands, self.writing = self.versions.write_out(self.model_id)
+        return self._commands
 
     async def problem(self) -> str | None:
         """Wait until all folders are complete; return why one could not be written."""
