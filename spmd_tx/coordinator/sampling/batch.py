@@ -288,7 +288,8 @@ class SampleBatch:
 
     def _with_pages(self, shard: Shard, candidates: list[Sample], steps: int) -> list[Sample]:
         """Return the candidates that get pages for ``steps`` steps; preempt others, but never the oldest."""
-        for sample in () if shard.grow(candidates, steps) else candidates:
+        self._at_command = lambda: {sample.job for sample in candidates}
+        for sample in () if shard.grow(candidates, steps) else candidates:  # mostly there are enough for all
             self._at_command = partial(list, [sample.job])
             while sample.is_resident and not shard.grow([sample], steps):
                 if sample.guess is not None or shard.drop_a_prompt():

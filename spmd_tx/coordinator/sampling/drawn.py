@@ -104,7 +104,7 @@ class DrawnTokens:
         if self.guess is None:
             steps = slice(self.skip, self.skip + self.count)
             tokens, logprobs = columns.tokens[self.column][steps], columns.logprobs[self.column][steps]
-            if tokens[-1] < 0:  # it ended before
+            if tokens and tokens[-1] < 0:  # it ended before
                 count = sum(token >= 0 for token in tokens)
                 tokens, logprobs = tokens[:count], logprobs[:count]
             return (steps, self.column), tokens, logprobs

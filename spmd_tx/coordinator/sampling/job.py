@@ -138,7 +138,7 @@ class Sample:
     @property
     def steps_left(self) -> int:
         """Steps of Decodes to send: for known tokens, and for those to draw before they are checked."""
-        undecided = self.job.max_tokens - len(self.tokens) - self.outstanding
+        undecided = self.job.max_tokens - len(self.tokens) - self.outstanding  # no call: asked for all rows
         return self.behind + (undecided if self.guide is None else self.draws_left)
 
     @property
