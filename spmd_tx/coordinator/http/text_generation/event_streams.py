@@ -1,4 +1,4 @@
-"""Sends a call's samples as server-sent events while they are drawn. One that fails ends with an error."""
+"""Sends samples as server-sent events while they are drawn. A generation that fails ends with an error."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -40,35 +40,37 @@ class EventFormat(Protocol):
         ...
 
 
-def stream_events(call: TextGeneration, form: EventFormat) -> Stream:
-    """Answer with a call's events."""
+def stream_events(generation: TextGeneration, form: EventFormat) -> Stream:
+    """Answer with the events of a generation."""
     # The background task closes it even if nobody begins to read the stream.
     return Stream(
-        _events(call, form), media_type="text/event-stream", background=BackgroundTask(call.stream.close)
+        _events(generation, form),
+        media_type="text/event-stream",
+        background=BackgroundTask(generation.stream.close),
     )
 
 
-async def _events(call: TextGeneration, form: EventFormat) -> AsyncIterator[bytes]:
+async def _events(generation: TextGeneration, form: EventFormat) -> AsyncIterator[bytes]:
     clock = asyncio.get_running_loop().time
     last = clock()
     try:
         if text := form.opening():
             yield text
-        async for piece in call.stream.news(call.choices):
+        async for piece in generation.stream.news(generation.choices):
             text = b"" if piece is None else await write(piece, form.piece)
             if piece is None or (not text and clock() - last > KEEP_ALIVE_SECONDS):  # a long call is written
                 text = form.keep_alive()
             if text:
                 last = clock()
                 yield text
-        text = form.closing(await call.usage())
+        text = form.closing(await generation.usage())
     except SpmdTxError as error:
         text = form.failure(str(error), status_of(error))
     except BaseException as error:
-        problem = containment.report(error, f"the stream of {', '.join(call.stream.request_ids[:1])}")
+        problem = containment.report(error, f"the stream of {', '.join(generation.stream.request_ids[:1])}")
         text = form.failure(problem, HTTP_500_INTERNAL_SERVER_ERROR)
     finally:
-        call.stream.close()
+        generation.stream.close()
     yield text
 
 

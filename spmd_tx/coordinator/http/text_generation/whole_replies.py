@@ -1,4 +1,4 @@
-"""Waits for the one reply of a call, for answers that are no streams."""
+"""Waits for the one reply of a generation, for answers that are no streams."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,19 +22,21 @@ class WholeReply:
     usage: TokenUsage
 
 
-async def whole_reply(call: TextGeneration, request: Request[Any, Any, Any]) -> WholeReply:
-    """Return the reply of a call with one choice, unless the client disconnects."""
+async def whole_reply(generation: TextGeneration, request: Request[Any, Any, Any]) -> WholeReply:
+    """Return the reply of a generation with one choice, unless the client disconnects."""
     try:
-        await call.stream.finished(request)
+        await generation.stream.finished(request)
         deltas = [
-            delta async for piece in call.stream.pieces(call.choices) for delta in await write(piece, _deltas)
+            delta
+            async for piece in generation.stream.pieces(generation.choices)
+            for delta in await write(piece, _deltas)
         ]
         last = deltas[-1]
         assert last.finish_reason is not None
         parts = joined([part for delta in deltas for part in delta.reply])
-        return WholeReply(parts, last.finish_reason, last.stop, await call.usage())
+        return WholeReply(parts, last.finish_reason, last.stop, await generation.usage())
     finally:
-        call.stream.close()
+        generation.stream.close()
 
 
 def _deltas(piece: Sequence[ChoiceTokens]) -> list[TextDelta]:
