@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, constants, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import (
@@ -18,7 +19,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils.tqdm import disable_progress_bars
+from huggingface_hub.utils.tqdm import tqdm
 
 from spmd_tx.coordinator.agent import download_news, layout
 from spmd_tx.coordinator.agent.download_news import OnNews
@@ -29,7 +30,6 @@ UNAUTHORIZED = 401
 SIGN_IN = "HF_TOKEN in the environment, or hf auth login"
 
 logging.getLogger("huggingface_hub").handlers.clear()  # what it says is in our log, and once is enough
-disable_progress_bars()  # a bar is made for a terminal, and off one it tells of whole files only
 
 
 def cached(model_id: str, revision: str | None, names: Iterable[str]) -> Path | None:
@@ -49,7 +49,9 @@ def download_config(model_id: str, revision: str | None) -> Path:
         names = HfApi().list_repo_files(model_id, revision=revision)
         if layout.CONFIG not in names:
             raise StartError(f"{_named(model_id, revision)} {layout.problem(names)}")
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG]))
+        return Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=[layout.CONFIG], tqdm_class=_NoBar)
+        )
 
 
 def download(model_id: str, revision: str | None, report: OnNews) -> Path:
@@ -82,11 +84,20 @@ def _fetched(model_id: str, revision: str | None, sizes: Mapping[str, int], repo
     blobs = Path(constants.HF_HUB_CACHE) / f"models--{model_id.replace('/', '--')}" / "blobs"
     missing = sum(size for name, size in sizes.items() if not _is_cached(model_id, revision, name))
     with download_news.told(model_id, blobs, missing, report):
-        return Path(snapshot_download(model_id, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(model_id, revision=revision, allow_patterns=patterns, tqdm_class=_NoBar)
+        )
 
 
 def _is_cached(model_id: str, revision: str | None, name: str) -> bool:
     return isinstance(try_to_load_from_cache(model_id, name, revision=revision), str)
+
+
+class _NoBar(tqdm):
+    """Draws nothing: a bar is made for a terminal, and off one it tells of whole files only."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options | {"disable": True})
 
 
 def _named(model_id: str, revision: str | None) -> str:
