@@ -43,7 +43,11 @@ class Page(NamedTuple):
 
 async def points(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
     """Return the finished steps behind the one with the seq_id ``after`` (-1: all)."""
-    return await _page(all_points(db, line, after), limit, most_bytes)
+    ends = select(RunMetrics.seq_id).where(is_step(line), RunMetrics.seq_id > after)
+    wanted = (await db.scalars(ends.order_by(RunMetrics.seq_id).limit(limit + 1))).all()
+    if not wanted:
+        return Page([], None)
+    return await _page(all_points(db, line, after, wanted[-1]), limit, most_bytes)
 
 
 async def logged(db: AsyncSession, line: str, after: int, limit: int, most_bytes: int) -> Page:
@@ -69,10 +73,15 @@ async def _page(
     return page._replace(following=None)
 
 
-async def all_points(db: AsyncSession, line: str, after: int) -> AsyncGenerator[list[MetricsPoint]]:
-    """Yield all finished steps behind the one with the seq_id ``after`` (-1: of the run), piece by piece."""
+async def all_points(
+    db: AsyncSession, line: str, after: int, until: int | None = None
+) -> AsyncGenerator[list[MetricsPoint]]:
+    """Yield all finished steps behind the seq_id ``after`` (-1: of the run) up to ``until``, by pieces."""
     joiner: _Joiner | None = None
-    async with aclosing(sized_pieces(db, _rows(line, after), _bytes_of)) as pieces:
+    query = _rows(line, after)
+    if until is not None:  # else PostgreSQL may sort all rows that follow
+        query = query.where(RunMetrics.seq_id <= until)
+    async with aclosing(sized_pieces(db, query, _bytes_of)) as pieces:
         async for rows in pieces:
             joiner = joiner or _Joiner(await steps_until(db, line, after))
             yield await compute(sum(map(_bytes_of, rows)), joiner.points, rows)
