@@ -375,7 +375,9 @@ def _way_out(path: CheckpointPath) -> str:
 
 
 def _is(path: CheckpointPath) -> ColumnElement[bool]:
-    return and_(*(getattr(CheckpointRow, name) == part for name, part in path._asdict().items()))
+    return and_(
+        CheckpointRow.run_id == path.run_id, CheckpointRow.kind == path.kind, CheckpointRow.name == path.name
+    )
 
 
 def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:

@@ -93,9 +93,8 @@ def _check(destination: Path) -> None:
         snapshots = database.execute("SELECT path FROM snapshots").fetchall()
     names = (f"payloads/{number:012d}.zst" for (number,) in payloads)
     missing = [name for name in names if not (destination / name).exists()]
-    folders = (
-        destination.joinpath(*Path(path).parts[-3:]) for (path,) in snapshots
-    )  # snapshots/MODEL/SEQ_ID
+    # The last parts are snapshots/MODEL/SEQ_ID.
+    folders = (destination.joinpath(*Path(path).parts[-3:]) for (path,) in snapshots)
     missing += filter(None, map(is_intact, folders))
     if missing:
         raise StartError(
