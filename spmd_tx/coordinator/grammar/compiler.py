@@ -120,8 +120,9 @@ class Grammars:
             await self._prompt_texts.call_outside(trial, OutsideCall(f"{_HERE}:be_ready", where))
         except ForeignCodeFailed as error:
             raise InvalidRequest(
-                f"the schema or grammar of the answer takes more than {MOST_SECONDS:g} s to compile, or "
-                "nests too deep; send a simpler one, with fewer optional properties in one object"
+                f"the schema or grammar of the answer takes more than {MOST_SECONDS:g} s to compile, "
+                "nests too deep, or cannot be compiled; send a simpler one, with fewer optional properties "
+                "in one object"
             ) from error
 
     async def _tokenizer(self) -> LLTokenizer:
