@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -37,8 +37,9 @@ def open_destination(out: str | None, hub_id: str | None, *, is_private: bool) -
         check_place(Path(out))
     if hub_id is not None:
         uploads.append(_to_hub(hub_id, is_private=is_private))
-    with TemporaryDirectory(prefix="spmd-tx-export-") as temporary:
-        folder = Path(temporary) / NAME if out is None or url is not None else Path(out)
+    stays = None if out is None or url is not None else Path(out)
+    with nullcontext() if stays else TemporaryDirectory(prefix="spmd-tx-export-") as temporary:
+        folder = stays or Path(temporary or "") / NAME
         yield folder
         for upload in uploads:
             upload(folder)
