@@ -94,10 +94,9 @@ def groups_of(attributes: str, devices: int) -> Groups:
 def _along(mesh: str, ids: str | None, axes: str) -> Groups:
     """Return groups along axes of a mesh, ``'a'=2,'b'=8``; ``'b':(2)2`` is the middle of b as 2 x 2 x 2."""
     lengths = {name: int(length) for name, length in (axis.rsplit("=", 1) for axis in mesh.split(","))}
-    parts: list[
-        tuple[str, int, int]
-    ] = []  # name, product of the lengths before it in its axis, and behind it
-    for axis in axes.split(","):
+    # Name, and the products of the lengths before it in its axis and up to its end.
+    parts: list[tuple[str, int, int]] = []
+    for axis in filter(None, axes.split(",")):
         match = AXIS.fullmatch(axis)
         if match is None or match[1] not in lengths:
             raise ValueError(f"{axis!r} is no axis of the mesh {mesh}")

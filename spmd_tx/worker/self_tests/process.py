@@ -46,7 +46,7 @@ def run_self_test(
     *,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run the self-test for these sizes, their module, in a child process, with these flags."""
+    """Run the module that declares these sizes, which tries them, in a child process with these flags."""
     environment = os.environ | {
         **environment,
         "JAX_COMPILATION_CACHE_DIR": compilation_cache,  # so that the next start is faster

@@ -302,7 +302,7 @@ def _random(random: np.random.Generator, dtype: str, *shape: int) -> Array:
 
 
 def problem_of(name: str, sizes: ExpertSizes) -> str | None:
-    """Say the same of all kernels of an implementation that a model uses."""
+    """Say the first problem of those kernels of an implementation that a model uses; None: all are right."""
     problems = (check() for check in checks_of(Kernels(products=name), sizes).values())
     return next((problem for problem in problems if problem is not None), None)
 

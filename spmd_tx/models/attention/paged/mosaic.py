@@ -105,7 +105,8 @@ def attend(
     sinks = []
     if sinks_N is not None:
         sinks = [sinks_by_head(sinks_N, heads, q_BKRE.shape[2])[..., None]]
-    given = [tables_BN[:, None], positions_BR[..., None], *sinks, q_BKRE]
+    tables = tables_BN[:, None]  # for a step and, once more, for the next one
+    given = [tables, positions_BR[..., None], *sinks, q_BKRE]
     whole = [*of_steps, *given, q_BKRE]  # results are as large as queries
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     grid = pltpu.PrefetchScalarGridSpec(
@@ -137,7 +138,7 @@ def attend(
         name="paged_attention",
     )
     with jax.named_scope(COUNTS_ARRAYS):
-        y_BKRE = call(*of_steps, given[0], *given, *all_queries, *pools)
+        y_BKRE = call(*of_steps, tables, *given, *all_queries, *pools)
     if slots_B is not None:
         y_BKSGE = y_BKRE[:, :, : per * group].reshape(b, heads, -1, group, e)
         y_BKRE = jnp.take_along_axis(y_BKSGE, slots_B[:, None, None, None, None], axis=2)[:, :, 0]
