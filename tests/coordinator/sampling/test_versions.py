@@ -147,3 +147,12 @@ def test_an_adapter_on_disk_is_known_by_the_modules_that_it_trains(tmp_path, mod
     adapter = versions._read_adapter(tmp_path)
     assert adapter is not None
     assert (adapter.train_attn, adapter.train_mlp, adapter.train_unembed) == groups
+
+
+async def test_what_could_not_be_sent_is_sent_again(bench):
+    await bench.result(bench.save_for_sampler(A, 2, sampling_session_seq_id=0))
+    write_out = versions.WriteOut(bench.versions, A)
+    commands = write_out.commands()
+    assert commands
+    assert write_out.commands() == commands
+    assert len(write_out.writing) == 1
