@@ -15,7 +15,8 @@ from spmd_tx.models.adapter_formats.files import CONFIG_FILE, WEIGHTS_FILE, Adap
 from spmd_tx.models.adapter_formats.foreign_factors import ForeignFactors, some
 from spmd_tx.models.adapter_formats.meaning import Meaning, read_meaning
 from spmd_tx.models.declared.model import ExpertLora, Factor, Model
-from spmd_tx.protocol.commands import AdapterSpec, expert_rank
+from spmd_tx.protocol.commands import AdapterSpec
+from spmd_tx.protocol.ranks import expert_rank
 
 # Of modules that hold factors of each expert: in a module for each, or in one for a parameter of all.
 OF_AN_EXPERT = re.compile(r"\.experts\.(\d+|base_layer|lora_[AB])\.")

@@ -13,6 +13,7 @@ from spmd_tx.custom_loss.limits import LossLimits
 from spmd_tx.protocol.optimizers import OptimizerName
 from spmd_tx.protocol.places import PAIRS, AnyPlace, Idle, Pair, WeightsFolder
 from spmd_tx.protocol.programs import ProgramShape
+from spmd_tx.protocol.ranks import expert_rank
 
 # A loss's position in this tuple is its number on the wire (LossInputs.kinds).
 LOSS_NAMES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo", "stable_reinforce")
@@ -44,11 +45,6 @@ def padded_patches(count: int) -> int:
     It depends on the image alone, so that its tokens have the same bits in any company.
     """
     return max(FEWEST_PATCHES, 1 << (count - 1).bit_length())
-
-
-def expert_rank(rank: int, experts_per_token: int) -> int:
-    """Return the rank of each expert's factors in an adapter of a mixture of experts."""
-    return max(1, rank // experts_per_token)
 
 
 class AdapterSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ from jaxtyping import Float, Int
 from spmd_tx.models.declared.maps import is_split
 from spmd_tx.models.declared.model import FACTORS, HEAD, Model
 from spmd_tx.models.named import Named
-from spmd_tx.protocol.commands import expert_rank
+from spmd_tx.protocol.ranks import expert_rank
 from spmd_tx.sharding.mesh import EP, FSDP, TP, AnyMesh
 from spmd_tx.sharding.tree_node import TreeNode
 from spmd_tx.sharding.weight import Weight

@@ -15,7 +15,7 @@ from spmd_tx.models.declared.mixers import Softmax
 from spmd_tx.models.declared.mtp import JOINS, MtpLayer
 from spmd_tx.models.declared.tower import Tower
 from spmd_tx.models.declared.unread import Unread
-from spmd_tx.protocol.commands import expert_rank
+from spmd_tx.protocol.ranks import expert_rank
 
 Factor = Literal["a", "b"]  # of an adapter: the one that takes the input, and the one that gives the output
 FACTORS: tuple[Factor, Factor] = ("a", "b")
