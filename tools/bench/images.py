@@ -61,6 +61,9 @@ class _Files:
     def __init__(self, content: bytes) -> None:
         self._content = content
 
+    async def key(self, session_id: str, digest: str) -> ImageKey:
+        return ImageKey(session_id, digest)
+
     async def read(self, key: ImageKey) -> StoredImage:
         return StoredImage(self._content, None)
 

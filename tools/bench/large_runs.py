@@ -80,7 +80,6 @@ async def write(database: Database, line: str, passed: tuple[str, ...], steps: i
                     0, "", "optim_step" if is_step else "forward_backward", line, 2 * step + is_step + 1, ""
                 ),
                 Finished("", b"", metrics=dict.fromkeys(STEP if is_step else passed, 1 / (step + 3))),
-                None,
                 RequestTimes(),
                 0,
             )

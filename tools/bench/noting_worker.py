@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -31,9 +30,7 @@ class CommandTimes(CommandSpans):
     def __enter__(self) -> "CommandTimes":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._file.close()
 
     def begun(self, envelope: Envelope) -> None:

@@ -15,9 +15,9 @@ class Transport:
     def __init__(self):
         self.sent, self.is_closed = [], False
 
-    def writelines(self, data):
+    def write(self, data):
         assert not self.is_closed
-        self.sent.append(b"".join(data))
+        self.sent.append(data)
 
     def close(self):
         self.is_closed = True

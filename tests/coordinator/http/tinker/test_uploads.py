@@ -209,7 +209,7 @@ async def test_an_upload_belongs_to_its_owner_and_so_does_its_checkpoint(client_
 async def test_a_url_is_for_one_file_and_ends_with_the_upload(api, upload, folder, services, monkeypatch):
     url = upload["urls"][CONFIG_FILE]
     assert (await api.put(url.replace(CONFIG_FILE, WEIGHTS_FILE), content=b"")).status_code == 403
-    monkeypatch.setattr(services.uploads._uploads, "_clock", lambda: 1e12)
+    monkeypatch.setattr("spmd_tx.coordinator.checkpoints.uploads.time.time", lambda: 1e12)
     assert (await api.put(url, content=b"{}")).status_code == 404
     assert (await finish(api, upload)).status_code == 404
 
