@@ -174,7 +174,7 @@ async def test_a_suspect_that_does_no_harm_is_none_any_more(tmp_path):
         await bench.result(bench.create(A))
         stepped = bench.step(A, 1)
         await bench.result(stepped)
-        bench.scheduler._quarantine.ends = {stepped: 1}
+        bench.scheduler.quarantine.ends = {stepped: 1}
         await next_generation(bench)
         table = bench.scheduler._table
         await bench.result(bench.step(A, 2))
