@@ -1,5 +1,6 @@
 """Connects to a server, and begins a run or goes on with one."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from spmd_tx.train.folder import RunFolder
 from spmd_tx.train.optimizers import TrainOptimizer
 
 NOBODY = "tml-local"  # the SDK wants a key, also for a server that has none
+CLOSE_SECONDS = 30.0  # the SDK waits for its other threads without a limit
 
 
 def choose_model(base_model: str | None, served: list[str]) -> str:
@@ -65,5 +67,6 @@ class TrainSession:
         tinker.RestClient(**self._server).delete_checkpoint_from_tinker_path(path).result()
 
     def close(self, status: Literal["success", "errored", "interrupted"], detail: str | None = None) -> None:
-        """Tell the server how the run has ended."""
-        self._service.close(status, detail).result()
+        """Tell the server how the run has ended, if it can be told in time."""
+        with suppress(TimeoutError):
+            self._service.close(status, detail).result(CLOSE_SECONDS)
