@@ -49,9 +49,8 @@ class Pass:
     experts: Array | None = None  # int [B, T, L, C]: choices to replay; -1: the router chooses
     take_factors: TakeFactors = lambda factors: factors  # of each layer, before it runs
     take_weights: TakeWeights = lambda place, w: w  # of each layer, before it runs
-    stacked_map: StackedMap | None = (
-        None  # for few rows; None: a layer's matrices are taken out of their stack
-    )
+    # For few rows; None: a layer's matrices are taken out of their stack.
+    stacked_map: StackedMap | None = None
     # int [B, T, 3], time, row and column, or [B, T]: what rotates the tokens; None: their positions.
     places: Array | None = None
     segments: Array | None = None  # int [B, T]; 0: padding. Layers with a state need them

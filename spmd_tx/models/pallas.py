@@ -34,19 +34,27 @@ def run_triton(
 
 
 def run_on_gpu(
-    language: str, kernel: Any, arrays: Sequence[Array], flops: int, moved: int, **options: Any
+    language: str,
+    kernel: Any,
+    arrays: Sequence[Array],
+    cost: pl.CostEstimate,
+    *,
+    grid: tuple[int, ...],
+    out_shape: jax.ShapeDtypeStruct,
+    name: str,
+    interpret: bool,
 ) -> Array:
     """Run a kernel in Pallas' "mosaic_gpu" or "triton", by programs of four warps that read main memory.
 
-    It gets its program's place in the grid, and references to arrays and the result. ``options`` are its
-    grid, its name, the shape of the result, and ``interpret`` of Kernels.
+    It gets its program's place in the grid, and references to arrays and the result.
     """
-    grid, out_shape = options["grid"], options["out_shape"]
-    if language == "triton" or options["interpret"]:
+    if language == "triton" or interpret:
 
         def at_its_place(*refs: Any) -> None:
             kernel(tuple(pl.program_id(axis) for axis in range(len(grid))), *refs)
 
+        flops, moved = cost.flops, cost.bytes_accessed
+        options: Any = {"grid": grid, "out_shape": out_shape, "name": name, "interpret": interpret}
         return run_triton(at_its_place, arrays, flops, moved, warps=WARPS, **options)
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
@@ -55,10 +63,10 @@ def run_on_gpu(
     def placed(*refs: Any) -> None:
         kernel(tuple(lax.axis_index(axis) for axis in axes), *refs)
 
-    placed.__name__ = options["name"]
+    placed.__name__ = name
     found = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup)  # layouts
     places: Any = {"grid": grid, "grid_names": axes, "compiler_params": found}
-    with jax.named_scope(costs(flops, moved)):
+    with jax.named_scope(costs(cost.flops, cost.bytes_accessed)):
         result = plgpu.kernel(placed, out_type=out_shape, **places)(*arrays)
     differs = tuple(out_shape.manual_axis_type.varying)  # between devices, which Mosaic GPU does not say
     return lax.pcast(result, differs, to="varying") if differs else result

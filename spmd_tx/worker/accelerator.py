@@ -61,10 +61,10 @@ def prepare_accelerator(
     choice = settle(folder, flags, sizes, try_one)
     kernels = Kernels(platform, choice.implementation)
 
-    def choose(task: str, message: str, sizes: AnySizes) -> None:
+    def choose(task: str, message: str, of_task: AnySizes) -> None:
         nonlocal kernels
         progress(message)
-        fastest = settle(folder, choice.flags, sizes, try_one).implementation
+        fastest = settle(folder, choice.flags, of_task, try_one).implementation
         kernels = msgspec.structs.replace(kernels, **{task: fastest})
 
     choose("pages", "trying attention to pages", page_sizes_of(setup, model, platform, sizes))

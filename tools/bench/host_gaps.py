@@ -37,9 +37,8 @@ STEPS, DATUMS, DATUM_TOKENS = 24, 8, 128  # of training
 LONGEST_GAP = 0.1  # seconds; longer ones are pauses of the client
 ADAM = {"learning_rate": 1e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
 
-Load = Callable[
-    [str, int, int], Coroutine[Any, Any, None]
-]  # of a server, with so many rows, of so many tokens
+# Of a server, with so many rows, of so many tokens.
+Load = Callable[[str, int, int], Coroutine[Any, Any, None]]
 
 
 async def decode(url: str, rows: int, tokens: int) -> None:

@@ -32,10 +32,6 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Visible = Callable[[CheckpointRow], bool]  # whether a caller may know of a checkpoint
 
-# Columns that say what the manifest does.
-OF_MANIFEST = (
-    "size_bytes user_metadata created_at expires_at owner is_public base_model seq_id is_best".split()
-)
 GIVEN_UP_SECONDS = 60.0  # after which lost workers have ended for certain
 
 
@@ -381,4 +377,15 @@ def _is(path: CheckpointPath) -> ColumnElement[bool]:
 
 
 def _new_row(path: CheckpointPath, manifest: Manifest) -> CheckpointRow:
-    return CheckpointRow(**path._asdict(), **{name: getattr(manifest, name) for name in OF_MANIFEST})
+    return CheckpointRow(
+        **path._asdict(),
+        size_bytes=manifest.size_bytes,
+        user_metadata=manifest.user_metadata,
+        created_at=manifest.created_at,
+        expires_at=manifest.expires_at,
+        owner=manifest.owner,
+        is_public=manifest.is_public,
+        base_model=manifest.base_model,
+        seq_id=manifest.seq_id,
+        is_best=manifest.is_best,
+    )

@@ -76,11 +76,13 @@ def _on_gpu(language: str, grad_BRW: Array, slots_B: Array, slots: int, interpre
         nothing_C = jnp.zeros(columns, jnp.float32)
         sum_ref[own, part] = lax.fori_loop(0, rows // together, add, nothing_C)
 
-    cost, shape = _cost(grad_BRW, slots), (slots, grad_BW.shape[1])
     sum_SW = run_on_gpu(
-        *(language, kernel, (slots_B, grad_BW), cost.flops, cost.bytes_accessed),
+        language,
+        kernel,
+        (slots_B, grad_BW),
+        _cost(grad_BRW, slots),
         grid=(slots, grad_BW.shape[1] // columns),
-        out_shape=output(shape, jnp.float32, grad_BRW),
+        out_shape=output((slots, grad_BW.shape[1]), jnp.float32, grad_BRW),
         interpret=interpret,
         name="row_sums",
     )

@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 # How tp splits a map: its outputs, its inputs (partial results are then added up), or not at all.
 Split = Literal["columns", "rows", "whole"]
-AdapterGroup = Literal[
-    "attn", "mlp", "unembed"
-]  # the flag (train_attn, ...) that an adapter of the map follows
+# The flag (train_attn, ...) that an adapter of the map follows.
+AdapterGroup = Literal["attn", "mlp", "unembed"]
 
 
 @dataclass(frozen=True)

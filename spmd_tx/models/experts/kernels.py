@@ -229,8 +229,16 @@ def mosaic_unset(shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
 
 def gpu_unset(language: str, shape: tuple[int, ...], like: Array, interpret: bool) -> Array:
     """Return an array that no GPU has written. ``like`` is not read: it says from when on there is one."""
-    what: Any = {"grid": (1,), "out_shape": output(shape, like.dtype, like), "name": "unset"}
-    return run_on_gpu(language, _do_nothing, (like,), 0, 0, interpret=interpret, **what)
+    return run_on_gpu(
+        language,
+        _do_nothing,
+        (like,),
+        pl.CostEstimate(flops=0, transcendentals=0, bytes_accessed=0),
+        grid=(1,),
+        out_shape=output(shape, like.dtype, like),
+        name="unset",
+        interpret=interpret,
+    )
 
 
 def _do_nothing(*_: Any) -> None:

@@ -109,10 +109,10 @@ async def test_a_worker_that_is_stopped_is_noticed(model_dir, monkeypatch, stopp
 
 
 async def test_a_command_past_its_deadline_ends_the_generation(model_dir):
-    async with worker_group(model_dir, command_timeout=1.0) as group:
+    async with worker_group(model_dir, command_timeout=3.0) as group:
         await group.until_ready()
         with pytest.raises(
-            WorkerLost, match=r"within --command-timeout 1 s \(worker 0 on .*\), during command 0"
+            WorkerLost, match=r"within --command-timeout 3 s \(worker 0 on .*\), during command 0"
         ):
             await group.create(fake_worker.HANG)
         await group.until_ready()
