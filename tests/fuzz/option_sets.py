@@ -7,8 +7,10 @@ from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
 from tests.fuzz.alice import TOLERANCE
 from tests.support.chat_templates import QWEN3
+from tests.support.mtp_models import write_that_expects
 
 PROSE = r"# Tools\n\nSignatures of functions are within <tools></tools> XML tags:\n"  # of 60 tokens
+TINY = tiny_model.PRESETS["tiny"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +23,16 @@ class OptionSet:
     rank: int = 4  # of the bystander's model; 0: all weights
 
     def write_model(self, folder: Path) -> Path:
-        return write_model(folder, self.family)
+        write_model(folder, self.family)
+        if self.options.get("speculation") == "mtp":
+            sizes = {"vocab_size": TINY.vocab_size, "max_position_embeddings": TINY.max_positions}
+            write_that_expects(folder, self.family, **sizes)
+        return folder
 
 
 def write_model(folder: Path, family: str = "qwen3") -> Path:
     """With a template that shows tools and reasoning: without it all turns of agents would be refused."""
-    tiny_model.write(folder, replace(tiny_model.PRESETS["tiny"], family=family))
+    tiny_model.write(folder, replace(TINY, family=family))
     (folder / TEMPLATE).write_text(QWEN3.replace(PROSE, ""))
     return folder
 
@@ -45,6 +51,9 @@ OPTION_SETS = {
     "states, and few of them": OptionSet({"state_cache": "4MiB", "speculation": "auto"}, "qwen3_5"),
     "batch-invariant states": OptionSet(
         {"batch_invariant": True, "speculation": "auto"}, "qwen3_5", tolerance=0.0
+    ),
+    "batch-invariant, drafts of the model itself": OptionSet(
+        {"batch_invariant": True, "speculation": "mtp"}, "glm4_moe", tolerance=0.0
     ),
     "all weights": OptionSet({"full_parameters": True}, rank=0),
     "little room": OptionSet(
