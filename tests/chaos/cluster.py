@@ -7,8 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -17,11 +17,11 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.addresses import free_port
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
+from tests.support.mtp_models import write_that_expects
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
 SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=512, max_positions=64)
-SEES = replace(SPEC, family="qwen3_5", sees=True, max_positions=128)
 IMAGE_TOKENS = 16  # of the pool: fewer than those of the images that are used
 SMALL = 32 * 32  # pixels of an image that becomes one token
 SECRET = "of the crash tests"
@@ -60,6 +60,38 @@ OPTIONS = {
 }
 
 
+def keep_images_small(model: Path) -> None:
+    """Have a model take small images as they are."""
+    path = model / "preprocessor_config.json"
+    processor = json.loads(path.read_text())
+    processor["size"]["shortest_edge"] = SMALL
+    path.write_text(json.dumps(processor))
+
+
+def make_drafts_right(model: Path) -> None:
+    """Give a model a layer that mostly expects what it says."""
+    sizes = {"vocab_size": SPEC.vocab_size, "max_position_embeddings": SPEC.max_positions}
+    write_that_expects(model, "glm4_moe", **sizes)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Says what the first group serves."""
+
+    spec: tiny_model.Spec = SPEC
+    options: Mapping[str, object] = field(default_factory=dict)
+    change: Callable[[Path], None] = lambda model: None  # once it is written
+
+
+SEES = Model(
+    replace(SPEC, family="qwen3_5", sees=True, max_positions=128),
+    {"image_tokens": IMAGE_TOKENS},
+    keep_images_small,
+)
+EXPECTS = Model(change=make_drafts_right)
+PLAIN = Model()
+
+
 class Cluster:
     """Holds what an operator runs; clients see ``url`` only."""
 
@@ -69,13 +101,12 @@ class Cluster:
         *,
         has_teacher: bool = False,
         has_samplers: bool = False,
-        sees: bool = False,
+        model: Model = PLAIN,
         **options: object,
     ) -> None:
         """``has_teacher`` adds a group of one worker with another model, from which clients sample.
 
-        ``has_samplers`` adds replicas that sample what the first group trains. With ``sees`` the model takes
-        images.
+        ``has_samplers`` adds replicas that sample what the first group trains.
         """
         self.folder, self.data_dir, self.points = folder, folder / "data", folder / "points"
         self.points.mkdir()
@@ -84,10 +115,8 @@ class Cluster:
         port, worker_port = free_port(), free_port()
         self.clients, self.link = Proxy(port), Proxy(worker_port)
         self.url = f"http://127.0.0.1:{self.clients.port}"
-        model = tiny_model.write(folder / "model", SEES if sees else SPEC)
-        if sees:
-            keep_images_small(model / "preprocessor_config.json")
-            options |= {"image_tokens": IMAGE_TOKENS}
+        path = tiny_model.write(folder / "model", model.spec)
+        model.change(path)
         if has_teacher:
             teacher = tiny_model.write(folder / TEACHER, replace(SPEC, n_layers=1), seed=5)
             pairs = f"name={TEACHER},base_model={teacher},served_model_name={TEACHER},role=sample"
@@ -97,13 +126,14 @@ class Cluster:
             options |= {"group": REPLICAS}
         (folder / "secret").write_text(SECRET)
         options = {
-            "base_model": model,
+            "base_model": path,
             "data_dir": self.data_dir,
             "port": port,
             "worker_port": worker_port,
             "secret_file": folder / "secret",
             "local_processes": 1,
             **OPTIONS,
+            **model.options,
             **options,
         }
         joins = {"coordinator": f"127.0.0.1:{self.link.port}", "secret_file": folder / "secret"}
@@ -196,13 +226,6 @@ class Cluster:
                 env=environment(self.points, POINTS_OF_SAMPLERS if role in SAMPLERS else ""),
             )
             self._leaving.discard(role)
-
-
-def keep_images_small(path: Path) -> None:
-    """Have a model take small images as they are."""
-    processor = json.loads(path.read_text())
-    processor["size"]["shortest_edge"] = SMALL
-    path.write_text(json.dumps(processor))
 
 
 def share_compiled_programs(data_dir: Path) -> None:

@@ -157,6 +157,12 @@ def repeated(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) 
     _train_on_answers(service, note, seed + 7, [prompt] * rounds)
 
 
+def unrepeated(service: tinker.ServiceClient, note: Note, seed: int, rounds: int) -> None:
+    """Does the same behind a new prompt each time."""
+    prompts = np.random.default_rng([seed, 8]).integers(0, VOCABULARY, (rounds, 6)).tolist()
+    _train_on_answers(service, note, seed + 8, prompts)
+
+
 def _train_on_answers(
     service: tinker.ServiceClient, note: Note, seed: int, prompts: Sequence[list[int]]
 ) -> None:
@@ -176,6 +182,7 @@ ALL = (supervised, reinforced, checkpointing)
 WITH_TEACHER = (distilled, reinforced)
 WITH_IMAGES = (seeing, supervised)
 WITH_DRAFTS = (repeated, supervised)
+WITHOUT_TEXTS = (unrepeated, supervised)  # that drafts could come from
 WITH_SAMPLERS = (reinforced, checkpointing, in_flight)
 
 

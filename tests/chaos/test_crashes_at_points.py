@@ -9,11 +9,10 @@ import pytest
 
 from tests.chaos import runs, tenants
 from tests.chaos.attack import POINTS_OF_DRAFTS, POINTS_OF_IMAGES, Attack
-from tests.chaos.cluster import ROLES
+from tests.chaos.cluster import EXPECTS, ROLES, SEES
 from tests.chaos.postgres import Postgres
 from tests.chaos.runs import Ended
 
-ROUNDS = 60  # of each run
 SEEDS = 1, 2
 
 
@@ -23,12 +22,19 @@ class Kind:
 
     points: Sequence[str]
     options: dict[str, Any]
+    rounds: int = 60
     speculation: dict[str, Any] = field(default_factory=dict)  # which the undisturbed server does not do
 
 
 KINDS = {
-    "images": Kind(POINTS_OF_IMAGES, {"sees": True, "who": tenants.WITH_IMAGES}),
-    "drafts": Kind(POINTS_OF_DRAFTS, {"who": tenants.WITH_DRAFTS}, {"speculation": "auto"}),
+    "images": Kind(POINTS_OF_IMAGES, {"model": SEES, "who": tenants.WITH_IMAGES}),
+    "drafts": Kind(POINTS_OF_DRAFTS, {"who": tenants.WITH_DRAFTS}, speculation={"speculation": "auto"}),
+    "drafts of the model": Kind(
+        POINTS_OF_DRAFTS,
+        {"model": EXPECTS, "who": tenants.WITHOUT_TEXTS},
+        rounds=30,
+        speculation={"speculation": "mtp"},
+    ),
 }
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1300)]
@@ -39,7 +45,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int]
     root = tmp_path_factory.mktemp("undisturbed")
     return functools.cache(
         lambda kind, seed: runs.undisturbed(
-            root / f"{kind}-{seed}", seed, rounds=ROUNDS, **KINDS[kind].options
+            root / f"{kind}-{seed}", seed, rounds=KINDS[kind].rounds, **KINDS[kind].options
         )
     )
 
@@ -55,7 +61,8 @@ def test_answers_have_the_same_bits_whoever_is_killed(tmp_path, undisturbed, out
         attack.kill_each(ROLES, 1, database and database.kill)
 
     expected = undisturbed(kind, seed)
-    outcome = runs.disturbed(tmp_path / "run", seed, expected, strike, database, rounds=ROUNDS, **options)
+    rounds = KINDS[kind].rounds
+    outcome = runs.disturbed(tmp_path / "run", seed, expected, strike, database, rounds=rounds, **options)
     outcomes.append(outcome)
     assert outcome.problems() == []
     assert [each for each in (*points, *ROLES) if not outcome.kills[each]] == []
