@@ -321,7 +321,8 @@ class Decode(Command, frozen=True, tag="decode"):
     # int32 [B, most steps]: which of them counts in a step; -1: none. A row has at most MASKS_OF_ROW.
     mask_places: np.ndarray | None = None
     # int32 [B]: slots of the rows' states, which every token changes. Present as in a Prefill. That of a
-    # follower holds anything before and after: there the state after a draft stays until it counts.
+    # follower holds anything before and after: there the state after a draft stays until it counts. A ring
+    # is that of all rows of its sequence.
     states: np.ndarray | None = None
     # int32 [B], 0 or less: added to positions for the rotation of rows with images before. None: of no row.
     shifts: np.ndarray | None = None

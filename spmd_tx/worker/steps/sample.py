@@ -188,8 +188,8 @@ def make_decode(
         tables_BN = lax.dynamic_slice_in_dim(tables, first, b)
         guess = None
         if rows.drafts is not None:
-            kinds = {"rings": bool(model.window), "expects": model.mtp is not None}
-            begun = Speculation.begin(rows.drafts, rows.depths, rows.states, **kinds)
+            expects = model.mtp is not None
+            begun = Speculation.begin(rows.drafts, rows.depths, rows.states, expects=expects)
             guess = jax.tree.map(lambda x: varying(x, *DATA), begun)
             tables_BN = tables_BN[guess.leaders]
             state = state.replace(remaining=jnp.where(rows.depths == 0, state.remaining, 0))

@@ -29,27 +29,17 @@ class Speculation(TreeNode):
     depths: Any  # int32 [B]: how many rows before it the leader is; 0: it is a leader
     places: Any  # int32 [B]: where in its drafts the next token of a leader is likely to be
     previous: Any  # int32 [B]: the token before the last one of a leader; -1: not known
-    slots: Any = None  # int32 [B]: where each row leaves its state. None: there are none
+    slots: Any = None  # int32 [B]: where each row leaves its state; rows may share a ring. None: nowhere
     expected: Any = None  # int32 [B]: what the model expects next of leaders; -1: not known. None: of none
 
     @classmethod
     def begin(
-        cls,
-        drafts_BD: Array,
-        depths_B: Array,
-        slots_B: Array | None = None,
-        *,
-        rings: bool = False,
-        expects: bool = False,
+        cls, drafts_BD: Array, depths_B: Array, slots_B: Array | None = None, *, expects: bool = False
     ) -> "Speculation":
-        """Expect the first draft of each leader next.
-
-        ``rings``: rows of a sequence share its slot. ``expects``: the model makes drafts, too.
-        """
+        """Expect the first draft of each leader next. ``expects``: the model makes drafts, too."""
         nothing_B = jnp.full_like(depths_B, -1)
         expected_B = nothing_B if expects else None
-        begun = cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), nothing_B, slots_B, expected_B)
-        return begun if slots_B is None or not rings else begun.replace(slots=slots_B[begun.leaders])
+        return cls(drafts_BD, depths_B, jnp.zeros_like(depths_B), nothing_B, slots_B, expected_B)
 
     @property
     def leaders(self) -> Array:
