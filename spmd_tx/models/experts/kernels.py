@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from spmd_tx.hlo.hints import costs
+from spmd_tx.hlo.hints import COUNTS_ARRAYS, costs
 from spmd_tx.models.checkpoint.packed import Matrix, Packed, rounded, scale_values, values
 from spmd_tx.models.pallas import all_of, dot, output, power_in, powers_of_two, run_on_gpu, run_triton
 
@@ -30,15 +30,17 @@ def _divisor(size: int, most: int, step: int) -> int:
     return next((part for part in range(most // step * step, 0, -step) if size % part == 0), size)
 
 
-def _cost(x_PI: Array, w_XIO: Matrix, width: int, experts: int, tiles: int) -> pl.CostEstimate:
+def _cost(x_PI: Array, w_XIO: Matrix, width: int, experts: int, expert_M: Array) -> pl.CostEstimate:
     """Tell XLA, and readers of its programs, what a product costs. Each matrix in use is read once."""
     leaves = jax.tree.leaves(w_XIO)
-    matrices = min(experts, tiles) * sum(math.prod(each.shape[1:]) * each.dtype.itemsize for each in leaves)
+    matrices = min(experts, len(expert_M)) * sum(
+        math.prod(each.shape[1:]) * each.dtype.itemsize for each in leaves
+    )
     rows, depth = x_PI.shape
     return pl.CostEstimate(
         flops=2 * rows * depth * width,
         transcendentals=0,
-        bytes_accessed=matrices + rows * (depth + width) * x_PI.dtype.itemsize,
+        bytes_accessed=matrices + rows * (depth + width) * x_PI.dtype.itemsize + expert_M.nbytes,
     )
 
 
@@ -117,11 +119,12 @@ def mosaic(
         kernel,
         out_shape=output((x_PI.shape[0], width), x_PI.dtype, x_PI),
         grid_spec=grid,
-        cost_estimate=_cost(x_PI, w_XIO, width, experts, expert_M.shape[0]),
+        cost_estimate=_cost(x_PI, w_XIO, width, experts, expert_M),
         interpret=interpret,
         name="experts",
     )
-    return call(expert_M, x_PI, w_XIO)
+    with jax.named_scope(COUNTS_ARRAYS):
+        return call(expert_M, x_PI, w_XIO)
 
 
 def triton(
@@ -155,7 +158,7 @@ def triton(
         for which, total in enumerate(lax.fori_loop(0, depth // step, add, nothing)):
             y_ref[which] = total.astype(y_ref.dtype)
 
-    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M.shape[0])
+    cost = _cost(x_PI, w_XIO, width * pairs.outputs, experts, expert_M)
     y_NPO = run_triton(
         kernel,
         (expert_M, x_NPI, *arrays),
