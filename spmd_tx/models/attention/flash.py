@@ -19,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Float, Int
 
+from spmd_tx.hlo.hints import COUNTS_ARRAYS
 from spmd_tx.models.pallas import dot, output
 from spmd_tx.sharding.tree_node import TreeNode
 
@@ -244,7 +245,6 @@ class _Grid:
         self.width = k_BTH.shape[2] // self.kv_heads
         self.heads = q_BTH.shape[2] // self.width
         self.group = self.heads // self.kv_heads
-        self.bytes = q_BTH.dtype.itemsize
         block, tokens = self.block, (1, self.block, self.width)
 
         def key_block(row: Any, head: Any, mine: Any, other: Any, first: Any) -> tuple[Any, ...]:
@@ -302,35 +302,44 @@ class _Grid:
         *,
         by_keys: bool = False,
     ) -> Any:
-        """Return the call of a kernel that holds such arrays in fp32 between its programs."""
+        """Return the call of a kernel that holds such arrays in fp32 between its programs.
+
+        Its estimate counts each array once, although keys are read again for each head and block of queries.
+        """
         from jax.experimental.pallas import tpu as pltpu
 
         kinds: Any = "parallel", "arbitrary"
         outer = (*self.rows, self.kv_heads, self.blocks) if by_keys else (*self.rows, self.heads, self.blocks)
         inner = (self.group, self.blocks) if by_keys else (self.blocks,)
         pairs = self.rows[0] * self.heads * self.length * (self.length + self.block) // 2
-        once = self.rows[0] * self.length * self.width * self.bytes
-        return pl.pallas_call(
-            kernel,
-            out_shape=outputs,
-            grid_spec=pltpu.PrefetchScalarGridSpec(
-                num_scalar_prefetch=1,
-                grid=(*outer, *inner),
-                in_specs=in_specs,
-                out_specs=out_specs,
-                scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in held],
-            ),
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=(*kinds[:1] * len(outer), *kinds[1:] * len(inner))
-            ),
-            cost_estimate=pl.CostEstimate(
+        grid_spec = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(*outer, *inner),
+            in_specs=in_specs,
+            out_specs=out_specs,
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in held],
+        )
+        dimensions = (*kinds[:1] * len(outer), *kinds[1:] * len(inner))
+
+        def run(*arrays: Array) -> Any:
+            cost = pl.CostEstimate(
                 flops=2 * products * pairs * self.width,
                 transcendentals=pairs,
-                bytes_accessed=once * 2 * (self.heads + self.kv_heads),
-            ),
-            interpret=self.interpret,
-            name=name,
-        )
+                bytes_accessed=sum(each.size * each.dtype.itemsize for each in (*arrays, *outputs)),
+            )
+            call = pl.pallas_call(
+                kernel,
+                out_shape=outputs,
+                grid_spec=grid_spec,
+                compiler_params=pltpu.CompilerParams(dimension_semantics=dimensions),
+                cost_estimate=cost,
+                interpret=self.interpret,
+                name=name,
+            )
+            with jax.named_scope(COUNTS_ARRAYS):
+                return call(*arrays)
+
+        return run
 
 
 def _scores(scale: float, q_QE: Array, k_SE: Array, start_1Q: Array, queries: Any, keys: Any) -> Array:
