@@ -24,7 +24,7 @@ slow: .venv/installed ## run the tests marked slow: meshes over many processes, 
 bench: .venv/installed .venv-peer/installed ## compare speed and memory with SkyRL's JAX backend (installs it); ARGS="--help"
 	.venv/bin/python -m tools.bench.compare $(ARGS)
 
-chaos: .venv/installed ## kill servers hundreds of times, for two to three hours, and compare with runs that nobody killed; ARGS="-k SQLite-1" for less
+chaos: .venv/installed ## kill servers hundreds of times, for hours, and compare with runs that nobody killed; ARGS="-k SQLite-1" for less
 	.venv/bin/pytest -s -m chaos tests/chaos $(ARGS)
 
 hosts: .venv/installed ## run workers in four network namespaces, and break the network between them (needs root)
