@@ -53,9 +53,17 @@ def run_on_gpu(
         def at_its_place(*refs: Any) -> None:
             kernel(tuple(pl.program_id(axis) for axis in range(len(grid))), *refs)
 
-        flops, moved = cost.flops, cost.bytes_accessed
-        options: Any = {"grid": grid, "out_shape": out_shape, "name": name, "interpret": interpret}
-        return run_triton(at_its_place, arrays, flops, moved, warps=WARPS, **options)
+        return run_triton(
+            at_its_place,
+            arrays,
+            cost.flops,
+            cost.bytes_accessed,
+            warps=WARPS,
+            grid=grid,
+            out_shape=out_shape,
+            name=name,
+            interpret=interpret,
+        )
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     axes = tuple(f"grid_{axis}" for axis in range(len(grid)))

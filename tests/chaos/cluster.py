@@ -17,7 +17,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.addresses import free_port
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
-from tests.support.mtp_models import write_that_expects
+from tests.support.mtp_models import make_drafts_right
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
@@ -68,12 +68,6 @@ def keep_images_small(model: Path) -> None:
     path.write_text(json.dumps(processor))
 
 
-def make_drafts_right(model: Path) -> None:
-    """Give a model a layer that mostly expects what it says."""
-    sizes = {"vocab_size": SPEC.vocab_size, "max_position_embeddings": SPEC.max_positions}
-    write_that_expects(model, "glm4_moe", **sizes)
-
-
 @dataclass(frozen=True)
 class Model:
     """Says what the first group serves."""
@@ -88,7 +82,7 @@ SEES = Model(
     {"image_tokens": IMAGE_TOKENS},
     keep_images_small,
 )
-EXPECTS = Model(change=make_drafts_right)
+EXPECTS = Model(change=lambda model: make_drafts_right(model, "glm4_moe", SPEC))
 PLAIN = Model()
 
 

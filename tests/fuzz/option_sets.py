@@ -7,7 +7,7 @@ from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
 from tests.fuzz.alice import TOLERANCE
 from tests.support.chat_templates import QWEN3
-from tests.support.mtp_models import write_that_expects
+from tests.support.mtp_models import make_drafts_right
 
 PROSE = r"# Tools\n\nSignatures of functions are within <tools></tools> XML tags:\n"  # of 60 tokens
 TINY = tiny_model.PRESETS["tiny"]
@@ -25,8 +25,7 @@ class OptionSet:
     def write_model(self, folder: Path) -> Path:
         write_model(folder, self.family)
         if self.options.get("speculation") == "mtp":
-            sizes = {"vocab_size": TINY.vocab_size, "max_position_embeddings": TINY.max_positions}
-            write_that_expects(folder, self.family, **sizes)
+            make_drafts_right(folder, self.family, TINY)
         return folder
 
 

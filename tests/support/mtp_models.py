@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from spmd_tx.demo import tiny_model
 from spmd_tx.models.families.registry import declare
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.families import write
@@ -82,6 +83,12 @@ def write_that_expects(path: Path, family: str, **keys) -> Path:
             tensor[:] = np.eye(*tensor.shape)
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path
+
+
+def make_drafts_right(model: Path, family: str, spec: tiny_model.Spec) -> None:
+    """Write such a model over a tiny one of these sizes, whose other files stay."""
+    sizes = {"vocab_size": spec.vocab_size, "max_position_embeddings": spec.max_positions}
+    write_that_expects(model, family, **sizes)
 
 
 def write_to_be_trained(path: Path, family: str, **keys) -> Path:
