@@ -243,9 +243,10 @@ def check_route(method: str | None, address: str) -> None:
 @cache
 def options_in(script: Path) -> set[str]:
     """The options that a script declares, as strings in its source."""
-    strings = [
-        node.value for node in ast.walk(ast.parse(script.read_text())) if isinstance(node, ast.Constant)
-    ]
+    source = script.read_text()
+    if not re.search(r"""["']--[a-z]""", source):
+        return set()  # to parse every script takes seconds
+    strings = [node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)]
     return {each for each in strings if isinstance(each, str) and re.fullmatch(r"--[a-z][a-z0-9-]*", each)}
 
 

@@ -49,13 +49,15 @@ import sys
 from functools import partial
 sys.path.insert(0, {str(ROOT)!r})
 from spmd_tx.cli import main
-from spmd_tx.coordinator.agent import main as remote_agent
-from spmd_tx.coordinator.mesh import generations
-from spmd_tx.coordinator.server import serve as server
-generations.FIRST_DELAY = 0.01
 worker = [{str(ROOT / "tests/coordinator/mesh/fake_worker.py")!r}]
-server.serve = partial(server.serve, worker=worker)
-remote_agent.run = partial(remote_agent.run, worker=worker)
+if sys.argv[1] == "worker":
+    from spmd_tx.coordinator.agent import main as remote_agent
+    remote_agent.run = partial(remote_agent.run, worker=worker)
+elif sys.argv[1] == "serve":
+    from spmd_tx.coordinator.mesh import generations
+    from spmd_tx.coordinator.server import serve as server
+    generations.FIRST_DELAY = 0.01
+    server.serve = partial(server.serve, worker=worker)
 main.main()
 """
 
@@ -238,7 +240,8 @@ def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
     teacher = tiny_model.write(tmp_path / "teacher")
     group = f"name=teacher,base_model={teacher},served_model_name=teacher,role=sample,max_context_length=256"
     options = ("--gpus-per-node", "1", "--hosts", "teacher=node-c")
-    with launched(programs, tmp_path, *options, serve=["--group", group]) as script:
+    serve = ["--fully-sharded-data-parallel-size", "2", "--group", group]
+    with launched(programs, tmp_path, *options, serve=serve) as script:
         script.wait_until_ready("main")
         script.wait_until_ready("teacher")
         waiting = 'spmd_tx_group_waiting_tokens{group="teacher"} 0.0\n'

@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.cli import main
+from tests.support.databases import make_database
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Run ``spmd-tx keys`` on one data directory."""
+    make_database(tmp_path / "data")
 
     def run(*arguments: str, data_dir=tmp_path / "data") -> SimpleNamespace:
         monkeypatch.setattr(sys, "argv", ["spmd-tx", "keys", *arguments, "--data-dir", str(data_dir)])

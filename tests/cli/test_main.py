@@ -17,6 +17,7 @@ from spmd_tx.coordinator.retention import reaper
 from spmd_tx.coordinator.retention.reaper import Reaper
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.agents import ANY_PROCESS
+from tests.support.databases import make_database
 
 
 class FakeServer:
@@ -273,14 +274,10 @@ def test_an_unknown_preset_is_answered_with_the_known_ones(run, tmp_path):
     )
 
 
-def make_tables(run, data_dir):
-    assert run("keys", "create", "--owner", "alice", "--data-dir", str(data_dir)).code == 0
-
-
 def test_gc_tells_what_would_go_and_deletes_it(run, tmp_path):
     orphan = tmp_path / "scratch" / "file"
     orphan.parent.mkdir()
-    make_tables(run, tmp_path)
+    make_database(tmp_path)
     orphan.write_text("x" * 2048)
     told = run("gc", "--dry-run", "--data-dir", str(tmp_path))
     assert (told.code, orphan.exists()) == (0, True)
@@ -308,7 +305,7 @@ def test_gc_keeps_as_long_as_the_server_does(run, tmp_path, monkeypatch):
 
 
 def test_backup_copies_a_data_directory(run, tmp_path):
-    make_tables(run, tmp_path)
+    make_database(tmp_path)
     assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 0
     assert (tmp_path / "copy" / "spmd_tx.db").exists()
     assert run("backup", str(tmp_path / "copy"), "--data-dir", str(tmp_path)).code == 2
@@ -431,7 +428,7 @@ def test_a_folder_that_cannot_be_made_is_named(run, tmp_path, monkeypatch, comma
 @pytest.mark.parametrize("command", ["version", "keys list", "requests list --json"])
 @pytest.mark.parametrize("output", [">&-", ">/dev/full"])
 def test_an_output_that_cannot_be_written_is_told_without_a_traceback(run, tmp_path, command, output):
-    make_tables(run, tmp_path)
+    make_database(tmp_path)
     program = f"{sys.executable} -m spmd_tx.cli {command} {output}"
     environment = os.environ | {"SPMD_TX_DATA_DIR": str(tmp_path)}
     ended = subprocess.run(

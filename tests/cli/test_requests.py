@@ -14,6 +14,7 @@ from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import AuditRow, RequestRow, SessionRow
 from tests.coordinator.conftest import run_queue
 from tests.coordinator.training.bench import forward_backward
+from tests.support.databases import make_database
 
 ODD = b'{"text": "\\u001b[2J\\u0000", "numbers": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}'
 
@@ -22,7 +23,7 @@ ODD = b'{"text": "\\u001b[2J\\u0000", "numbers": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 def data_dir(tmp_path):
     """Make a stopped server's data: two owners, four requests."""
     directory = tmp_path / "data"
-    directory.mkdir()
+    make_database(directory)
     asyncio.run(fill(directory))
     return directory
 

@@ -1,7 +1,6 @@
 import asyncio
 import functools
 import os
-import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -36,7 +35,7 @@ from spmd_tx.coordinator.text.served_model import ServedModel
 from spmd_tx.demo import tiny_model
 from spmd_tx.group_names import MAIN
 from tests.coordinator.http.fake_scheduler import FakeScheduler
-from tests.support.databases import migrate
+from tests.support.databases import make_database
 from tests.support.model_shapes import TINY
 
 MoreBases = Callable[[Path, AsyncExitStack], list[ServedBase]]
@@ -71,19 +70,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.slow)
 
 
-@pytest.fixture(scope="session")
-def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database without rows, to be copied."""
-    directory = tmp_path_factory.mktemp("sqlite")
-    asyncio.run(migrate(None, directory))
-    return directory / "spmd_tx.db"
-
-
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     """Each test runs on both databases, on an empty one each time. None is the default: SQLite."""
     if request.param == "sqlite":
-        shutil.copy(request.getfixturevalue("sqlite"), tmp_path)
+        make_database(tmp_path)
         return None
     server = request.getfixturevalue("postgres")
     server.psql(f"TRUNCATE {', '.join(Base.metadata.tables)};")

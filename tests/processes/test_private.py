@@ -34,13 +34,14 @@ def test_other_arguments_stay(arguments):
 def test_a_command_with_a_password_shows_none(tmp_path):
     """It is shown by the process itself, which looks at its own arguments when it is about to open."""
     look = (
+        "import sys, types\n"
         "from spmd_tx.cli import main\n"
-        "from spmd_tx.coordinator.retention import reaper\n"
         "async def collect(data_dir, database_url, *_):\n"
         "    print(open('/proc/self/cmdline').read().replace(chr(0), ' '))\n"
         "    print('url', database_url)\n"
         "    return []\n"
-        "reaper.collect = collect\n"
+        "reaper = types.SimpleNamespace(collect=collect, table=str)\n"
+        "sys.modules['spmd_tx.coordinator.retention.reaper'] = reaper\n"
         "main.main()\n"
     )
     ran = subprocess.run(

@@ -1,10 +1,12 @@
 """Runs a real PostgreSQL server for tests, with databases that have our tables."""
 
 import asyncio
+import functools
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,22 @@ from spmd_tx.coordinator.storage.tables import Base
 async def migrate(database_url: str | None, data_dir: Path) -> None:
     """Create the tables."""
     await (await open_database(database_url, data_dir)).close()
+
+
+def make_database(data_dir: Path) -> None:
+    """Put a SQLite database without rows into a folder: a copy, since all the migrations take long."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    (data_dir / "spmd_tx.db").write_bytes(_migrated())
+
+
+@functools.cache
+def _migrated() -> bytes:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(1) as thread,
+    ):  # a loop may run in this one
+        thread.submit(asyncio.run, migrate(None, Path(folder))).result()
+        return (Path(folder) / "spmd_tx.db").read_bytes()
 
 
 @contextmanager

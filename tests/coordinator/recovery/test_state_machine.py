@@ -24,7 +24,7 @@ from spmd_tx.coordinator.wire.sessions import CreateSessionRequest
 from tests.coordinator.recovery.bench import Coordinator, lost
 from tests.coordinator.recovery.oracle import RANK, Asked, Client
 from tests.coordinator.scheduler.table_integrity import check_integrity
-from tests.support.databases import migrate
+from tests.support.databases import make_database
 
 CLIENTS = 3
 STARVED_SECONDS = 30.0
@@ -36,7 +36,7 @@ ANY = st.integers(0, 2**16)
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the tables in it: to make them takes longer than everything else."""
     folder = tmp_path_factory.mktemp("migrated")
-    asyncio.run(migrate(None, folder))
+    make_database(folder)
     return folder
 
 

@@ -1,8 +1,6 @@
 """Requests that the operator has given up: before their turn, too late, without workers, when run again."""
 
 import asyncio
-import subprocess
-import sys
 
 import pytest
 from sqlalchemy import select, update
@@ -18,6 +16,7 @@ from tests.coordinator.scheduler.fake_sampling import FakeSampling, sample
 from tests.coordinator.server.test_serve import model_dir as model_dir  # a fixture
 from tests.coordinator.server.test_serve import serving
 from tests.coordinator.training.bench import running
+from tests.support.forked import Forked, run_spmd_tx
 
 A, B = "alice:train:0", "bob:train:0"
 WHY = "it was a mistake"
@@ -303,9 +302,10 @@ async def test_wishes_are_passed_on_and_who_comes_too_late_is_told_so_once(queue
 
 
 def fail_from_outside(data_dir, request_id, *options):
-    command = ["-c", "from spmd_tx.cli.main import main; main()", "requests", "fail", request_id, "--yes"]
-    options = ["--reason", WHY, "--data-dir", str(data_dir), *options]
-    subprocess.run([sys.executable, *command, *options], check=True, timeout=60)
+    command = ("requests", "fail", request_id, "--yes", "--reason", WHY, "--data-dir", str(data_dir))
+    with Forked(run_spmd_tx, *command, *options) as process:
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
 
 
 def train(server, model_id, seq_id):

@@ -12,6 +12,7 @@ from spmd_tx.coordinator.runtime.folder_names import folder_name
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.commands import AdapterSpec
+from tests.support.databases import make_database
 
 MODEL = "s:train:0"
 RESULT = Finished("x", b"a large result" * 1000)  # in a file, while the requests are in their rows
@@ -34,6 +35,7 @@ async def take_snapshot(database, data_dir, seq_id):
 async def data_dir(tmp_path, running_queue):
     """Of a server that runs while the test does."""
     data_dir = tmp_path / "data"
+    make_database(data_dir)
     database = await open_database(None, data_dir)
     async with running_queue(database, data_dir) as queue:
         executed = await queue.submit("create_model", MODEL, 0, "s", b"created")

@@ -8,6 +8,7 @@ from spmd_tx.coordinator.retention import reaper
 from spmd_tx.coordinator.retention.reaper import Reaped
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.errors import StartError
+from tests.support.databases import make_database
 
 LIMITS = ServerConfig(base_model="", keep_results_hours=0, keep_versions_hours=0, max_compilation_cache="0")
 
@@ -22,7 +23,7 @@ def data_dir(tmp_path):
 
 
 async def test_what_would_go_is_told_and_then_goes(data_dir):
-    await (await open_database(None, data_dir)).close()
+    make_database(data_dir)
     (told,) = await reaper.collect(data_dir, None, LIMITS, dry_run=True)
     assert (told.kind, told.count) == ("payload files", 1)
     assert list((data_dir / "payloads").glob("*.zst")) != []
@@ -31,6 +32,7 @@ async def test_what_would_go_is_told_and_then_goes(data_dir):
 
 
 async def test_a_running_server_is_left_alone(data_dir):
+    make_database(data_dir)
     database = await open_database(None, data_dir)
     with pytest.raises(StartError, match="in use by another running server"):
         await reaper.collect(data_dir, None, LIMITS, dry_run=True)

@@ -1,6 +1,7 @@
 """Serves like ``spmd-tx serve``, with fake workers: serve_with_fake_workers.py OPTIONS_IN_JSON [WORKER]."""
 
 import json
+import resource
 import sys
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def main(options, worker=FAKE_WORKER):
     except StartError as error:
         print(f"spmd-tx: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def with_few_files(options):
+    """Serve as ``main`` does, where a process may open no more files than these."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    main(options)
 
 
 if __name__ == "__main__":

@@ -103,15 +103,16 @@ async def test_the_mesh_of_a_data_directory_stays_until_devices_or_sizes_change(
     assert await settled(model_dir, tmp_path, [devices()], **sizes(2, 2, 2)) == (2, 2, 2)
     assert await settled(model_dir, tmp_path, [devices()]) == (2, 2, 2)
     assert "last start" not in caplog.text
-    assert await settled(model_dir, tmp_path, [devices(count=4)]) == (1, 4, 1)
+    assert await settled(model_dir, tmp_path, [devices(count=4)], expert_parallel_size=4) == (1, 4, 1)
     assert "fsdp 2 x ep 2 x tp 2 at the last start and is fsdp 1 x ep 4 x tp 1 now" in caplog.text
-    assert await settled(model_dir, tmp_path, [devices(count=4)], expert_parallel_size=2) == (2, 2, 1)
+    assert await settled(model_dir, tmp_path, [devices(count=4)]) == (1, 4, 1)
+    assert await settled(model_dir, tmp_path, [devices(count=4)], tensor_parallel_size=4) == (1, 1, 4)
 
 
 async def test_a_mesh_that_was_chosen_to_sample_is_not_that_of_training(model_dir, tmp_path, caplog):
     assert await settled(model_dir, tmp_path, [devices()], **sizes(2, 2, 2)) == (2, 2, 2)
-    chosen = await settled(model_dir, tmp_path, [devices()], role="sample")
-    assert chosen != (2, 2, 2)
+    chosen = await settled(model_dir, tmp_path, [devices()], role="sample", tensor_parallel_size=8)
+    assert chosen == (1, 1, 8)
     assert await settled(model_dir, tmp_path, [devices()], role="sample") == chosen
     assert await settled(model_dir, tmp_path, [devices()]) == (2, 2, 2)
     assert "last start" not in caplog.text

@@ -1,9 +1,6 @@
-import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -15,12 +12,13 @@ from spmd_tx.coordinator.sampling.new_job import draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.addresses import free_port
+from tests.coordinator.agent import agent_with_fake_worker
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, continuation
 from tests.coordinator.server import serve_with_fake_workers
+from tests.support.databases import make_database
 from tests.support.forked import Forked
 
-AGENT = Path(__file__).parents[1] / "agent" / "agent_with_fake_worker.py"
 SECRET = "the secret of this test"
 PROMPT = [1, 2, 3, 4, 5]
 MAIN = serve_with_fake_workers.main
@@ -93,8 +91,7 @@ class Running:
 
 
 @contextmanager
-def serving(model_dir, data_dir, shell=(), **options):
-    """``shell``: what executes the command; without, the server's process is forked."""
+def serving(model_dir, data_dir, **options):
     options = {
         "base_model": str(model_dir),
         "served_model_name": "tiny",
@@ -103,12 +100,9 @@ def serving(model_dir, data_dir, shell=(), **options):
         "max_context_length": 256,
         **options,
     }
-    if shell:
-        command = [*shell, sys.executable, serve_with_fake_workers.__file__, json.dumps(options)]
-        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    else:
-        started = Forked(MAIN, options)
-    with started as process:
+    if not Path(data_dir, "spmd_tx.db").exists():
+        make_database(Path(data_dir))
+    with Forked(MAIN, options) as process:
         running = Running(process)
         try:
             yield running
@@ -288,8 +282,8 @@ def test_workers_of_other_hosts_join_and_rejoin_a_server_that_was_killed(model_d
         "secret_file": str(tmp_path / "secret"),
     }
     monkeypatch.setenv("SPMD_TX_SECRET", SECRET)
-    options = json.dumps({"coordinator": f"127.0.0.1:{port}", "process": 1})
-    with subprocess.Popen([sys.executable, str(AGENT), options], stderr=subprocess.PIPE, text=True) as agent:
+    options = {"coordinator": f"127.0.0.1:{port}", "process": 1}
+    with Forked(agent_with_fake_worker.run, options) as agent:
         with serving(model_dir, tmp_path / "data", **hosts) as server:
             server.wait_until_ready()
             session_id = server.session()
@@ -312,10 +306,10 @@ def test_a_cache_too_small_for_one_sequence_is_refused(model_dir, tmp_path):
     assert "room for 1008 tokens per data shard, less than one sequence of 2048 tokens" in errors
 
 
-def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path):
+def test_connections_without_end_take_no_files_from_the_log(model_dir, tmp_path, monkeypatch):
     """As many as the system would let it open, and more, with half a request each."""
-    few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
-    with serving(model_dir, tmp_path, shell=few) as server, ExitStack() as stack:
+    monkeypatch.setattr(f"{__name__}.MAIN", serve_with_fake_workers.with_few_files)
+    with serving(model_dir, tmp_path) as server, ExitStack() as stack:
         server.wait_until_ready()
         session_id = server.session()
         address = server.client.base_url.host, server.client.base_url.port

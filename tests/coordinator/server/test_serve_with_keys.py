@@ -13,6 +13,7 @@ from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
 from tests.coordinator.server.test_serve import serving
+from tests.support.databases import make_database
 
 pytestmark = [  # the SDK leaves sockets open
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
@@ -70,6 +71,7 @@ def test_a_running_server_takes_new_keys_and_forgets_revoked_ones(model_dir, tmp
 
 
 def test_the_sdk_brings_its_key_and_says_why_one_is_refused(model_dir, tmp_path):
+    make_database(tmp_path)
     alice, _ = change(tmp_path, keys.create, NewKeyOptions("alice"))
     reader, _ = change(tmp_path, keys.create, NewKeyOptions("alice", "read-only"))
     with serving(model_dir, tmp_path, host="0.0.0.0") as server:

@@ -6,6 +6,7 @@ from spmd_tx.coordinator.storage import bulk_rows
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import RequestRow
 from tests.coordinator.conftest import run_queue
+from tests.support.databases import make_database
 
 MANY = bulk_rows.ROWS_AT_ONCE + 1
 
@@ -50,6 +51,7 @@ async def test_rows_are_changed_by_their_key_to_exactly_what_is_given(database, 
 
 @pytest.fixture
 async def on_sqlite(tmp_path):
+    make_database(tmp_path)
     database = await open_database(None, tmp_path)
     yield database
     await database.close()

@@ -39,6 +39,7 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from tests.coordinator.scheduler.table_integrity import check_integrity
 from tests.coordinator.training.fake_log import FakeLog
 from tests.coordinator.training.fake_trainer import FakeCustomLosses, FakeTrainer
+from tests.support.databases import make_database
 from tests.support.ready_programs import EverythingReady
 
 BASE_MODEL = "tiny"
@@ -254,6 +255,8 @@ class TrainingBench:
 @contextlib.asynccontextmanager
 async def running(directory: Path, slots: int = 2, sampling=None, workers=None, shapes=SHAPES):
     """A bench whose scheduler runs. ``sampling`` may be a function of the bank."""
+    if not (directory / "spmd_tx.db").exists():
+        make_database(directory)
     database = await open_database(None, directory)
     catalog = await open_catalog(database)
     store, disk = LocalStore(directory / "checkpoints"), DiskGuard(directory / "checkpoints")
