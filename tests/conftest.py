@@ -30,9 +30,8 @@ sys.dont_write_bytecode = False
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what lives to the end: modules and thousands of tests."""
-    gc.collect()
-    gc.freeze()
+    """Let the garbage collector pass over thousands of tests."""
+    _collect_and_freeze()
     gc.enable()
     gc.set_threshold(20_000, 20, 20)
 
@@ -43,7 +42,19 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     module = getattr(item, "module", None)
     if module not in (None, getattr(nextitem, "module", None)) and _uses_the_sdk(module):
         _let_go_of_kept_clients()
-        gc.collect()
+        _collect_and_freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """Leave nothing to be passed over for the five collections in which pytest looks for lost exceptions."""
+    _collect_and_freeze()
+
+
+def _collect_and_freeze() -> None:
+    """What is left lives to the end: modules, tests, traced programs and other caches."""
+    gc.collect()
+    gc.freeze()
 
 
 def _let_go_of_kept_clients() -> None:
