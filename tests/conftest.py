@@ -93,4 +93,9 @@ def tokenizers_are_trained_once() -> Iterator[None]:
         yield
 
 
-pytest_plugins = ["tests.support.databases", "tests.support.disks", "tests.support.distribution"]
+pytest_plugins = [
+    "tests.support.databases",
+    "tests.support.disks",
+    "tests.support.distribution",
+    "tests.sdk.seeing",
+]

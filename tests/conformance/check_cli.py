@@ -17,7 +17,7 @@ from tests.conformance.registry import Standing, covers
 from tests.conformance.world import World, settled
 from tests.sdk.server import BASE_MODEL
 from tests.support.hub import Hub, serving
-from tests.support.sdk_process import run_tinker
+from tests.support.sdk_process import run_tinker, run_tinker_anew
 
 
 def run(world: World, *arguments: str, stdin: str | None = None, **more: str | None) -> str:
@@ -163,7 +163,7 @@ def checkpoint_push_hf(world: World) -> None:
         place = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
         own_hub = place | {"HF_TOKEN": hub.token, "HF_HUB_DISABLE_XET": "1"}
         push = ("checkpoint", "push-hf", world.state_path, "--repo", "alice/adapter")
-        run_tinker(*push, **environment_of(world), **own_hub)
+        run_tinker_anew(*push, **environment_of(world), **own_hub)
     files = hub.files["alice/adapter"]
     assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} <= files.keys()
     assert safetensors.numpy.load(files["adapter_model.safetensors"])

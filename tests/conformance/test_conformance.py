@@ -16,10 +16,9 @@ from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
-from tests.sdk import seeing
 from tests.sdk.conftest import SLOTS, SPEC
 from tests.sdk.conftest import certificates_are_read_once as certificates_are_read_once
-from tests.sdk.server import BASE_MODEL, serving
+from tests.sdk.server import BASE_MODEL, Server, serving
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(DEPRECATED|Using the future):FutureWarning"),
@@ -30,17 +29,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, seeing_server: Server) -> Iterator[World]:
     model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model") / BASE_MODEL, SPEC)
     data_dir = tmp_path_factory.mktemp("conformance") / "data"
     tokens = [asyncio.run(in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")]
-    sees = seeing.write_model(tmp_path_factory.mktemp("seeing") / BASE_MODEL)
-    with (
-        serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server,  # the programs of tests/sdk
-        serving(sees, data_dir.with_name("seeing"), **seeing.OPTIONS) as seeing_server,
-    ):
+    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:  # the programs of tests/sdk
         server.wait_until_ready()
-        seeing_server.wait_until_ready()
         world = World(server, seeing_server, model_dir, *tokens)
         yield world
         world.close()

@@ -11,7 +11,7 @@ from tests.fuzz.option_sets import write_model
 from tests.fuzz.served import serving
 
 DATABASES = "SQLite", pytest.param("PostgreSQL", marks=pytest.mark.fuzz)
-ROUNDS = 16  # of the bystander
+ROUNDS = 12  # of the bystander
 
 
 @contextmanager

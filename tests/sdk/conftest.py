@@ -56,6 +56,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End a shared server behind the last of its tests: one that has nothing to do takes time, too."""
+    group = GROUP_OF.get(file_of(item.nodeid))
+    if group in servers.of_groups and (nextitem is None or GROUP_OF.get(file_of(nextitem.nodeid)) != group):
+        servers.of_groups.pop(group).close()
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a template for agents, as published models have it."""
@@ -84,6 +92,7 @@ def server(
     }
     options = {"command": [str(COMMAND)], "environment": QUICKLY | traces, "max_lora_adapters": SLOTS}
     with serving(model_dir, data_dir, **options) as server:
+        servers.of_groups["server"] = server
         server.wait_until_ready()
         yield server
 

@@ -26,6 +26,7 @@ QUICKLY = quick_compilation.ENVIRONMENT
 AS_USUAL = dict[str, str]()
 
 running: list["Server"] = []  # whose logs belong to the report of a failed test
+of_groups: dict[str, "Server"] = {}  # shared by the files of a group of tests/support/distribution.py
 
 
 class Server:

@@ -1,4 +1,4 @@
-"""The commands of docs/backup.md for backup and restore, on servers that have been used."""
+"""What is there after a crash, and after backup and restore by the commands of docs/backup.md."""
 
 import shutil
 import subprocess
@@ -10,6 +10,7 @@ import tinker
 
 from tests.sdk.examples import SECONDS, batch, logprobs_of, train
 from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
+from tests.sdk.test_trajectories import play, scored_as_recorded, segments_of
 
 QUESTION = batch(seed=9)
 
@@ -24,7 +25,7 @@ def use(server: Server) -> tuple[str, np.ndarray]:
 
 
 def assert_is_there(server: Server, path: str, expected: np.ndarray) -> None:
-    """What was saved says the same, and can be trained."""
+    """Check that what was saved says the same, and can be trained."""
     with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
         trainer = service.create_training_client_from_state_with_optimizer(path).result(SECONDS)
         np.testing.assert_array_equal(logprobs_of(trainer, QUESTION), expected)
@@ -35,16 +36,32 @@ def run(*command: object) -> None:
     subprocess.run([str(each) for each in command], check=True, capture_output=True)
 
 
-def test_a_server_starts_on_the_backup_of_one_that_runs(model_dir, tmp_path):
+def assert_is_recorded(server: Server, answered: list[dict]) -> None:
+    """Check that an agent's turns are as it was told, and have the log-probabilities of training."""
+    assert segments_of(server.url, "kept") == answered
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS)
+        scored_as_recorded(trainer, answered)
+
+
+def test_a_server_goes_on_after_a_crash_and_on_the_backup_of_one_that_runs(model_dir, tmp_path):
     with serving(model_dir, tmp_path / "data") as server:
         server.wait_until_ready()
+        play(server.url, "kept", turns=2)
         path, expected = use(server)
+        answered = segments_of(server.url, "kept")
         run(COMMAND, "backup", tmp_path / "copy", "--data-dir", tmp_path / "data")
+        server.process.kill()
+        server.process.wait()
+    with serving(model_dir, tmp_path / "data") as server:
+        server.wait_until_ready()
+        assert_is_recorded(server, answered)
         assert server.terminate() == 0
     shutil.rmtree(tmp_path / "data")
     with serving(model_dir, tmp_path / "copy") as server:
         server.wait_until_ready()
         assert_is_there(server, path, expected)
+        assert segments_of(server.url, "kept") == answered
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +48,35 @@ def exported(trained) -> str:
     return trained.save_weights_for_sampler("v1").result(SECONDS).path
 
 
+@dataclass
+class Kept:
+    """A trained model and its checkpoints, which nobody changes."""
+
+    trainer: tinker.TrainingClient
+    saved: str
+    exported: str
+
+
+@pytest.fixture(scope="module")
+def kept(server) -> Iterator[Kept]:
+    with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
+        trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
+        train(trainer, batch(seed=0))
+        saving, exporting = trainer.save_state("state"), trainer.save_weights_for_sampler("v1")
+        yield Kept(trainer, saving.result(SECONDS).path, exporting.result(SECONDS).path)
+
+
+@pytest.fixture
+def plain_state(trainer) -> str:
+    """Of a model that has learned nothing."""
+    return trainer.save_state("state").result(SECONDS).path
+
+
+@pytest.fixture
+def plain_export(trainer) -> str:
+    return trainer.save_weights_for_sampler("v1").result(SECONDS).path
+
+
 def folder_of(server, path: str) -> Path:
     return parse(path).folder(server.data_dir / "checkpoints")
 
@@ -88,9 +119,9 @@ def test_loading_drops_the_gradient_that_had_accumulated(trained, saved):
     assert gradient_norm(trained) == 0
 
 
-def test_a_named_sampler_checkpoint_is_a_peft_folder(server, trained, exported):
-    assert exported == f"tinker://{trained.get_info().model_id}/sampler_weights/v1"
-    run = trained.get_info().model_id.replace(":", "_")
+def test_a_named_sampler_checkpoint_is_a_peft_folder(server, kept):
+    assert kept.exported == f"tinker://{kept.trainer.get_info().model_id}/sampler_weights/v1"
+    run = kept.trainer.get_info().model_id.replace(":", "_")
     folder = server.data_dir / "checkpoints" / run / "sampler_weights" / "v1"
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 8, 32)
@@ -129,8 +160,8 @@ def test_overwriting_replaces_a_checkpoint(service, trained, saved):
     np.testing.assert_array_equal(logprobs_of(resumed, QUESTION), logprobs_of(trained, QUESTION))
 
 
-def test_the_rest_client_lists_what_is_there(rest, trained, saved, exported):
-    run_id = trained.get_info().model_id
+def test_the_rest_client_lists_what_is_there(rest, kept):
+    run_id, saved, exported = kept.trainer.get_info().model_id, kept.saved, kept.exported
     run = rest.get_training_run(run_id).result(SECONDS)
     assert (run.base_model, run.lora_rank) == (BASE_MODEL, 8)
     assert run.last_checkpoint.tinker_path == saved
@@ -156,18 +187,18 @@ def test_a_deleted_checkpoint_is_gone(server, service, rest, saved, exported):
 
 
 @pytest.mark.parametrize("odd", ["v1#2", "v1?a=b", "v%31", ".v1", "v1.", "v1/ttl", "v[1]", "v*"])
-def test_a_name_that_the_sdk_could_not_address_is_refused(rest, trained, exported, odd):
+def test_a_name_that_the_sdk_could_not_address_is_refused(rest, kept, odd):
     with pytest.raises(tinker.RequestFailedError, match="cannot be the name of a checkpoint") as caught:
-        trained.save_weights_for_sampler(odd).result(SECONDS)
+        kept.trainer.save_weights_for_sampler(odd).result(SECONDS)
     assert caught.value.category == tinker.types.RequestErrorCategory.User
-    listed = rest.list_checkpoints(trained.get_info().model_id).result(SECONDS).checkpoints
-    assert [each.tinker_path for each in listed] == [exported]
+    listed = rest.list_checkpoints(kept.trainer.get_info().model_id).result(SECONDS).checkpoints
+    assert {each.tinker_path for each in listed} == {kept.saved, kept.exported}
 
 
 @pytest.mark.parametrize("name", ["lr=1e-4 (final)", "a+b&c;d@e:f,g~h'i!$", "\u6700\u7d42"])
-def test_every_other_name_is_addressed_exactly(rest, service, trained, name):
-    run_id = trained.get_info().model_id
-    paths = {each: trained.save_weights_for_sampler(each).result(SECONDS).path for each in (name, name + "2")}
+def test_every_other_name_is_addressed_exactly(rest, service, trainer, name):
+    run_id = trainer.get_info().model_id
+    paths = {each: trainer.save_weights_for_sampler(each).result(SECONDS).path for each in (name, name + "2")}
     assert service.create_sampling_client(model_path=paths[name]).result(SECONDS) is not None
     rest.publish_checkpoint_from_tinker_path(paths[name]).result(SECONDS)
     rest.set_checkpoint_ttl_from_tinker_path(paths[name], 3600).result(SECONDS)
@@ -179,12 +210,12 @@ def test_every_other_name_is_addressed_exactly(rest, service, trained, name):
     assert [each.tinker_path for each in left] == [paths[name + "2"]]
 
 
-def test_a_name_of_a_sampler_is_freed_by_deleting_it(rest, trained, exported):
+def test_a_name_of_a_sampler_is_freed_by_deleting_it(rest, trainer, plain_export):
     with pytest.raises(tinker.RequestFailedError, match="delete that one first") as caught:
-        trained.save_weights_for_sampler("v1").result(SECONDS)
+        trainer.save_weights_for_sampler("v1").result(SECONDS)
     assert "overwrite" not in str(caught.value)
-    rest.delete_checkpoint_from_tinker_path(exported).result(SECONDS)
-    assert trained.save_weights_for_sampler("v1").result(SECONDS).path == exported
+    rest.delete_checkpoint_from_tinker_path(plain_export).result(SECONDS)
+    assert trainer.save_weights_for_sampler("v1").result(SECONDS).path == plain_export
 
 
 def test_an_open_sampler_outlives_its_checkpoint(service, rest, exported):
@@ -194,53 +225,55 @@ def test_an_open_sampler_outlives_its_checkpoint(service, rest, exported):
     assert sample(sampler, PROMPT, greedy()).tokens == expected
 
 
-def test_a_truncated_checkpoint_is_the_users_error_and_nothing_else_ends(server, service, trained, saved):
-    folder = folder_of(server, saved)
+def test_a_truncated_checkpoint_is_the_users_error_and_nothing_else_ends(
+    server, service, trainer, plain_state
+):
+    folder = folder_of(server, plain_state)
     largest = max(
         (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
     )
     largest.write_bytes(largest.read_bytes()[:-1])
     with pytest.raises(tinker.BadRequestError, match=f"{largest.name} has .* bytes instead of"):
-        service.create_training_client_from_state(saved).result(SECONDS)
+        service.create_training_client_from_state(plain_state).result(SECONDS)
     with (
         pytest.warns(FutureWarning, match="deprecated"),
         pytest.raises(tinker.RequestFailedError, match="damaged") as caught,
     ):
-        trained.load_state(saved).result(SECONDS)
+        trainer.load_state(plain_state).result(SECONDS)
     assert caught.value.category == tinker.types.RequestErrorCategory.User
-    train(trained, batch(seed=2))
+    train(trainer, batch(seed=2))
 
 
-def test_a_truncated_sampler_checkpoint_is_the_users_error(server, service, exported):
-    file = folder_of(server, exported) / "adapter_model.safetensors"
+def test_a_truncated_sampler_checkpoint_is_the_users_error(server, service, plain_export):
+    file = folder_of(server, plain_export) / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(tinker.BadRequestError, match=r"adapter_model\.safetensors has 100 bytes instead of"):
-        service.create_sampling_client(model_path=exported).result(SECONDS)
+        service.create_sampling_client(model_path=plain_export).result(SECONDS)
 
 
-def test_a_checkpoint_of_another_base_model_is_refused(server, service, trained, saved):
-    manifest = folder_of(server, saved) / MANIFEST
+def test_a_checkpoint_of_another_base_model_is_refused(server, service, plain_state):
+    manifest = folder_of(server, plain_state) / MANIFEST
     described = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(described | {"base_model": "Qwen/Qwen3-8B"}))
     message = "was trained on 'Qwen/Qwen3-8B', and this server serves 'tiny'"
     with pytest.raises(tinker.BadRequestError, match=message):
-        service.create_training_client_from_state(saved).result(SECONDS)
+        service.create_training_client_from_state(plain_state).result(SECONDS)
 
 
-def test_a_checkpoint_whose_folder_was_removed_is_refused(server, service, saved):
-    shutil.rmtree(folder_of(server, saved))
+def test_a_checkpoint_whose_folder_was_removed_is_refused(server, service, plain_state):
+    shutil.rmtree(folder_of(server, plain_state))
     with pytest.raises(tinker.BadRequestError, match="incomplete"):
-        service.create_training_client_from_state(saved).result(SECONDS)
+        service.create_training_client_from_state(plain_state).result(SECONDS)
 
 
 @pytest.mark.parametrize("kind", ["weights", "sampler_weights"])
-def test_each_kind_of_checkpoint_has_its_use(service, saved, exported, kind):
+def test_each_kind_of_checkpoint_has_its_use(service, kept, kind):
     if kind == "weights":
         with pytest.raises(tinker.BadRequestError, match="save_weights_for_sampler"):
-            service.create_sampling_client(model_path=saved).result(SECONDS)
+            service.create_sampling_client(model_path=kept.saved).result(SECONDS)
     else:
         with pytest.raises(tinker.BadRequestError, match="save_state"):
-            service.create_training_client_from_state(exported).result(SECONDS)
+            service.create_training_client_from_state(kept.exported).result(SECONDS)
 
 
 def test_every_named_version_stays_itself(service, trainer):

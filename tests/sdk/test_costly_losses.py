@@ -1,5 +1,6 @@
 """Losses that take long to compile or to run: who has sent them waits, and nobody else does."""
 
+import os
 import secrets
 import shutil
 
@@ -13,7 +14,7 @@ from tests.sdk.raw_api import RawApi
 from tests.sdk.server import BASE_MODEL, COMPILED, serving
 
 TOKENS = 8
-ROUNDS = 12  # of a neighbour; each takes a few hundredths of a second, and a costly loss many seconds
+ROUNDS = 6  # of a neighbour; each takes a few hundredths of a second, and a costly loss many seconds
 SORTS = 30
 PRODUCTS = 20
 WIDTH, TOO_WIDE = 400, 640  # of the matrices
@@ -60,7 +61,7 @@ def slow_to_compile():
             node("operator.getitem", ref(f"sort_{number}"), 0, name=f"sorted_{number}"),
             node("torch.sin", ref(f"sorted_{number}"), name=f"sin_{number + 1}"),
         ]
-    return definition(nodes, f"sin_{SORTS}"), range(4, 24)
+    return definition(nodes, f"sin_{SORTS}"), range(4, 10)
 
 
 def slow_to_run():
@@ -73,7 +74,7 @@ def slow_to_run():
         nodes.append(
             node("torch.matmul", ref(f"product_{number}"), ref("matrix"), name=f"product_{number + 1}")
         )
-    return definition(nodes, f"product_{PRODUCTS}"), [WIDTH] * 350
+    return definition(nodes, f"product_{PRODUCTS}"), [WIDTH] * 150
 
 
 def data(widths):
@@ -107,7 +108,7 @@ def own_server(model_dir, tmp_path_factory):
     """It ends in the middle of what it does, and what it has compiled goes with it."""
     data_dir = tmp_path_factory.mktemp("costly") / "data"
     COMPILED.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(COMPILED, data_dir / "compilation_cache")
+    shutil.copytree(COMPILED, data_dir / "compilation_cache", copy_function=os.symlink)
     with serving(model_dir, data_dir, drain_seconds=0) as server:
         server.wait_until_ready()
         yield server

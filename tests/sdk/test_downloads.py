@@ -13,7 +13,7 @@ from safetensors.numpy import load
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL
 from tests.support.hub import Hub, serving
-from tests.support.sdk_process import run_python, run_tinker
+from tests.support.sdk_process import run_python, run_tinker, run_tinker_anew
 
 FILES = {"adapter_config.json", "adapter_model.safetensors"}
 QUESTION = batch(seed=9)
@@ -30,7 +30,8 @@ def command_line(live_server, tmp_path):
     place = {"TINKER_BASE_URL": live_server.url, "TINKER_API_KEY": "tml-test", "HOME": str(tmp_path)}
 
     def command_line(*words: str, **environment: str) -> dict:
-        printed = run_tinker("-f", "json", "checkpoint", *words, **place, **environment)
+        run = run_tinker_anew if environment else run_tinker
+        printed = run("-f", "json", "checkpoint", *words, **place, **environment)
         return json.loads(printed[printed.index("{") :]) if "{" in printed else {}
 
     return command_line

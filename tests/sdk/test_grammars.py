@@ -121,8 +121,17 @@ def test_what_cannot_be_followed_is_refused(ask, options, param, said):
     assert refused.value.body["param"] == param
 
 
+def test_a_request_without_a_grammar_draws_the_same_beside_those_with_one(ask, base_sampler):
+    params = drawn(max_tokens=60, seed=5)
+    alone = sample(base_sampler, random_tokens(9, seed=4), params).tokens
+    with ThreadPoolExecutor(2) as threads:
+        others = [threads.submit(ask, n=4, extra_body={"regex": "[a-z0-9]{50}"}) for _ in range(2)]
+        assert sample(base_sampler, random_tokens(9, seed=4), params).tokens == alone
+        assert all(other.result().choices for other in others)
+
+
 def test_a_worker_that_is_killed_on_the_way_changes_no_token(live_server, ask):
-    """What a grammar allows follows from the tokens that are known."""
+    """What a grammar allows follows from the tokens that are known. Last, as it ends the worker of all."""
     asked = {"extra_body": {"regex": "[a-z0-9]{120}"}, "max_tokens": 200}
     expected = ask(**asked).choices[0].message.content
     (worker,) = live_server.worker_pids()
@@ -133,12 +142,3 @@ def test_a_worker_that_is_killed_on_the_way_changes_no_token(live_server, ask):
         text += (event.choices and event.choices[0].delta.content) or ""
     assert text == expected
     assert live_server.worker_pids() != [worker]
-
-
-def test_a_request_without_a_grammar_draws_the_same_beside_those_with_one(ask, base_sampler):
-    params = drawn(max_tokens=60, seed=5)
-    alone = sample(base_sampler, random_tokens(9, seed=4), params).tokens
-    with ThreadPoolExecutor(2) as threads:
-        others = [threads.submit(ask, n=4, extra_body={"regex": "[a-z0-9]{50}"}) for _ in range(2)]
-        assert sample(base_sampler, random_tokens(9, seed=4), params).tokens == alone
-        assert all(other.result().choices for other in others)

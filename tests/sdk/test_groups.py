@@ -5,10 +5,11 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import numpy as np
@@ -66,8 +67,10 @@ def wait_until(claim, seconds: float = SECONDS) -> None:
         time.sleep(0.2)
 
 
-def study(server: Server, disturb=lambda: None) -> tuple[list, np.ndarray, list[str]]:
-    """Distil: the student trains while the teacher samples and scores; in the middle something happens."""
+def study(
+    server: Server, disturbances: Mapping[int, Callable[[], None]] = MappingProxyType({})
+) -> tuple[list, np.ndarray, list[str]]:
+    """Distil: the student trains while the teacher samples and scores; after some steps something happens."""
     with tinker.ServiceClient(base_url=server.url, api_key="tml-test") as service:
         trainer = service.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
         teacher = service.create_sampling_client(base_model=TEACHER).result(SECONDS)
@@ -77,8 +80,8 @@ def study(server: Server, disturb=lambda: None) -> tuple[list, np.ndarray, list[
             steps.append(trainer.optim_step(tinker.AdamParams(learning_rate=0.01)))
             answers.append(teacher.sample(prompt(PROMPT), 1, drawn(max_tokens=40, seed=number)))
             answers.append(teacher.compute_logprobs(prompt(PROMPT)))
-            if number == STEPS // 2:
-                disturb()
+            if number in disturbances:
+                disturbances[number]()
         for step in steps:
             step.result(SECONDS)
         told = [answer.result(SECONDS) for answer in answers]
@@ -96,8 +99,7 @@ def assert_equal(found, expected) -> None:
 def test_a_teacher_answers_beside_a_student_that_trains_and_neither_notices_the_others_losses(
     model_dir, teacher_dir, tmp_path
 ):
-    port = free_port()
-    with two_models(model_dir, teacher_dir, tmp_path / "data", port=port) as server:
+    with two_models(model_dir, teacher_dir, tmp_path / "data") as server:
         wait_until(lambda: all(each["state"] == "ready" for each in groups_of(server).values()))
         capabilities = httpx.get(f"{server.url}/api/v1/get_server_capabilities").json()["supported_models"]
         assert [each["model_name"] for each in capabilities] == [BASE_MODEL, TEACHER]
@@ -106,18 +108,27 @@ def test_a_teacher_answers_beside_a_student_that_trains_and_neither_notices_the_
         assert httpx.get(f"{server.url}/readyz", params={"group": "nobody"}).status_code == 404
         expected = study(server)
 
-        of_student, of_teacher = generation_of(server, "main"), generation_of(server, TEACHER)
-        found = study(server, lambda: os.kill(worker_of(server, teacher_dir), signal.SIGKILL))
-        assert_equal(found, expected)
-        assert generation_of(server, "main") == of_student
-        assert generation_of(server, TEACHER) > of_teacher
+        generations = [(generation_of(server, "main"), generation_of(server, TEACHER))]
 
-        of_teacher = generation_of(server, TEACHER)
-        found = study(server, lambda: os.kill(worker_of(server, model_dir), signal.SIGKILL))
-        assert_equal(found, expected)
-        assert generation_of(server, TEACHER) == of_teacher
-        assert generation_of(server, "main") > of_student
+        def lose(group: str, base: Path) -> None:
+            before = generation_of(server, group)
+            os.kill(worker_of(server, base), signal.SIGKILL)
+            wait_until(lambda: generation_of(server, group) > before)
+            generations.append((generation_of(server, "main"), generation_of(server, TEACHER)))
 
+        losses = {2: lambda: lose(TEACHER, teacher_dir), 4: lambda: lose("main", model_dir)}
+        assert_equal(study(server, losses), expected)
+        (of_student, _), (same, of_teacher), (of_next_student, same_of_teacher) = generations
+        assert same == of_student < of_next_student
+        assert same_of_teacher == of_teacher == generation_of(server, TEACHER)
+        assert generation_of(server, "main") == of_next_student
+
+
+@pytest.mark.slow
+def test_neither_a_teacher_nor_a_student_notices_that_the_server_is_killed(model_dir, teacher_dir, tmp_path):
+    port = free_port()
+    with two_models(model_dir, teacher_dir, tmp_path / "data", port=port) as server:
+        expected = study(server)
         revived: list[Server] = []
 
         def kill_coordinator() -> None:
@@ -135,7 +146,7 @@ def test_a_teacher_answers_beside_a_student_that_trains_and_neither_notices_the_
             )
 
         try:
-            assert_equal(study(server, kill_coordinator), expected)
+            assert_equal(study(server, {STEPS // 2: kill_coordinator}), expected)
         finally:
             for each in revived:
                 each.close()

@@ -30,6 +30,9 @@ CLOSE = 1e-4  # nats
 
 @pytest.fixture(scope="module", params=["qwen3_vl", pytest.param("qwen3_5", marks=pytest.mark.slow)])
 def server(request, tmp_path_factory):
+    if request.param == "qwen3_vl":
+        yield request.getfixturevalue("seeing_server")
+        return
     path = tmp_path_factory.mktemp("seeing")
     model = seeing.write_model(path / "model", request.param)
     with serving(model, path / "data", **seeing.OPTIONS) as server:

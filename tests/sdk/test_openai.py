@@ -3,8 +3,6 @@ import contextlib
 import http.client
 import json
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from spmd_tx.coordinator.agent.layout import TOKENIZER
 from tests.sdk.examples import CONTEXT, SECONDS, prompt, random_tokens, train
 from tests.sdk.examples import batch as examples
 from tests.sdk.server import BASE_MODEL
+from tests.support.sdk_process import run_python
 
 PROMPT = random_tokens(10, seed=0)
 TOKENS = {"return_token_ids": True}  # besides text
@@ -365,8 +364,7 @@ def test_events_end_with_done(url):
 
 def test_the_script_of_the_documentation_runs(live_server):
     script = Path(__file__).parents[2] / "docs" / "examples" / "openai_client.py"
-    command = [sys.executable, str(script), live_server.url, BASE_MODEL]
-    output = subprocess.run(command, capture_output=True, check=True, timeout=SECONDS).stdout.decode()
+    output = run_python(script, live_server.url, BASE_MODEL)
     assert f"models: {BASE_MODEL}" in output
     for said in ("completion 0 (", "completion 1 (", "chat: ", "tokens were drawn"):
         assert said in output

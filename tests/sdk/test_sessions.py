@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
 from tests.sdk.examples import ADAM_STEP, SECONDS, batch, drawn, prompt, random_tokens
 from tests.sdk.server import BASE_MODEL, Server
-from tests.support.sdk_process import run_python, run_tinker
+from tests.support.sdk_process import run_python, run_tinker, run_tinker_anew
 
 
 @pytest.fixture(scope="module")
@@ -226,7 +227,8 @@ def test_the_command_line_logs_in_and_out(live_server, tmp_path, monkeypatch):
     place = {"TINKER_BASE_URL": live_server.url, "HOME": str(tmp_path)}
 
     def auth(command: str, answer: str = "") -> str:
-        return run_tinker("auth", command, answer=answer, **place)
+        run = partial(run_tinker_anew, answer=answer) if answer else run_tinker
+        return run("auth", command, **place)
 
     assert "Logged in as local (spmd_tx)" in auth("login", "tml-anything\n")
     assert "Tinker accessible: yes" in auth("status")

@@ -1,11 +1,8 @@
 """`spmd-tx train`, from a file to weights that answer."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
 from spmd_tx.protocol.addresses import free_port
 from tests.sdk.server import serving
+from tests.support.forked import Forked, run_spmd_tx
 
 TALKS = [
     ("Where is the key?", "Under the mat."),
@@ -81,37 +79,16 @@ def test_a_few_lines_become_an_adapter_that_answers(live_server, data, tmp_path)
 
 
 def test_a_killed_run_goes_on_to_the_same_numbers(live_server, data, tmp_path):
-    options = [
-        "sl",
-        str(data),
-        "--batch-size",
-        "2",
-        "--steps",
-        "40",
-        "--save-every",
-        "5",
-        "--learning-rate",
-        "0.01",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "spmd_tx.cli",
-        "train",
-        *options,
-        "--rank",
-        "8",
-        "--url",
-        live_server.url,
-    ]
-    killed = tmp_path / "killed"
-    process = subprocess.Popen([*command, "--out", str(killed)], stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith("step 13/"):
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    sizes = ["--batch-size", "2", "--steps", "14", "--save-every", "4", "--learning-rate", "0.01"]
+    options = ["sl", str(data), *sizes]
+    where, killed = ["--rank", "8", "--url", live_server.url], tmp_path / "killed"
+    with Forked(run_spmd_tx, "train", *options, *where, "--out", str(killed)) as process:
+        for line in process.stdout:
+            if line.startswith("step 7/"):
+                process.kill()
+                break
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
     assert "going on" in run(live_server, *options, "--out", killed)
     run(live_server, *options, "--out", tmp_path / "whole")
     assert metrics(killed, "loss") == metrics(tmp_path / "whole", "loss")

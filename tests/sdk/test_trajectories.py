@@ -175,22 +175,6 @@ def test_stable_reinforce_finds_what_was_recorded_in_the_owners_trajectories(liv
         trainer.forward_backward([foreign], "stable_reinforce").result(SECONDS)
 
 
-def test_what_was_answered_is_there_after_a_crash(model_dir, tmp_path):
-    data_dir = tmp_path / "data"
-    with serving(model_dir, data_dir) as server:
-        server.wait_until_ready()
-        play(server.url, "crash", turns=2)
-        before = segments_of(server.url, "crash")
-        server.process.kill()
-        server.process.wait()
-    with serving(model_dir, data_dir) as server:
-        server.wait_until_ready()
-        assert segments_of(server.url, "crash") == before
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-test")
-        scored_as_recorded(service.create_lora_training_client(BASE_MODEL, rank=8).result(SECONDS), before)
-        service.close("success").result(SECONDS)
-
-
 STREAMS = 50  # each second one has a grammar
 PATTERN = "[a-z0-9]{120}"
 

@@ -17,7 +17,6 @@ TOGETHER = {
         "tests/sdk/test_custom_losses.py",
         "tests/sdk/test_dimuon.py",
         "tests/sdk/test_downloads.py",
-        "tests/sdk/test_grammars.py",
         "tests/sdk/test_losses.py",
         "tests/sdk/test_old_clients.py",
         "tests/sdk/test_openai.py",
@@ -31,7 +30,9 @@ TOGETHER = {
         "tests/sdk/test_train_command.py",
         "tests/sdk/test_training.py",
         "tests/sdk/test_uploads.py",
+        "tests/sdk/test_grammars.py",  # last, as it kills the worker, which has the programs of all others
     ),
+    "seeing": ("tests/conformance/test_conformance.py", "tests/sdk/test_images.py"),
     "bystander": (
         "tests/fuzz/test_behind_the_door.py",
         "tests/fuzz/test_mutants.py",
@@ -58,7 +59,6 @@ LONG = (
     *GROUP_OF,
     "tests/worker/programs/test_aside.py",
     "tests/chaos/test_crashes.py",
-    "tests/conformance/test_conformance.py",
     "tests/worker/test_company.py",
     "tests/sdk/test_groups.py",
     "tests/worker/test_engine.py",

@@ -1,6 +1,7 @@
 """Starts processes that run our modules, without importing them anew each time.
 
-They are forked from a process that has imported what a coordinator needs: half of the CPU time of its start.
+They are forked from a process that has imported what a coordinator and the SDK need: half of the CPU time of
+their start, or more.
 Whatever modules read from the environment while they are imported is that of the first start.
 """
 
@@ -17,7 +18,11 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import IO, Any, Self
 
-PRELOADED = ("pytest", "tests.support.coordinator_imports")  # pytest, since it is the main module
+PRELOADED = (
+    "pytest",
+    "tests.support.coordinator_imports",
+    "tinker.cli.__main__",
+)  # pytest is the main module
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(PRELOADED))
