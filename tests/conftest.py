@@ -97,5 +97,5 @@ pytest_plugins = [
     "tests.support.databases",
     "tests.support.disks",
     "tests.support.distribution",
-    "tests.sdk.seeing",
+    "tests.sdk.shared_servers",
 ]

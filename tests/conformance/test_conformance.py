@@ -2,23 +2,24 @@
 
 import asyncio
 import gc
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
-from spmd_tx.demo import tiny_model
 from tests.conformance.all_checks import TWICE, entries
 from tests.conformance.registry import Check
 from tests.conformance.world import World
-from tests.sdk.conftest import SLOTS, SPEC
 from tests.sdk.conftest import certificates_are_read_once as certificates_are_read_once
-from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.examples import SECONDS
+from tests.sdk.server import Server
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:(DEPRECATED|Using the future):FutureWarning"),
@@ -29,15 +30,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, seeing_server: Server) -> Iterator[World]:
-    model_dir: Path = tiny_model.write(tmp_path_factory.mktemp("model") / BASE_MODEL, SPEC)
-    data_dir = tmp_path_factory.mktemp("conformance") / "data"
+def world(shared_server: Server, seeing_server: Server, shared_model_dir: Path) -> Iterator[World]:
+    data_dir = shared_server.data_dir
     tokens = [asyncio.run(in_database(None, data_dir, _new_key(owner))) for owner in ("owner", "stranger")]
-    with serving(model_dir, data_dir, max_lora_adapters=SLOTS) as server:  # the programs of tests/sdk
-        server.wait_until_ready()
-        world = World(server, seeing_server, model_dir, *tokens)
-        yield world
-        world.close()
+    _wait_until_keys_are_asked_for(shared_server)
+    world = World(shared_server, seeing_server, shared_model_dir, *tokens)
+    yield world
+    world.close()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()  # the SDK's sockets, here and not in the middle of somebody else's test
@@ -70,6 +69,13 @@ OF_CLIENTS = [name for name, entry in CHECKS.items() if entry.group in TWICE]
 )
 def test_it_does_so_on_the_future_of_a_client(check: Check, world_of_futures: World):
     check(world_of_futures)
+
+
+def _wait_until_keys_are_asked_for(server: Server) -> None:
+    deadline = time.monotonic() + SECONDS
+    while httpx.get(f"{server.url}/api/v1/get_server_capabilities").status_code != 401:
+        assert time.monotonic() < deadline, "the server has not seen the new keys"
+        time.sleep(0.1)
 
 
 def _new_key(owner: str) -> Callable:

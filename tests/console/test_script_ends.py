@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from spmd_tx.demo import tiny_model
-from tests.sdk.conftest import SPEC
 from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
+from tests.sdk.shared_servers import SPEC
 
 pytestmark = pytest.mark.console
 

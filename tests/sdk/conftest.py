@@ -10,19 +10,13 @@ import httpx._transports.default as transports
 import pytest
 import tinker
 
-from spmd_tx.coordinator.text.chat_template import TEMPLATE
-from spmd_tx.demo import tiny_model
 from tests.sdk import server as servers
-from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY
+from tests.sdk.examples import SECONDS
 from tests.sdk.raw_api import RawApi
-from tests.sdk.server import BASE_MODEL, COMMAND, QUICKLY, Server, serving
-from tests.support.chat_templates import QWEN3
+from tests.sdk.server import BASE_MODEL, Server
 from tests.support.distribution import GROUP_OF, file_of
-from tests.support.otel_collector import Collector, collecting
 
 HERE = Path(__file__).parent
-SPEC = tiny_model.Spec(n_heads=4, n_kv_heads=2, vocab_size=VOCABULARY, max_positions=CONTEXT)
-SLOTS = 8
 
 NewTrainer = Callable[..., tinker.TrainingClient]
 
@@ -56,45 +50,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     return report
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End a shared server behind the last of its tests: one that has nothing to do takes time, too."""
-    group = GROUP_OF.get(file_of(item.nodeid))
-    if group in servers.of_groups and (nextitem is None or GROUP_OF.get(file_of(nextitem.nodeid)) != group):
-        servers.of_groups.pop(group).close()
+@pytest.fixture(scope="session")
+def model_dir(shared_model_dir: Path) -> Path:
+    return shared_model_dir
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a template for agents, as published models have it."""
-    directory = tiny_model.write(tmp_path_factory.mktemp("model"), SPEC)
-    (directory / TEMPLATE).write_text(QWEN3)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def collector() -> Iterator[Collector]:
-    """Where the server sends spans of the requests whose clients want that."""
-    with collecting() as collector:
-        yield collector
-
-
-@pytest.fixture(scope="session")
-def server(
-    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
-) -> Iterator[Server]:
-    data_dir = tmp_path_factory.mktemp("shared") / "data"
-    traces = {
-        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": f"{collector.endpoint}/v1/traces",
-        "OTEL_EXPORTER_OTLP_COMPRESSION": "none",
-        "OTEL_TRACES_SAMPLER": "parentbased_always_off",
-        "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms
-    }
-    options = {"command": [str(COMMAND)], "environment": QUICKLY | traces, "max_lora_adapters": SLOTS}
-    with serving(model_dir, data_dir, **options) as server:
-        servers.of_groups["server"] = server
-        server.wait_until_ready()
-        yield server
+def server(shared_server: Server) -> Server:
+    return shared_server
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,9 +8,10 @@ import numpy as np
 import tinker
 from tinker import types
 
+from tests.sdk.server import CONTEXT as CONTEXT
+from tests.sdk.server import VOCABULARY as VOCABULARY
+
 SECONDS = 280  # until a test gives up on an answer
-VOCABULARY = 512
-CONTEXT = 512  # tokens
 
 # So large an eps makes Adam's update proportional to the gradient: no rounding error is blown up to a
 # whole learning rate, so that runs that differ by rounding stay together.

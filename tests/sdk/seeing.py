@@ -1,16 +1,15 @@
 """Tiny models that see, prompts and data with images; servers with these options share compiled programs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 import tinker
 from tinker import types
 
 from spmd_tx.demo import tiny_model
 from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY, random_tokens
-from tests.sdk.server import QUICKLY, Server, of_groups, serving
+from tests.sdk.server import QUICKLY
 from tests.support.pictures import jpeg, png
 
 OPTIONS = {"tensor_parallel_size": 2, "image_tokens": 1024, "environment": QUICKLY}
@@ -22,15 +21,6 @@ TOKENS = {SQUARE: 64, WIDE: 78}  # 256 x 256 pixels, and 192 x 416
 def write_model(path: Path, family: str = "qwen3_vl") -> Path:
     spec = tiny_model.Spec(family=family, sees=True, vocab_size=VOCABULARY, max_positions=CONTEXT)
     return tiny_model.write(path, spec)
-
-
-@pytest.fixture(scope="session")
-def seeing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("seeing")
-    with serving(write_model(path / "model"), path / "data", **OPTIONS) as server:
-        of_groups["seeing"] = server
-        server.wait_until_ready()
-        yield server
 
 
 def text(length: int, seed: int) -> types.EncodedTextChunk:

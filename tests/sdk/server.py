@@ -21,12 +21,13 @@ from tests.support.forked import Forked, run_spmd_tx
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile
 BASE_MODEL = "tiny"
+VOCABULARY = 512
+CONTEXT = 512  # tokens
 STOP_SECONDS = 60
 QUICKLY = quick_compilation.ENVIRONMENT
 AS_USUAL = dict[str, str]()
 
 running: list["Server"] = []  # whose logs belong to the report of a failed test
-of_groups: dict[str, "Server"] = {}  # shared by the files of a group of tests/support/distribution.py
 
 
 class Server:

@@ -1,10 +1,14 @@
-"""What is there after a crash, and after backup and restore by the commands of docs/backup.md."""
+"""What is there after a worker's end, a crash, and backup and restore by the commands of docs/backup.md."""
 
+import os
 import shutil
+import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import openai
 import pytest
 import tinker
 
@@ -44,21 +48,44 @@ def assert_is_recorded(server: Server, answered: list[dict]) -> None:
         scored_as_recorded(trainer, answered)
 
 
-def test_a_server_goes_on_after_a_crash_and_on_the_backup_of_one_that_runs(model_dir, tmp_path):
-    with serving(model_dir, tmp_path / "data") as server:
+@pytest.fixture(scope="module")
+def used_server(model_dir, tmp_path_factory):
+    with serving(model_dir, tmp_path_factory.mktemp("used") / "data") as server:
         server.wait_until_ready()
-        play(server.url, "kept", turns=2)
-        path, expected = use(server)
-        answered = segments_of(server.url, "kept")
-        run(COMMAND, "backup", tmp_path / "copy", "--data-dir", tmp_path / "data")
-        server.process.kill()
-        server.process.wait()
-    with serving(model_dir, tmp_path / "data") as server:
+        yield server
+
+
+def test_a_worker_that_is_killed_on_the_way_changes_no_token(used_server):
+    """What a grammar allows follows from the tokens that are known."""
+    url = f"{used_server.url}/oai/api/v1"
+    with openai.OpenAI(base_url=url, api_key="tml-test", timeout=SECONDS, max_retries=0) as client:
+        asked = {"messages": [{"role": "user", "content": "Who?"}], "extra_body": {"regex": "[a-z0-9]{120}"}}
+        ask = partial(client.chat.completions.create, model=BASE_MODEL, max_tokens=200, seed=3, **asked)
+        expected = ask().choices[0].message.content
+        (worker,) = used_server.worker_pids()
+        text = ""
+        for event in ask(stream=True):
+            if not text and event.choices and event.choices[0].delta.content:
+                os.kill(worker, signal.SIGKILL)
+            text += (event.choices and event.choices[0].delta.content) or ""
+    assert text == expected
+    assert used_server.worker_pids() != [worker]
+
+
+def test_a_server_goes_on_after_a_crash_and_on_the_backup_of_one_that_runs(used_server, model_dir, tmp_path):
+    data, copy = used_server.data_dir, tmp_path / "copy"
+    play(used_server.url, "kept", turns=2)
+    path, expected = use(used_server)
+    answered = segments_of(used_server.url, "kept")
+    run(COMMAND, "backup", copy, "--data-dir", data)
+    used_server.process.kill()
+    used_server.process.wait()
+    with serving(model_dir, data) as server:
         server.wait_until_ready()
         assert_is_recorded(server, answered)
         assert server.terminate() == 0
-    shutil.rmtree(tmp_path / "data")
-    with serving(model_dir, tmp_path / "copy") as server:
+    shutil.rmtree(data)
+    with serving(model_dir, copy) as server:
         server.wait_until_ready()
         assert_is_there(server, path, expected)
         assert segments_of(server.url, "kept") == answered

@@ -13,7 +13,6 @@ from safetensors import safe_open
 
 from spmd_tx.coordinator.checkpoints.files import MANIFEST
 from spmd_tx.coordinator.wire.checkpoint_paths import parse
-from tests.sdk.conftest import SPEC
 from tests.sdk.examples import (
     SECONDS,
     batch,
@@ -26,6 +25,7 @@ from tests.sdk.examples import (
     train,
 )
 from tests.sdk.server import BASE_MODEL
+from tests.sdk.shared_servers import SPEC
 
 PROMPT = random_tokens(10, seed=0)
 QUESTION = batch(seed=9)

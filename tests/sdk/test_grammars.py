@@ -1,9 +1,7 @@
 """Constrained answers of a real server, through OpenAI's client."""
 
 import json
-import os
 import re
-import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -128,17 +126,3 @@ def test_a_request_without_a_grammar_draws_the_same_beside_those_with_one(ask, b
         others = [threads.submit(ask, n=4, extra_body={"regex": "[a-z0-9]{50}"}) for _ in range(2)]
         assert sample(base_sampler, random_tokens(9, seed=4), params).tokens == alone
         assert all(other.result().choices for other in others)
-
-
-def test_a_worker_that_is_killed_on_the_way_changes_no_token(live_server, ask):
-    """What a grammar allows follows from the tokens that are known. Last, as it ends the worker of all."""
-    asked = {"extra_body": {"regex": "[a-z0-9]{120}"}, "max_tokens": 200}
-    expected = ask(**asked).choices[0].message.content
-    (worker,) = live_server.worker_pids()
-    text = ""
-    for event in ask(**asked, stream=True):
-        if not text and event.choices and event.choices[0].delta.content:
-            os.kill(worker, signal.SIGKILL)
-        text += (event.choices and event.choices[0].delta.content) or ""
-    assert text == expected
-    assert live_server.worker_pids() != [worker]

@@ -19,10 +19,10 @@ import tinker
 
 from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.addresses import free_port
-from tests.sdk.conftest import SPEC
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens
 from tests.sdk.raw_api import RawApi
 from tests.sdk.server import BASE_MODEL, COMMAND, QUICKLY, Server, generation_of, groups_of, serving
+from tests.sdk.shared_servers import SPEC
 
 TEACHER = "teacher"
 PROMPT = random_tokens(12, seed=3)

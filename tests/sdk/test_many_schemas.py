@@ -13,9 +13,9 @@ import pytest
 
 from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
-from tests.sdk.conftest import SPEC
 from tests.sdk.examples import SECONDS
 from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.shared_servers import SPEC
 from tests.support.chat_templates import QWEN3
 from tests.support.schema_corpus import is_valid, schemas
 

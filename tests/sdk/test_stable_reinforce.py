@@ -10,7 +10,6 @@ import tinker
 from tinker import types
 
 from spmd_tx.protocol.addresses import free_port
-from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     SECONDS,
     datum,
@@ -23,6 +22,7 @@ from tests.sdk.examples import (
     train,
 )
 from tests.sdk.server import BASE_MODEL, serving
+from tests.sdk.shared_servers import SLOTS
 
 PROMPT = random_tokens(5, seed=8)
 ADVANTAGES = (1.0, -0.5, 0.25)

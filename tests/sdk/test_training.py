@@ -7,7 +7,6 @@ import pytest
 import tinker
 from tinker import types
 
-from tests.sdk.conftest import SLOTS
 from tests.sdk.examples import (
     ADAM_STEP,
     PLAIN_STEP,
@@ -23,6 +22,7 @@ from tests.sdk.examples import (
     train,
 )
 from tests.sdk.server import BASE_MODEL
+from tests.sdk.shared_servers import SLOTS
 
 DATA = batch(seed=0)
 QUESTION = batch(seed=9)  # asked of models that are compared

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spmd_tx.demo import tiny_model
-from tests.sdk.conftest import SPEC
 from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.shared_servers import SPEC
 
 pytestmark = pytest.mark.sdk_matrix
 

@@ -17,6 +17,7 @@ TOGETHER = {
         "tests/sdk/test_custom_losses.py",
         "tests/sdk/test_dimuon.py",
         "tests/sdk/test_downloads.py",
+        "tests/sdk/test_grammars.py",
         "tests/sdk/test_losses.py",
         "tests/sdk/test_old_clients.py",
         "tests/sdk/test_openai.py",
@@ -30,9 +31,9 @@ TOGETHER = {
         "tests/sdk/test_train_command.py",
         "tests/sdk/test_training.py",
         "tests/sdk/test_uploads.py",
-        "tests/sdk/test_grammars.py",  # last, as it kills the worker, which has the programs of all others
+        "tests/sdk/test_images.py",
+        "tests/conformance/test_conformance.py",  # last: it makes keys, and others have none
     ),
-    "seeing": ("tests/conformance/test_conformance.py", "tests/sdk/test_images.py"),
     "bystander": (
         "tests/fuzz/test_behind_the_door.py",
         "tests/fuzz/test_mutants.py",
