@@ -1,7 +1,7 @@
 """Starts processes that run our modules, without importing them anew each time.
 
 They are forked from a process that has imported what a coordinator and the SDK need: half of the CPU time of
-their start, or more.
+their start, or more. Workers are forked from another one, since coordinators never load JAX.
 Whatever modules read from the environment while they are imported is that of the first start.
 """
 
@@ -15,17 +15,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import IO, Any, Self
+from unittest import mock
 
 PRELOADED = (
     "pytest",
     "tests.support.coordinator_imports",
     "tinker.cli.__main__",
 )  # pytest is the main module
+OF_WORKERS = ("pytest", "tests.worker.worker_with_a_sum")
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(PRELOADED))
+_workers = forkserver.ForkServer()
+_workers.set_forkserver_preload(list(OF_WORKERS))
 
 
 class Forked:
@@ -40,6 +45,7 @@ class Forked:
         *arguments: Any,
         stderr: IO[str] | None = None,
         environment: Mapping[str, str] | None = None,
+        is_worker: bool = False,
     ) -> None:
         self._named = f"{function.__module__}:{function.__name__}"
         self.stdout, out = _pipe()
@@ -51,7 +57,7 @@ class Forked:
         self._process = _context.Process(
             target=_run, args=(self._named, arguments, environment, out, errors), daemon=True
         )
-        with out, errors:
+        with out, errors, _from_workers() if is_worker else contextlib.nullcontext():
             self._process.start()
 
     def __enter__(self) -> Self:
@@ -112,6 +118,11 @@ class Forked:
         for reader in readers:
             reader.join(timeout)
         return said[0], said[1]
+
+
+def _from_workers() -> contextlib.AbstractContextManager[Any]:
+    """Fork from the process that has imported JAX."""
+    return mock.patch.object(forkserver, "connect_to_new_process", _workers.connect_to_new_process)
 
 
 def run_spmd_tx(*arguments: str) -> None:

@@ -1,8 +1,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +21,12 @@ from spmd_tx.protocol.memory_plan import MemoryPlan
 from spmd_tx.protocol.reports import Beat, Failure, Hello, Progress, Ready, Reply, Written
 from spmd_tx.protocol.secret import Keys
 from tests.support import moves
+from tests.support.forked import Forked
 from tests.support.tiny_setup import tiny_setup
+from tests.worker import worker_with_a_sum
 from tests.worker.test_loop import DECODE
 
 SECRET = "the secret of this test"
-PROGRAM = Path(__file__).parent / "worker_with_a_sum.py"
 CACHE = Path(__file__).parents[2] / ".cache" / "jax-tests"
 ADAPTER = AdapterSpec(rank=4)
 GENERATION = 5
@@ -64,12 +63,8 @@ class Group:
             "devices": devices,
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        return subprocess.Popen(
-            [sys.executable, PROGRAM, *arguments],
-            env=os.environ | {"JAX_PLATFORMS": "cpu", "SPMD_TX_SECRET": SECRET},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "SPMD_TX_SECRET": SECRET}
+        return Forked(worker_with_a_sum.run, *arguments, environment=environment, is_worker=True)
 
     def receive(self):
         """What a worker says next, but for its heartbeat."""
@@ -109,8 +104,8 @@ class Group:
 
     def close(self):
         for process in self.processes:
-            process.kill()
-            process.communicate()
+            with process:
+                process.kill()
         self.socket.close(linger=0)
         self.context.term()
 

@@ -14,8 +14,6 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from spmd_tx.errors import StartError
 from spmd_tx.models.adapters.lora import Adapters, Lora
 from spmd_tx.protocol.memory_plan import MemoryPlan
@@ -94,5 +92,9 @@ class SumEngine:
         return {}, {}
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], SumEngine.start))
+def run(*arguments):
+    """Run a worker. An exception meets the hook that Python calls where a program is the main one."""
+    try:
+        sys.exit(main(list(arguments), SumEngine.start))
+    except Exception:
+        sys.excepthook(*sys.exc_info())
