@@ -25,11 +25,13 @@ from spmd_tx.worker.programs.compiled import Programs
 from tests.support import moves
 from tests.support.tiny_setup import tiny_setup
 
+pytestmark = pytest.mark.usefixtures("plainly_compiled")  # a child takes over JAX's settings
+
 SECONDS = 120
 ROOT = Path(__file__).parents[3]
 SPEC = tiny_model.Spec(n_layers=1, n_kv_heads=2, vocab_size=272)
 CREATE = ProgramShape(step="create_adapter")
-OPTIM = ProgramShape(step="optim_step")
+READ = ProgramShape(step="save_state")  # compiles fastest
 TRACED = "/jax/core/compile/jaxpr_trace_duration"
 REAL_MAIN = aside.MAIN
 
@@ -122,7 +124,7 @@ def fresh_adapter(worker: Worker) -> list[np.ndarray]:
 def test_the_child_gets_the_lowest_priority_before_it_starts_threads(start, monkeypatch):
     monkeypatch.setattr(aside, "MAIN", REAL_MAIN)
     worker = start()
-    worker.order(OPTIM)
+    worker.order(READ)
     child = until_there(worker)
     deadline = time.monotonic() + SECONDS
     while os.sched_getscheduler(child.pid) != os.SCHED_IDLE:
@@ -137,7 +139,7 @@ def test_the_child_gets_the_lowest_priority_before_it_starts_threads(start, monk
 def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processor(start, monkeypatch):
     monkeypatch.setattr(aside, "MAIN", REAL_MAIN)
     worker = start()
-    worker.order(OPTIM)
+    worker.order(READ)
     assert worker.outcome() == (1, None)
     threads = [int(task.name) for task in Path(f"/proc/{until_there(worker).pid}/task").iterdir()]
     assert len(threads) > 2
@@ -148,7 +150,7 @@ def test_every_thread_of_the_child_runs_only_when_nobody_else_wants_the_processo
 @pytest.mark.slow
 def test_the_child_stands_back_while_commands_run_and_gets_ahead_all_the_same(start):
     worker = start()
-    worker.order(OPTIM)
+    worker.order(READ)
     child = until_there(worker)
     worker.programs.at_work(True)
     seen = set()
@@ -166,7 +168,7 @@ def kept(model_dir, tmp_path_factory):
     """The folder of a worker that has compiled two programs aside."""
     folder, before = tmp_path_factory.mktemp("kept") / "cache", sources("create_adapter")
     worker = Worker(model_dir, folder)
-    worker.order(CREATE, OPTIM, is_last=True)
+    worker.order(CREATE, READ, is_last=True)
     assert [worker.outcome() for _ in range(2)] == [(1, None), (2, None)]
     assert news("create_adapter", before) == {"compiler": 1, "store": 1}
     assert worker.child is None  # it has given its memory back
@@ -179,7 +181,7 @@ def test_a_second_start_traces_nothing_compiles_nothing_and_computes_the_same(st
     monitoring.register_event_duration_secs_listener(
         lambda event, *_, **__: traced.append(event) if event == TRACED else None
     )
-    second.order(CREATE, OPTIM)
+    second.order(CREATE, READ)
     assert [second.outcome() for _ in range(2)] == [(1, None), (2, None)]
     assert (traced, second.child) == ([], None)
     assert news("create_adapter", before) == {"store": 1}
@@ -194,23 +196,23 @@ def test_a_second_start_traces_nothing_compiles_nothing_and_computes_the_same(st
 
 def test_the_death_of_the_child_fails_nothing(start, caplog):
     worker = start()
-    for number, program in enumerate((OPTIM, CREATE), start=1):
+    for number, program in enumerate((READ, CREATE), start=1):
         worker.order(program)
         until_there(worker).kill()
         assert worker.outcome() == (number, None)
     assert caplog.text.count("the process that compiles ahead was killed by SIGKILL") == 2
     assert fresh_adapter(worker)
-    worker.order(ProgramShape(step="save_state"))
+    worker.order(ProgramShape(step="swap_out"))
     assert worker.outcome() == (3, None)
     assert worker.child is None  # two have died, and there is no third
 
 
 def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
     worker = start()
-    worker.order(OPTIM)
+    worker.order(READ)
     child = until_there(worker)
     child.send_signal(signal.SIGSTOP)
-    worker.order(OPTIM, lane=AWAITED)
+    worker.order(READ, lane=AWAITED)
     assert worker.outcome() == (2, None)
     worker.order(CREATE, lane=AHEAD)
     assert worker.outcome() == (3, None)
@@ -222,8 +224,8 @@ def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
 def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_at_work):
     script = (
         "import sys, time; from pathlib import Path; from tests.support import engine_setup;"
-        "from tests.worker.programs.test_aside import OPTIM, Worker, until_there;"
-        "worker = Worker(Path(sys.argv[1]), Path(sys.argv[2])); worker.order(OPTIM);"
+        "from tests.worker.programs.test_aside import READ, Worker, until_there;"
+        "worker = Worker(Path(sys.argv[1]), Path(sys.argv[2])); worker.order(READ);"
         f"worker.programs.at_work({is_at_work});"
         "print(until_there(worker).pid, flush=True); time.sleep(600)"
     )
@@ -249,8 +251,8 @@ def test_a_damaged_file_is_compiled_and_written_again(start, kept, tmp_path, dam
     for file in (tmp_path / "cache").glob("program-*"):
         file.write_bytes(damage(file.read_bytes()))
     for expected in ({"compiler": 1, "store": 1}, {"store": 1}):
-        worker, before = start(), sources("optim_step")
-        worker.order(OPTIM)
+        worker, before = start(), sources("read_adapter")
+        worker.order(READ)
         assert worker.outcome() == (1, None)
-        assert news("optim_step", before) == expected
+        assert news("read_adapter", before) == expected
     assert caplog.text.count("it is damaged") == 1
