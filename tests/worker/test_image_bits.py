@@ -13,13 +13,18 @@ OTHER_SHAPES = [(1, 1, 4), (4, 1, 1), (2, 1, 2), (1, 2, 2)]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The tokens of an image that is encoded alone, on one device."""
+def one_device(tmp_path_factory):
+    """An engine of one device, and the tokens of an image that it has encoded alone."""
     engine = start(tmp_path_factory.mktemp("model"), "qwen3_vl_moe", (1, 1, 1))
     encode(engine, [GRID], 0)
     found = pool(engine)[:, :COUNT]
     assert np.abs(found).max() > 0
-    return found
+    return engine, found
+
+
+@pytest.fixture(scope="module")
+def alone(one_device):
+    return one_device[1]
 
 
 @pytest.mark.parametrize(
@@ -34,9 +39,8 @@ def test_an_image_has_the_same_bits_in_company_and_on_other_meshes(tmp_path, alo
     assert np.array_equal(pool(engine)[:, begin : begin + COUNT], alone)
 
 
-def test_rows_of_other_images_stay_as_they_are_until_they_are_taken(tmp_path, alone):
-    engine = start(tmp_path, "qwen3_vl_moe", (1, 1, 2))
-    encode(engine, [GRID], 0)
+def test_rows_of_other_images_stay_as_they_are_until_they_are_taken(one_device):
+    engine, alone = one_device
     encode(engine, [(12, 12)], 200)
     found = pool(engine)
     assert np.array_equal(found[:, :COUNT], alone)

@@ -72,7 +72,7 @@ def test_images_are_encoded_by_programs_of_a_plan_that_has_room_for_them():
 
 def test_a_decode_that_speculates_is_compiled_where_the_model_makes_drafts():
     model = declare(families.CONFIGS["glm4_moe"] | {"num_nextn_predict_layers": 1}, drafts=True)
-    plan = planned(model, decode_rows=AHEAD_ROWS)
+    plan = planned(model, (1, 1, 1), decode_rows=AHEAD_ROWS)
     found = reports(plan, "decode", "speculative decode")
     ahead = found[f"speculative decode {AHEAD_ROWS} of 1"]
     assert ahead.error is None

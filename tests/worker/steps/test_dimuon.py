@@ -33,11 +33,11 @@ MODEL = MODELS[KIND]
 
 @pytest.fixture(
     scope="module",
-    params=[(1, 1, 1), (2, 2, 2), pytest.param((2, 1, 2), marks=pytest.mark.slow)],
+    params=[(2, 2, 2), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((1, 1, 1), (2, 1, 2)))],
     ids=mesh_name,
 )
 def engine(request):
-    return tiny_engine(request.param, kind=KIND)
+    return tiny_engine(request.param, kind=KIND, split_base=request.param[0] > 1)
 
 
 def fresh_state(w=None) -> TrainState:

@@ -33,7 +33,8 @@ MESHES = [*(pytest.param(mesh, marks=pytest.mark.slow) for mesh in [(1, 1, 1), (
 
 @pytest.fixture(scope="module", params=MESHES, ids=mesh_name)
 def sampler(request):
-    return tiny_sampler(request.param, kind="mixture").reset()
+    """Its base weights are split, as those of other tests' mixtures are."""
+    return tiny_sampler(request.param, kind="mixture", split_base=request.param[0] > 1).reset()
 
 
 def sampled(sampler, sample=SAMPLE):

@@ -41,6 +41,7 @@ from tests.support.tiny_sampler import (
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 TOLERANCE = 1e-5  # nats; the promise is 1e-4
+TOP = 4  # likeliest tokens
 
 SAMPLES = [
     Sample(random_prompt(1, 13), slot=1, seed=(7, 9)),
@@ -362,12 +363,12 @@ def test_on_accelerators_tokens_are_the_same_though_no_device_has_whole_logits(s
     samples = [SAMPLES[0], replace(SAMPLES[0], temperature=0.0), NOISY[1]]
     places = stand(samples, shards=sampler.data_shards)
     sampler.prefill(places)
-    found = sampler.decode_top(places, 3)
+    found = sampler.decode_top(places, TOP)
     assert np.array_equal(found[0].tokens, on_one_device()[0].tokens[:MOST_STEPS])
-    expected = tiny_sampler().reset()
-    alone = stand(samples)
-    expected.prefill(alone)
-    for one, other in zip(found, expected.decode_top(alone, 3), strict=True):
+    expected = tiny_sampler((2, 1, 4)).reset()  # where test_prompt_scores.py has it, too
+    beside = stand(samples, shards=expected.data_shards)
+    expected.prefill(beside)
+    for one, other in zip(found, expected.decode_top(beside, TOP), strict=True):
         assert np.array_equal(one.tokens, other.tokens)
         assert np.array_equal(one.top_tokens, other.top_tokens)
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=TOLERANCE)

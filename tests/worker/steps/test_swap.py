@@ -1,5 +1,6 @@
 """What leaves a slot comes back bit for bit, into any slot, in the middle of anything."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,13 +44,29 @@ BEYOND_HOST = 0  # bytes
 Between = Callable[[TrainState, int, "Swapper"], tuple[TrainState, int]]
 
 
+@functools.cache
+def swap_steps(shape: tuple[int, int, int], kind: str) -> tuple[TrainState, Any]:
+    """What is declared of a training state, and its steps: compiled once for all tests."""
+    mesh = make_mesh(*shape)
+    declared = train_weights(MODELS[kind], mesh, SLOTS, RANK)
+    return declared, swap.make_swap_steps(mesh, declared)
+
+
+@functools.cache
+def page_steps(shape: tuple[int, int, int], kind: str, dtype: str) -> tuple[Bank, Any, Any]:
+    """The same of a bank: the steps out of it, and into it."""
+    mesh = make_mesh(*shape)
+    adapters = adapter_weights(MODELS[kind], mesh, SLOTS, RANK, jnp.dtype(dtype), zero=False)
+    declared = Bank(adapters, Weight((SLOTS, 2), P(), jnp.float32))
+    return declared, swap.make_swap_steps(mesh, adapters).out, swap.make_page_in(mesh, declared)
+
+
 class Swapper:
     """A random training state of one mesh, and the way out of it and back."""
 
     def __init__(self, shape, kind: str, directory: Path, budget: int) -> None:
         self.mesh = make_mesh(*shape)
-        self.declared = train_weights(MODELS[kind], self.mesh, SLOTS, RANK)
-        self.steps = swap.make_swap_steps(self.mesh, self.declared)
+        self.declared, self.steps = swap_steps(shape, kind)
         self.idle = IdleAdapters(directory, budget)
 
     def place(self, arrays: TrainState) -> TrainState:
@@ -129,12 +146,7 @@ def test_a_swapped_slot_comes_back_bit_for_bit_from_host_and_disk(shape, kind, t
 )
 def test_a_version_comes_back_into_the_bank_bit_for_bit(shape, kind, dtype, budget, tmp_path):
     mesh = make_mesh(*shape)
-    adapters = adapter_weights(MODELS[kind], mesh, SLOTS, RANK, jnp.dtype(dtype), zero=False)
-    declared = Bank(adapters, Weight((SLOTS, 2), P(), jnp.float32))
-    page_out, page_in = (
-        swap.make_swap_steps(mesh, declared.w).out,
-        swap.make_page_in(mesh, declared),
-    )
+    declared, page_out, page_in = page_steps(shape, kind, dtype)
     idle = IdleAdapters(tmp_path / "idle", budget)
     arrays, others = (every_bit_used(declared, seed) for seed in (1, 2))
 
@@ -194,9 +206,17 @@ def test_what_earlier_processes_left_is_removed(tmp_path):
     assert not (tmp_path / "idle").exists()
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 4)], ids=mesh_name)
-def test_a_model_that_moves_amid_its_gradients_learns_the_same_bits(shape, tmp_path):
-    engine, swapper = tiny_engine(shape), Swapper(shape, "dense", tmp_path, BEYOND_HOST)
+@pytest.mark.parametrize(
+    "shape, kind, split_base",
+    [
+        ((1, 1, 1), "dense", False),
+        ((2, 2, 2), "mixture", True),
+        pytest.param((2, 1, 4), "dense", False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_moves_amid_its_gradients_learns_the_same_bits(shape, kind, split_base, tmp_path):
+    engine = tiny_engine(shape, kind=kind, split_base=split_base)
+    swapper = Swapper(shape, kind, tmp_path, BEYOND_HOST)
     stays = learn(engine, swapper, lambda state, slot, _: (state, slot))
     moves = learn(engine, swapper, move)
     assert_same_bits(one_slot(*moves), one_slot(*stays))
