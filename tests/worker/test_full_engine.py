@@ -91,7 +91,7 @@ def start(model):
 
 
 @pytest.mark.parametrize(
-    "name, shape", [("qwen3_5", (1, 1, 1)), pytest.param("qwen3_vl", (2, 1, 2), marks=pytest.mark.slow)]
+    "name, shape", [pytest.param("qwen3_5", (1, 1, 1), marks=pytest.mark.slow), ("qwen3_vl", (2, 1, 2))]
 )
 def test_all_weights_of_the_language_model_train_on_images_and_the_tower_stays(name, shape, tmp_path):
     options = {"full_copies": 3, "bank_slots": 2, "idle_adapters": str(tmp_path / "idle")}

@@ -64,7 +64,7 @@ def losses_of_this_process():
     return [child for child in alive if "spmd_tx.worker.custom_loss.process" in child.cmdline()]
 
 
-@pytest.mark.parametrize("case", ["dpo", "top_k_entropy"])
+@pytest.mark.parametrize("case", ["dpo", pytest.param("top_k_entropy", marks=pytest.mark.slow)])
 def test_another_process_gives_the_same_bits(real, case):
     lanes, reports = real
     lanes.submit(command(1, case))

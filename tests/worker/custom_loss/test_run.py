@@ -9,12 +9,14 @@ from spmd_tx.protocol import commands
 from spmd_tx.worker.custom_loss import interpret
 from spmd_tx.worker.custom_loss import run as loss_runs
 from spmd_tx.worker.custom_loss.interpret import inputs_of
-from spmd_tx.worker.custom_loss.run import CustomLosses
+from spmd_tx.worker.custom_loss.run import SHORTEST_BUCKET, CustomLosses
 from spmd_tx.worker.custom_loss.values import LossProblem
 from tests.custom_loss.recorded import losses, operations, recorded
 from tests.worker.custom_loss.whole_runs import run_all
 
 pytestmark = pytest.mark.usefixtures("plainly_compiled")
+
+LONGEST = "smooth_in_time"  # has the most nodes of the losses
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +31,26 @@ def run(custom_losses, case, data=None):
 
 @pytest.mark.parametrize("name", [*losses(), *operations()])
 def test_loss_metrics_and_gradient_are_those_of_torch(custom_losses, name):
-    case = recorded()[name]
-    results = run(custom_losses, case)
-    np.testing.assert_allclose(results.losses_D, case.losses, rtol=1e-5, atol=1e-5)
-    for place, metrics in enumerate(case.metrics):
-        np.testing.assert_allclose(results.metrics_DM[place], list(metrics.values()), rtol=1e-5, atol=1e-5)
-    for gradient, expected in zip(results.gradients, case.gradients, strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-5)
+    assert_as_torch(custom_losses, recorded()[name], lambda tokens: tokens <= SHORTEST_BUCKET)
+
+
+@pytest.mark.parametrize(
+    "name", [each if each == LONGEST else pytest.param(each, marks=pytest.mark.slow) for each in losses()]
+)
+def test_longer_datums_get_those_of_torch_from_a_program_of_their_own(custom_losses, name):
+    assert_as_torch(custom_losses, recorded()[name], lambda tokens: tokens > SHORTEST_BUCKET)
+
+
+def assert_as_torch(custom_losses, case, is_chosen):
+    """Run a loss on the datums whose number of tokens is chosen."""
+    chosen = [place for place, datum in enumerate(case.data) if is_chosen(len(datum["logprobs"]))]
+    assert chosen
+    results = run(custom_losses, case, [case.data[place] for place in chosen])
+    np.testing.assert_allclose(results.losses_D, case.losses[chosen], rtol=1e-5, atol=1e-5)
+    for found, place in zip(results.metrics_DM, chosen, strict=True):
+        np.testing.assert_allclose(found, list(case.metrics[place].values()), rtol=1e-5, atol=1e-5)
+    for gradient, place in zip(results.gradients, chosen, strict=True):
+        np.testing.assert_allclose(gradient, case.gradients[place], rtol=1e-5, atol=1e-5)
 
 
 # --- what a loss may see ------------------------------------------------------------------------------
@@ -87,8 +102,9 @@ def problem(custom_losses, body, data):
 
 
 def test_the_same_datums_give_the_same_bits_in_another_process(custom_losses):
-    case = recorded()["smooth_in_time"]
-    first, second = run(custom_losses, case), run(CustomLosses(), case)
+    case = recorded()[LONGEST]
+    data = [datum for datum in case.data if len(datum["logprobs"]) > SHORTEST_BUCKET]
+    first, second = run(custom_losses, case, data), run(CustomLosses(), case, data)
     assert (first.losses_D == second.losses_D).all()
     for one, other in zip(first.gradients, second.gradients, strict=True):
         assert (one == other).all()

@@ -193,8 +193,10 @@ def test_a_step_that_was_not_applied_leaves_the_next_one_as_if_it_had_not_been()
     assert_same(with_detour.w, direct.w)
 
 
-def test_untrained_groups_and_rank_padding_stay_zero(engine):
+@pytest.mark.parametrize("shape", [(1, 1, 1), pytest.param((2, 1, 4), marks=pytest.mark.slow)], ids=mesh_name)
+def test_untrained_groups_and_rank_padding_stay_zero(shape):
     """A rank-4 adapter that trains its MLP only, as created: B zero, A zero where nothing is trained."""
+    engine = tiny_engine(shape)
     rank, w = 4, random_adapters(seed=1)
     for name, factors in [*w.layers.items(), ("head", w.head)]:
         factors.a[..., rank if name in ("gate", "up", "down") else 0 :, :] = 0
