@@ -43,22 +43,18 @@ def rows():
     return [(random_datum(seed, seed % 3, LENGTH),) for seed in range(ROWS)]
 
 
-@pytest.fixture
-def four_parts(monkeypatch):
-    monkeypatch.setattr(long_rows, "PART_TOKENS", LENGTH // 4)
-
-
 def engine_in_parts(shape, kind, split, level="full"):
     """An engine of its own: those that tests share run rows whole."""
     return TinyEngine(shape, np.float32, kind, split, level, Kernels())
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=engine_name)
-def test_parts_give_the_same_log_probabilities_and_gradients(engine, four_parts):
+def test_parts_give_the_same_log_probabilities_and_gradients(engine, monkeypatch):
     shape, kind, split = engine
     whole = tiny_engine(shape, kind=kind, split_base=split)
     w = random_adapters(1, whole.model)
     expected = whole.forward_backward(w, rows())
+    monkeypatch.setattr(long_rows, "PART_TOKENS", LENGTH // 4)
     actual = engine_in_parts(shape, kind, split).forward_backward(w, rows())
     np.testing.assert_allclose(actual.logprobs, expected.logprobs, rtol=0, atol=1e-5)
     factors = named_factors(actual.grad_sum)
