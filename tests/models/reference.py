@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from spmd_tx.models.declared.model import Model
@@ -164,8 +165,8 @@ LOSSES = {
 
 def gspo(logprob: Array, datum: Any) -> Array:
     """GSPO-token of one sequence (Zheng et al. 2025), with the mean over the mask's tokens."""
-    inside = [i for i, counts in enumerate(datum.ratio_mask) if counts]
-    mean = sum(logprob[i] - datum.sampling_logprobs[i] for i in inside) / max(1, len(inside))
+    (inside,) = np.nonzero(datum.ratio_mask)
+    mean = jnp.sum(logprob[inside] - datum.sampling_logprobs[inside]) / max(1, len(inside))
     ratio = jax.lax.stop_gradient(jnp.exp(mean) / jnp.exp(logprob)) * jnp.exp(logprob)
     low, high = datum.clip
     capped = jnp.where(datum.advantages > 0, jnp.minimum(ratio, high), jnp.maximum(ratio, low))

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -74,12 +75,27 @@ def ignored(datum: Datum, positions: slice) -> Datum:
 def reference_datum(kind: str, datum: Datum):
     """(losses, logprobs, gradient); positions that do not count are left out, not masked."""
     counts = (datum.weights if datum.loss == "cross_entropy" else datum.advantages) != 0
-    inputs = {name: getattr(datum, name)[counts] for name in ("weights", "advantages", "sampling_logprobs")}
-    loss = functools.partial(reference.LOSSES[datum.loss], datum=replace(datum, **inputs))
-    logprobs = logprobs_of(kind, datum)
+    logprobs, inputs = logprobs_of(kind, datum), (datum.weights, datum.advantages, datum.sampling_logprobs)
+    limits = [np.broadcast_to(np.float32(limit), counts.sum()) for limit in datum.clip]
+    arrays = [to_the_end(each) for each in (logprobs[counts], *(x[counts] for x in inputs), *limits)]
+    found = token_losses(datum.loss, *arrays, datum.beta, datum.kl_coeff)
     losses, cotangent = np.zeros((2, *counts.shape), np.float32)
-    losses[counts], cotangent[counts] = jax.jit(functools.partial(values_and_slopes, loss))(logprobs[counts])
+    losses[counts], cotangent[counts] = (np.asarray(each)[: counts.sum()] for each in found)
     return losses, logprobs, reference_gradient(*arguments(kind, datum), to_the_end(cotangent))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_losses(name, logprobs, weights, advantages, sampling_logprobs, low, high, beta, kl_coeff):
+    """Return the losses of tokens, and their slopes."""
+    datum = SimpleNamespace(
+        weights=weights,
+        advantages=advantages,
+        sampling_logprobs=sampling_logprobs,
+        clip=(low, high),
+        beta=beta,
+        kl_coeff=kl_coeff,
+    )
+    return values_and_slopes(lambda logprobs: reference.LOSSES[name](logprobs, datum), logprobs)
 
 
 def values_and_slopes(loss, logprobs):

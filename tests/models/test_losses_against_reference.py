@@ -161,9 +161,7 @@ def test_gradients_equal_the_reference(batch, result):
             assert_close(actual, total[name], f"slot {slot} {name}")
 
 
-def test_forward_equals_forward_backward(batch):
-    engine = tiny_engine()
-    result = engine.forward_backward(random_parameters("dense")[1], batch.rows)
+def test_forward_equals_forward_backward(engine, batch, result):
     logprobs, losses = engine.forward(random_parameters("dense")[1], batch.rows)
     np.testing.assert_allclose(logprobs, result.logprobs, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(losses, result.losses, rtol=TOLERANCE, atol=TOLERANCE)
