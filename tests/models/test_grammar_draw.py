@@ -12,7 +12,7 @@ from spmd_tx.models.grammar_draw import WORD, GrammarRows
 from spmd_tx.models.sampling import BLOCK
 from spmd_tx.sharding.mesh import TP, make_mesh
 
-DRAWS = 8_000  # of every test: each number of rows is compiled
+DRAWS = 4_000  # of every test: each number of rows is compiled
 VOCABULARY = BLOCK + 88
 NOTHING_FORCED = -1
 # Of the chi-square distribution that far out, 1 in 100 lies beyond (Wilson and Hilferty 1931).

@@ -16,14 +16,18 @@ DRAWS = 2048
 ROWS = 64  # of what needs few draws: each number of rows is compiled
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
+# For programs that are run once or twice; where DRAWS rows are drawn, optimizing takes less than it saves.
+quickly = partial(
+    jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+)
 whole = jax.jit(lambda *inputs: sampling.draw(*inputs)[:2])
 
 
-def draw_on(devices):
+def draw_on(devices, jit=jax.jit):
     """The same with the vocabulary split over devices of tp."""
     of_row, mesh = jax.P(), make_mesh(1, 1, devices)
 
-    @jax.jit
+    @jit
     @partial(jax.shard_map, mesh=mesh, in_specs=(jax.P(None, TP), *[of_row] * 5), out_specs=(of_row, of_row))
     def split(logits, seeds, positions, temperatures, top_k, top_p):
         size = logits.shape[-1] * devices
@@ -33,7 +37,7 @@ def draw_on(devices):
     return split
 
 
-read_less = jax.jit(lambda *inputs: sampling.draw(*inputs, together=sampling.TOGETHER)[:2])
+read_less = quickly(lambda *inputs: sampling.draw(*inputs, together=sampling.TOGETHER)[:2])
 WAYS = {"whole": whole, "split over two": draw_on(2), "split over four": draw_on(4)}
 draw = whole
 
@@ -94,10 +98,17 @@ def test_frequencies_are_the_probabilities(vocabulary, temperature):
     assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)  # mean and deviation of the distribution
 
 
-@pytest.mark.parametrize("vocabulary", [SMALL, LARGE])
+FILTERS = [(2, 7, 1), (0.5, None, 0.7), (1, 12, 0.8), (1, 3, 0.01)]
+MORE_FILTERS = [(1, 1, 1), (1, 7, 1), (1, None, 0.3)]
+
+
 @pytest.mark.parametrize(
-    "temperature, top_k, top_p",
-    [(1, 1, 1), (1, 7, 1), (2, 7, 1), (1, None, 0.3), (0.5, None, 0.7), (1, 12, 0.8), (1, 3, 0.01)],
+    "vocabulary, temperature, top_k, top_p",
+    [
+        *((SMALL, *each) for each in FILTERS + MORE_FILTERS),
+        *((LARGE, *each) for each in FILTERS),
+        *(pytest.param(LARGE, *each, marks=pytest.mark.slow) for each in MORE_FILTERS),
+    ],
 )
 def test_filters_keep_exactly_the_tokens_that_sorting_keeps(vocabulary, temperature, top_k, top_p):
     logits = random_logits(vocabulary, seed=3) * (1 if vocabulary == SMALL else 2)
@@ -157,7 +168,7 @@ def test_tokens_of_probability_zero_are_never_drawn():
 
 
 @pytest.mark.parametrize("way", ["whole"], indirect=True)
-@pytest.mark.parametrize("vocabulary", [SMALL, BLOCK, LARGE])
+@pytest.mark.parametrize("vocabulary", [pytest.param(SMALL, marks=pytest.mark.slow), BLOCK, LARGE])
 def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, vocabulary):
     ends, each = np.float32([0.0, 1 - 2**-24, 1 - 2**-23]), 64
     rows = len(ends) * each
@@ -167,7 +178,7 @@ def test_the_ends_of_the_uniform_interval_give_tokens_with_mass(monkeypatch, voc
     logits = np.where(allowed_tokens, logits, -np.inf).astype(np.float32)
     ones = np.ones(rows, np.float32)
     k = np.full(rows, vocabulary, np.int32)
-    traced_anew = jax.jit(lambda *inputs: sampling.draw(*inputs)[:2])
+    traced_anew = quickly(lambda *inputs: sampling.draw(*inputs)[:2])
     tokens, _ = traced_anew(logits, seeds(rows), np.zeros(rows, np.int32), ones, k, ones)
     assert np.all(allowed_tokens[np.arange(rows), np.asarray(tokens)])
     assert np.array_equal(tokens[:each], np.argmax(allowed_tokens[:each], axis=1))
@@ -188,7 +199,8 @@ def mixed_batch(rows: int, seed: int) -> dict[str, np.ndarray]:
 def test_what_a_row_draws_depends_on_the_row_alone():
     row, others = mixed_batch(1, seed=0), mixed_batch(ROWS, seed=1)
     row["top_k"][:], row["top_p"][:], row["temperatures"][:] = LARGE, 1.0, 1.0  # no filter of its own
-    token, logprob = map(np.asarray, whole(*row.values()))
+    alone = [np.repeat(x, ROWS, axis=0) for x in row.values()]
+    token, logprob = (np.asarray(each)[:1] for each in whole(*alone))
     others["logits"][3:5] = np.nan
     others["logits"][5] = np.inf
     for place in (0, 4, ROWS - 1):
@@ -239,7 +251,7 @@ def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeyp
         return (device_B + jax.lax.axis_index(TP)) % 2, share_B
 
     monkeypatch.setattr(sampling, "_device_of", apart)
-    assert np.array_equal(draw_on(2)(*varied_rows())[0], whole(*varied_rows())[0])
+    assert np.array_equal(draw_on(2, quickly)(*varied_rows())[0], whole(*varied_rows())[0])
 
 
 @pytest.mark.parametrize("way", ["whole"], indirect=True)
