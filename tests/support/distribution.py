@@ -39,8 +39,13 @@ TOGETHER = {
         "tests/fuzz/test_mutants.py",
         "tests/fuzz/test_requests_met_before.py",
     ),
+    "towers": (
+        "tests/models/vision/test_parity.py",
+        "tests/models/vision/test_tower.py",
+    ),
     "tiny engine": (
         "tests/models/test_against_reference.py",
+        "tests/models/test_long_rows.py",
         "tests/models/test_losses_against_reference.py",
         "tests/sharding/test_collectives.py",
         "tests/worker/steps/test_adapters.py",

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -9,9 +10,12 @@ from jax import Array
 from spmd_tx.models.checkpoint import huggingface
 from spmd_tx.models.declared.tower import PATCH_NUMBERS, Tower
 from spmd_tx.models.families.registry import declare
+from spmd_tx.models.vision.tower import encode
 from spmd_tx.models.vision.tower_weights import TowerWeights, tower_weights
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.vision_cases import CONFIGS, patches, write
+
+encoded = jax.jit(encode, static_argnums=0)  # traced once for each tower and size
 
 
 def load(path: Path, name: str) -> tuple[Tower, TowerWeights[Array]]:

@@ -1,6 +1,6 @@
 """Attention among the patches of an image: TPUs' kernel, run as a plain program, beside the reference."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import pytest
 from spmd_tx.models.vision import flash
 from spmd_tx.models.vision.attention import IMPLEMENTATIONS, attend, candidates
 from spmd_tx.protocol.kernels import Kernels
+from spmd_tx.worker.self_tests import images as self_test
 from spmd_tx.worker.self_tests.images import ImageSizes, problem_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
@@ -22,20 +23,23 @@ reference = jax.jit(partial(attend, Kernels()))
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(flash, "BLOCK", 128)
+    monkeypatch.setattr(self_test, "implementation", exact)  # of the reference, for all tests
+
+
+exact = cache(self_test.implementation)
+kernel = jax.jit(partial(attend, Kernels(images="mosaic", interpret=True)))
 
 
 def test_the_kernel_attends_to_all_patches_that_are_there_and_to_no_others():
     random = np.random.default_rng(0)
-    arrays = [random.standard_normal((384, 2, 24), np.float32) for _ in range(3)]
-    kernel = jax.jit(partial(attend, Kernels(images="mosaic", interpret=True)))
+    arrays = random.standard_normal((3, 384, 2, 24), np.float32)
     for count in (1, 128, 130, 384):
-        found, wanted = (run(*arrays, jnp.int32(count)) for run in (kernel, reference))
+        found, wanted = (np.asarray(run(*arrays, np.int32(count))) for run in (kernel, reference))
         np.testing.assert_allclose(found[:count], wanted[:count], rtol=0, atol=2e-6)
-    assert np.isfinite(kernel(*arrays, jnp.int32(0))).all(), "of a device without an image"
+    assert np.isfinite(kernel(*arrays, np.int32(0))).all(), "of a device without an image"
 
 
 def test_the_kernel_and_the_reference_pass_the_self_test():
-    kernel = jax.jit(partial(attend, Kernels(images="mosaic", interpret=True)))
     assert problem_of(kernel, SIZES, {256: (130,)}) is None
     assert problem_of(reference, SIZES, COUNTS) is None
 

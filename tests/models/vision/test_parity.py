@@ -1,13 +1,11 @@
 """Logits of prompts with images equal those of transformers, in every family that sees."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spmd_tx.models.attention.rope import angles
 from spmd_tx.models.families.registry import declare
-from spmd_tx.models.vision.tower import encode
 from spmd_tx.sharding.mesh import make_mesh
 from tests.golden.vision_cases import (
     CONFIGS,
@@ -19,7 +17,7 @@ from tests.golden.vision_cases import (
     text,
 )
 from tests.support.family_logits import Images, logits
-from tests.support.towers import load, padded
+from tests.support.towers import encoded, load, padded
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
@@ -31,10 +29,10 @@ QUICK = [("qwen3_5", (2, 1, 2)), ("qwen3_vl_moe", (1, 2, 2))]
 
 def pool_of(tower, w):
     """Return [P, S, D] with the tokens of the prompt's images, one image behind the other."""
-    run = jax.jit(lambda w, patches, grid: encode(tower, w, patches, grid))
     grids = [piece for piece in PROMPT if not isinstance(piece, int)]
-    found = [run(w, padded(grid, 1024), jnp.array(grid))[:, : grid[0] * grid[1] // 4] for grid in grids]
-    pool = np.concatenate(found, axis=1)
+    found = [np.asarray(encoded(tower, w, padded(grid, 1024), np.int32(grid))) for grid in grids]
+    lengths = [rows * columns // 4 for rows, columns in grids]
+    pool = np.concatenate([x[:, :length] for x, length in zip(found, lengths, strict=True)], axis=1)
     return np.pad(pool, ((0, 0), (0, -pool.shape[1] % 64), (0, 0)))
 
 
@@ -62,7 +60,8 @@ def test_pairs_take_turns_between_time_row_and_column(name, axes):
     rope = declare(CONFIGS[name]).attention.rope
     assert "".join(map(str, rope.axes)) == axes
     width = 2 * len(axes)
-    places = jnp.array([[[3, 50, 700]]])
-    (found,) = (np.asarray(part)[0, 0] for part in angles(places, rope, width)[:1])
-    alone = [np.asarray(angles(places[..., axis], rope, width)[0])[0, 0] for axis in range(3)]
+    places = np.array([[[3, 50, 700]]], np.int32)
+    turned = jax.jit(lambda places: angles(places, rope, width)[0])
+    found = np.asarray(turned(places))[0, 0]
+    alone = [np.asarray(turned(places[..., axis]))[0, 0] for axis in range(3)]
     assert np.array_equal(found, [alone[int(axis)][pair] for pair, axis in enumerate(axes)])
