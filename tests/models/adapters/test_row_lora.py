@@ -29,6 +29,7 @@ def inputs(slots, rows):
     return *arrays, jnp.asarray(random.integers(0, slots, DEVICES * rows), jnp.int32)
 
 
+@jax.jit
 def by_the_book(a, b, x, slope, scale, slots):
     def run(a, b):
         h = jnp.einsum("BTI,BRI->BTR", x, a[slots]) * scale[slots][:, None, None]

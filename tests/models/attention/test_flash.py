@@ -72,7 +72,7 @@ def test_windows_and_sinks_are_the_references(window, monkeypatch):
 
 
 def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit():
-    mine, others = arrays(len(ROWS), 128), arrays(len(ROWS), 128, seed=1)
+    mine, others = arrays(len(ROWS), 24), arrays(len(ROWS), 24, seed=1)
     alone = results("mosaic", segments_of(ROWS), *mine)
     order = [2, 0, 3, 1]
     moved = [x[order] for x in mine]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
 ROWS, LENGTH, CHOICES, EXPERTS, SLOTS, RANK, WIDTH, INNER = 4, 64, 2, 8, 3, 4, 64, 32
 NAMES = {"gate": (WIDTH, INNER), "up": (WIDTH, INNER), "down": (INNER, WIDTH)}
-SCALES = jnp.array([0.5, 2.0, 1.0])
+SCALES = np.float32([0.5, 2.0, 1.0])
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def several_chunks(monkeypatch):
 
 
 def normal(seed: int, *shape: int):
-    return jnp.asarray(np.random.default_rng(seed).normal(0, 0.3, shape), jnp.float32)
+    return np.random.default_rng(seed).normal(0, 0.3, shape).astype(np.float32)
 
 
 @cache
@@ -51,9 +51,9 @@ def parameters():
 def random_rows(seed: int, rows: int = ROWS, length: int = LENGTH):
     """(hidden states, experts of each token in ascending order, their weights, slopes of the results)"""
     chosen = np.argsort(np.random.default_rng(seed).random((rows, length, EXPERTS)), axis=-1)[..., :CHOICES]
-    chosen = jnp.asarray(np.sort(chosen, axis=-1), jnp.int32)
+    chosen = np.sort(chosen, axis=-1).astype(np.int32)
     h, slope = normal(seed + 1, rows, length, WIDTH), normal(seed + 2, rows, length, WIDTH)
-    return h, chosen, jax.nn.sigmoid(normal(seed + 3, rows, length, CHOICES)), slope
+    return h, chosen, 1 / (1 + np.exp(-normal(seed + 3, rows, length, CHOICES))), slope
 
 
 @cache
@@ -67,7 +67,7 @@ def both_passes(product: str, tiling: Tiling):
     def both(matrices, lora, h, chosen, weights, slope, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
         y, pull_back = jax.vjp(
-            lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, SCALES, place),
+            lambda lora, h, weights: run_experts(how, matrices, lora, h, weights, jnp.array(SCALES), place),
             lora,
             h,
             weights,
@@ -82,14 +82,14 @@ def run(product: str, rows, slots, lora=None, matrices=None):
     usual_matrices, usual = parameters()
     tiling = Choices(*rows[1].shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
     both = both_passes(product, tiling)
-    slots = jnp.asarray(slots, jnp.int32)
+    slots = np.asarray(slots, np.int32)
     return jax.tree.map(np.asarray, both(matrices or usual_matrices, lora or usual, *rows, slots))
 
 
 def expected(rows, slots, lora=None):
     """The same by plain formulas over all experts."""
     matrices, usual = parameters()
-    total, gradient = plain_formulas(matrices, lora or usual, *rows, jnp.asarray(slots))
+    total, gradient = plain_formulas(matrices, lora or usual, *rows, np.asarray(slots, np.int32))
     return jax.tree.map(np.asarray, (total, gradient))
 
 
@@ -98,7 +98,7 @@ def plain_formulas(matrices, lora, h, chosen, weights, slope, slots):
     def loss(lora, h, weights):
         def linear(x, name, expert):
             a, b = (leaf[expert][slots] for leaf in (lora[name].a, lora[name].b))
-            low = jnp.einsum("rti,rqi->rtq", x, a) * SCALES[slots][:, None, None]
+            low = jnp.einsum("rti,rqi->rtq", x, a) * jnp.array(SCALES)[slots][:, None, None]
             return x @ matrices[name][expert] + jnp.einsum("rtq,rqo->rto", low, b)
 
         total = jnp.zeros_like(h)
@@ -129,14 +129,14 @@ def test_room_for_slopes_is_made_when_a_layers_slopes_are_there(monkeypatch):
         return jnp.zeros(shape, like.dtype)
 
     monkeypatch.setattr(grouped, "unset", unset)
-    (matrices, lora), (h, chosen, weights, slope) = parameters(), random_rows(1)
+    (matrices, lora), (h, chosen, weights, slope) = jax.tree.map(jnp.asarray, (parameters(), random_rows(1)))
     tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False)
 
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def backward(h, slope):
         place = layout.layout(tiling, chosen, jnp.array([2, 0, 1, 2]), EXPERTS, SLOTS)
         how = Grouping(tiling, kernels_of("triton"), WIDTH, WIDTH)
-        slopes = grouped._backward(how, (matrices, lora, h, weights, SCALES, place), slope)[2]
+        slopes = grouped._backward(how, (matrices, lora, h, weights, jnp.array(SCALES), place), slope)[2]
         assert [like is slope for like in likes] == [True]
         return slopes
 
@@ -161,7 +161,7 @@ def decode(rows, slots, lora=None, *, in_place: bool, put_in: int = 0):
     matrices, usual = parameters()
     h, chosen, weights, _ = rows
     results = decoder(Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=False), in_place, put_in)
-    slots = jnp.asarray(slots, jnp.int32)
+    slots = np.asarray(slots, np.int32)
     return np.asarray(results(matrices, lora or usual, h, chosen, weights, slots))
 
 
@@ -174,7 +174,7 @@ def decoder(tiling: Tiling, in_place: bool, put_in: int):
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def results(matrices, lora, h, chosen, weights, slots):
         place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
-        return run_experts(how, matrices, lora, h, weights, SCALES, place)
+        return run_experts(how, matrices, lora, h, weights, jnp.array(SCALES), place)
 
     return results
 
@@ -186,24 +186,35 @@ def test_factors_read_in_place_give_the_same():
     np.testing.assert_allclose(found, expected(rows, slots)[0], rtol=0, atol=2e-4)
     np.testing.assert_allclose(found, decode(rows, slots, in_place=False), rtol=0, atol=1e-5)
     # Of an adapter that no row has, nothing arrives.
-    large = jax.tree.map(lambda leaf: leaf.at[:, 1].mul(1e6), parameters()[1])
+    large = with_slot(1, lambda factors: factors * 1e6)
     without = np.where(slots == 1, 0, slots)
     found = decode(rows, without, in_place=True)
     assert np.array_equal(found, decode(rows, without, large, in_place=True))
 
 
+def with_slot(slot, change, lora=None):
+    """The factors with those of a slot changed."""
+
+    def changed(leaf):
+        leaf = leaf.copy()
+        leaf[:, slot] = change(leaf[:, slot])
+        return leaf
+
+    return jax.tree.map(changed, lora or parameters()[1])
+
+
 def moved(rows, order):
-    return tuple(x[jnp.asarray(order)] for x in rows)
+    return tuple(x[order] for x in rows)
 
 
 @pytest.mark.parametrize("product", ["reference", "mosaic", "triton"])
 def test_neither_company_nor_place_changes_a_bit(product):
     """Our two rows of slot 1 beside others, in other places, and beside a broken adapter in slot 0."""
     ours, others, free = random_rows(1, 2), random_rows(50, 2), random_rows(90, 2)
-    alone = tuple(jnp.concatenate(pair) for pair in zip(ours, free, strict=True))
-    alone = (*alone[:3], alone[3].at[2:].set(0))
-    together = tuple(jnp.concatenate(pair) for pair in zip(ours, others, strict=True))
-    broken = jax.tree.map(lambda leaf: leaf.at[:, 0].set(jnp.nan), parameters()[1])
+    alone = tuple(np.concatenate(pair) for pair in zip(ours, free, strict=True))
+    alone[3][2:] = 0
+    together = tuple(np.concatenate(pair) for pair in zip(ours, others, strict=True))
+    broken = with_slot(0, lambda factors: np.nan * factors)
     y, (lora, h, weights) = run(product, alone, [1, 1, 2, 2])
     for order, slots, factors in (
         ([0, 1, 2, 3], [1, 1, 0, 2], None),
@@ -246,8 +257,8 @@ def test_blocks_that_fill_tensor_cores_read_the_factors_of_their_groups_in_place
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-3)
     # Beside another row, in another place and beside a broken adapter the bits are the same.
-    turned = tuple(jnp.concatenate([random_rows(70, 1, length=256)[i], x[:1]]) for i, x in enumerate(rows))
-    broken = jax.tree.map(lambda leaf: leaf.at[:, 1].set(jnp.nan), lora)
+    turned = tuple(np.concatenate([random_rows(70, 1, length=256)[i], x[:1]]) for i, x in enumerate(rows))
+    broken = with_slot(1, lambda factors: np.nan * factors, lora)
     beside = run("triton", turned, [1, 2], broken)
     (y, (its, h, weights)), (other_y, (others, other_h, other_weights)) = found, beside
     for mine, other in ((y, other_y), (h, other_h), (weights, other_weights)):
@@ -260,7 +271,7 @@ def test_blocks_that_fill_tensor_cores_read_the_factors_of_their_groups_in_place
 @pytest.mark.parametrize("product", ["reference", "mosaic"])
 def test_no_token_is_dropped_if_all_choose_the_same_experts(product):
     h, chosen, weights, slope = random_rows(7)
-    rows, slots = (h, jnp.broadcast_to(jnp.array([2, 5]), chosen.shape), weights, slope), [0, 1, 2, 1]
+    rows, slots = (h, np.broadcast_to(np.int32([2, 5]), chosen.shape), weights, slope), [0, 1, 2, 1]
     for one, other in zip(
         jax.tree.leaves(run(product, rows, slots)), jax.tree.leaves(expected(rows, slots)), strict=True
     ):
@@ -274,7 +285,7 @@ def with_shared_outer(lora, whole):
     """The factors, the outer ones being those of expert 0: repeated, or if not ``whole`` only once."""
     shared = {name: getattr(lora[name], factor)[0] for name, factor in OUTER}
     if whole:
-        shared = {name: jnp.broadcast_to(x, (EXPERTS, *x.shape)) for name, x in shared.items()}
+        shared = {name: np.broadcast_to(x, (EXPERTS, *x.shape)) for name, x in shared.items()}
     return lora | {name: lora[name].replace(**{factor: shared[name]}) for name, factor in OUTER}
 
 
@@ -282,8 +293,8 @@ def test_shared_outer_factors_leave_the_others_to_be_read_in_place():
     slots = np.arange(ROWS * LENGTH) // 5 % SLOTS
     h, *others = (x.reshape(ROWS * LENGTH, 1, -1) for x in random_rows(31))
     lora = with_shared_outer(parameters()[1], whole=False)
-    low = [jnp.einsum("rti,rqi->rtq", h, lora[name].a[slots]) for name in ("gate", "up")]
-    rows = (jnp.concatenate([h, *low], axis=-1), *others)
+    low = [np.einsum("rti,rqi->rtq", h, lora[name].a[slots]) for name in ("gate", "up")]
+    rows = (np.concatenate([h, *low], axis=-1), *others)
     one, other = (
         decode(rows, slots, expert_factors(lora), in_place=each, put_in=RANK) for each in (True, False)
     )
@@ -297,21 +308,23 @@ def test_shared_outer_factors_are_as_if_every_expert_had_them(product):
     rows, slots = random_rows(11), jnp.array([2, 0, 1, 2])
     matrices, usual = parameters()
     h, chosen, weights, slope = rows
+    scales = jnp.array(SCALES)
     tiling = Choices(*chosen.shape, EXPERTS, EXPERTS).tiling(by_tile=product == "reference")
     put_in = 0 if product == "reference" else 12  # columns behind the others
     how = Grouping(tiling, kernels_of(product), WIDTH, WIDTH + RANK + put_in)
 
     def low(x, a):
-        return jnp.einsum("rti,rqi->rtq", x, a[slots]) * SCALES[slots][:, None, None]
+        return jnp.einsum("rti,rqi->rtq", x, a[slots]) * scales[slots][:, None, None]
 
     @jax.jit
     @jax.shard_map(mesh=make_mesh(1, 1, 1), in_specs=jax.P(), out_specs=jax.P(), check_vma=False)
     def shared(lora, h, weights):
         def loss(lora, h, weights):
-            place = layout.layout(tiling, chosen, slots, EXPERTS, SLOTS)
+            place = layout.layout(tiling, jnp.array(chosen), slots, EXPERTS, SLOTS)
+            its = jax.tree.map(jnp.array, matrices)
             wide = jnp.concatenate([h, low(h, lora["gate"].a), low(h, lora["up"].a)], axis=-1)
             wide = jnp.pad(wide, ((0, 0), (0, 0), (0, put_in)))
-            y = run_experts(how, matrices, expert_factors(lora), wide, weights, SCALES, place)
+            y = run_experts(how, its, expert_factors(lora), wide, weights, scales, place)
             y, low_down = y[..., :WIDTH], y[..., WIDTH : WIDTH + RANK]
             total = y + jnp.einsum("rtq,rqo->rto", low_down, lora["down"].b[slots])
             return jnp.sum(total * slope), total

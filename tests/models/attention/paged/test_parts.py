@@ -14,12 +14,20 @@ PAGE, WIDTH = 4, 24  # tokens of a page, pages of a table
 PARTS = RowParts(most=4, block=8, least=2, blocks=12)  # 16 tokens or more: four pages
 
 
+ROWS = 12
 find = jax.jit(shared_parts, static_argnums=(0, 1, 4))
+cut = jax.jit(PARTS.of)
 
 
 def found(tables, lasts, most=4):
-    shared = find(PARTS, PAGE, jnp.asarray(tables, jnp.int32), jnp.asarray(lasts, jnp.int32), most)
+    """The rows of each part of each row; behind them stand rows that nobody reads, up to ROWS."""
+    count = len(tables)
+    tables = np.concatenate([tables, 9000 + distinct(ROWS - len(tables))]).astype(np.int32)
+    lasts = np.pad(lasts, (0, ROWS - len(lasts)), constant_values=-1).astype(np.int32)
+    shared = find(PARTS, PAGE, tables, lasts, most)
     rows, counts = np.asarray(shared.rows), np.asarray(shared.counts)
+    assert counts[count:].tolist() == [[1] + [0] * (counts.shape[1] - 1)] * (ROWS - count)
+    counts = counts[:count]
     return {
         (row, part): rows[row, part, : counts[row, part]].tolist()
         for row, part in zip(*np.nonzero(counts), strict=True)
@@ -66,7 +74,7 @@ def test_every_part_of_every_row_is_read_once_and_from_its_own_pages(seed):
         common = random.integers(WIDTH)
         tables[row, :common] = tables[random.integers(row), :common]
     lasts = random.integers(-1, WIDTH * PAGE, 12)
-    each, used = (np.asarray(x) for x in PARTS.of(jnp.asarray(lasts), jnp.full(12, -1))[2:])
+    each, used = (np.asarray(x) for x in cut(lasts.astype(np.int32), np.full(12, -1, np.int32))[2:])
     read = []
     for (row, part), members in found(tables, lasts).items():
         pages = slice(part * each[row] * 2, (part + 1) * each[row] * 2)
@@ -77,10 +85,12 @@ def test_every_part_of_every_row_is_read_once_and_from_its_own_pages(seed):
     assert sorted(read) == [(row, part) for row in range(12) for part in range(used[row])]
 
 
+cut_long = jax.jit(RowParts(most=8, block=64, least=4, blocks=4096).of)
+
+
 @pytest.mark.parametrize("blocks", [1, 31, 64, 65, 500, 4000])
 def test_the_parts_of_a_row_are_few_and_hardly_longer_than_equal_ones(blocks):
-    parts = RowParts(most=8, block=64, least=4, blocks=4096)
-    first, end, each, used = map(int, jax.jit(parts.of)(jnp.int32(blocks * 64 - 1), jnp.int32(-1)))
+    first, end, each, used = map(int, cut_long(np.int32(blocks * 64 - 1), np.int32(-1)))
     assert (first, end) == (0, blocks)
     assert each * (used - 1) < blocks <= each * used
     assert used <= 8
@@ -96,8 +106,9 @@ def test_a_prompt_of_many_samples_is_read_once():
     pool = jnp.zeros((1, 1, 64, 8 * 128))
     arrays = jnp.asarray(tables, jnp.int32), jnp.asarray(lasts, jnp.int32)
     shared = jax.jit(triton.sharing, static_argnums=0)((128, 32, 128), pool, *arrays)
-    assert int(jnp.sum(shared.counts[:, :4] > 0)) == 8 * 4  # 1,024 tokens are four parts
-    assert np.asarray(shared.counts[::16, :4] == 16).all()
+    counts = np.asarray(shared.counts)
+    assert np.sum(counts[:, :4] > 0) == 8 * 4  # 1,024 tokens are four parts
+    assert (counts[::16, :4] == 16).all()
     few = jax.eval_shape(partial(triton.sharing, (1, 32, 128)), pool, *(x[:1] for x in arrays))
     assert few.rows.shape[2] == 4
     assert triton.sharing((16, 20, 576), jnp.zeros((1, 1, 32, 576)), *(x[:16] for x in arrays)) is None

@@ -10,12 +10,19 @@ from spmd_tx.models.attention.paged.prefixes import prefix_groups
 
 PAGES, PAGE, WIDTH = 2, 4, 24  # pages of a block, tokens of a page, pages of a table
 
+ROWS = 12
 find = jax.jit(prefix_groups, static_argnums=(0, 1, 4))
 
 
 def groups(tables, lasts, most=4):
-    """Return the rows of each group, and how many blocks they read together."""
-    found = find(PAGES, PAGE, jnp.asarray(tables, jnp.int32), jnp.asarray(lasts, jnp.int32), most)
+    """Return the rows of each group, and how many blocks they read together.
+
+    Behind them stand rows that nobody reads, up to ROWS.
+    """
+    count = len(tables)
+    tables = np.concatenate([tables, 90_000 + distinct(ROWS - count)]).astype(np.int32)
+    lasts = np.pad(lasts, (0, ROWS - count), constant_values=-1).astype(np.int32)
+    found = find(PAGES, PAGE, tables, lasts, most)
     rows, members, places, blocks = (np.asarray(x).tolist() for x in jax.tree.leaves(found))
     assert sorted(rows) == list(range(len(tables)))
     got, step = [], 0
@@ -27,7 +34,8 @@ def groups(tables, lasts, most=4):
         assert len(set(blocks[step:behind])) == 1
         got.append((rows[step:behind], blocks[step]))
         step = behind
-    return got
+    assert [each for each in got if max(each[0]) >= count] == [([row], 0) for row in range(count, ROWS)]
+    return [each for each in got if max(each[0]) < count]
 
 
 def distinct(rows):
