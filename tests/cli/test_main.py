@@ -425,8 +425,17 @@ def test_a_folder_that_cannot_be_made_is_named(run, tmp_path, monkeypatch, comma
     assert "name another folder" in result.err
 
 
-@pytest.mark.parametrize("command", ["version", "keys list", "requests list --json"])
-@pytest.mark.parametrize("output", [">&-", ">/dev/full"])
+@pytest.mark.parametrize(
+    ("command", "output"),
+    [
+        ("version", ">&-"),
+        ("version", ">/dev/full"),
+        ("keys list", ">/dev/full"),
+        ("requests list --json", ">&-"),
+        pytest.param("keys list", ">&-", marks=pytest.mark.slow),
+        pytest.param("requests list --json", ">/dev/full", marks=pytest.mark.slow),
+    ],
+)
 def test_an_output_that_cannot_be_written_is_told_without_a_traceback(run, tmp_path, command, output):
     make_database(tmp_path)
     program = f"{sys.executable} -m spmd_tx.cli {command} {output}"

@@ -11,15 +11,14 @@ from tests.coordinator.http.real_server import port as port  # a fixture
 pytestmark = sqlite_only
 
 
-@pytest.mark.parametrize(
-    "path",
-    "create_session create_model optim_step save_weights asample sessions/search retrieve_future".split(),
-)
 @pytest.mark.parametrize("field", ["user_metadata", "unknown"])
-async def test_json_without_a_bottom_is_refused(client, path, field):
-    response = await client.post(path, content=nested(field), headers={"content-type": "application/json"})
-    assert response.status_code == 400, response.text
-    assert await is_well(client)
+async def test_json_without_a_bottom_is_refused(client, field):
+    bodies = "create_session create_model optim_step save_weights asample sessions/search retrieve_future"
+    for path in bodies.split():
+        body, headers = nested(field), {"content-type": "application/json"}
+        response = await client.post(path, content=body, headers=headers)
+        assert response.status_code == 400, (path, response.text)
+        assert await is_well(client), path
 
 
 @pytest.mark.parametrize(
@@ -64,33 +63,30 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", [*NAMES, "x" * 300, "x" * 20_000, "%F0%9F%92%A9" * 100])
-async def test_tricks_in_addresses_find_nothing(port, client, model_id, name):
+async def test_tricks_in_addresses_find_nothing(port, client, model_id):
     """Sent as they are: httpx would tidy them up."""
-    for path in (
-        f"training_runs/{model_id}/checkpoints/weights/{name}",
-        f"training_runs/{name}/checkpoints/weights/a",
-        f"training_runs/{model_id}/checkpoints/{name}/a/archive",
-        f"sessions/{name}/trace_export",
-        f"downloads/files/{model_id}/weights/a/v/{name}",
-    ):
-        for method in ("GET", "DELETE"):
-            async with connected(port) as (reader, writer):
-                writer.write(
-                    f"{method} /api/v1/{path} HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n".encode()
-                )
-                status = int((await answer_of(reader)).split()[1])
-            assert status in (400, 403, 404, 405), path
-    assert await is_well(client)
+    for name in (*NAMES, "x" * 300, "x" * 20_000, "%F0%9F%92%A9" * 100):
+        for path in (
+            f"training_runs/{model_id}/checkpoints/weights/{name}",
+            f"training_runs/{name}/checkpoints/weights/a",
+            f"training_runs/{model_id}/checkpoints/{name}/a/archive",
+            f"sessions/{name}/trace_export",
+            f"downloads/files/{model_id}/weights/a/v/{name}",
+        ):
+            for method in ("GET", "DELETE"):
+                async with connected(port) as (reader, writer):
+                    ask = f"{method} /api/v1/{path} HTTP/1.1\r\nhost: s\r\nconnection: close\r\n\r\n"
+                    writer.write(ask.encode())
+                    status = int((await answer_of(reader)).split()[1])
+                assert status in (400, 403, 404, 405), path
+        assert await is_well(client), name
 
 
-@pytest.mark.parametrize(
-    "name", ["..", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[31mb", "\u202e", "", "x" * 300]
-)
-async def test_tricks_in_names_of_checkpoints_are_refused(client, model_id, name):
-    for path in (name, f"tinker://{model_id}/weights/{name}", f"tinker://{name}/weights/a"):
-        response = await client.post("weights_info", json={"tinker_path": path})
-        assert response.status_code in (400, 404)
+async def test_tricks_in_names_of_checkpoints_are_refused(client, model_id):
+    for name in ("..", "a/b", "a\\b", ".hidden", "a\nb", "a\x1b[31mb", "\u202e", "", "x" * 300):
+        for path in (name, f"tinker://{model_id}/weights/{name}", f"tinker://{name}/weights/a"):
+            response = await client.post("weights_info", json={"tinker_path": path})
+            assert response.status_code in (400, 404), path
 
 
 async def test_a_body_in_pieces_of_unknown_length_is_bounded(client):

@@ -191,10 +191,24 @@ async def keys_of(services):
     return {"alice": await make("alice"), "bob": await make("bob"), "reader": await make("bob", "read-only")}
 
 
-@pytest.mark.parametrize("key", ["reader", "bob", None])
-@pytest.mark.parametrize("path", ["telemetry", "retrieve_futures", "create_session"])
+LONG, CHUNKED = {"content_length": 64 << 20}, {"transfer_encoding": "chunked"}
+ANNOUNCED = [  # each with each of the others once
+    ("reader", "telemetry", LONG),
+    ("reader", "retrieve_futures", CHUNKED),
+    ("reader", "create_session", LONG),
+    ("bob", "telemetry", CHUNKED),
+    ("bob", "retrieve_futures", LONG),
+    ("bob", "create_session", CHUNKED),
+    (None, "telemetry", LONG),
+    (None, "retrieve_futures", CHUNKED),
+    (None, "create_session", LONG),
+]
+OTHERS = [(key, path, CHUNKED if announced is LONG else LONG) for key, path, announced in ANNOUNCED]
+
+
 @pytest.mark.parametrize(
-    "announced", [{"content_length": 64 << 20}, {"transfer_encoding": "chunked"}], ids=["long", "chunked"]
+    ("key", "path", "announced"),
+    [*ANNOUNCED, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)],
 )
 async def test_slow_senders_leave_room_for_others(port, client, services, keys_of, key, path, announced):
     """Three of them, who have announced all the room there is, and send hardly anything."""

@@ -70,8 +70,6 @@ HOSTILE = {
         (MESSAGES, {"messages": user("a"), **{f"{WIDE[:500]}{number}": 1 for number in range(1000)}}),
     ],
 }
-SENT = [(path, body) for cases in HOSTILE.values() for path, body in cases]
-NAMES = [f"{name}: {path}" for name, cases in HOSTILE.items() for path, _ in cases]
 
 
 def is_refused(path, response):
@@ -82,13 +80,14 @@ def is_refused(path, response):
     return response.status_code == 400 and (body.get("type") == "error") == (path == MESSAGES)
 
 
-@pytest.mark.parametrize(("path", "body"), SENT, ids=NAMES)
-async def test_it_is_refused_in_the_words_of_its_dialect(server, path, body):
-    content = json.dumps({"model": BASE_MODEL, "max_tokens": 1, **body}).encode()
-    if path == RESPONSES:
-        content = json.dumps({"model": BASE_MODEL, **body}).encode()
-    response = await server.post(path, content=content, headers={"content-type": "application/json"})
-    assert is_refused(path, response), response.text[:500]
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_it_is_refused_in_the_words_of_its_dialect(server, name):
+    for path, body in HOSTILE[name]:
+        content = json.dumps({"model": BASE_MODEL, "max_tokens": 1, **body}).encode()
+        if path == RESPONSES:
+            content = json.dumps({"model": BASE_MODEL, **body}).encode()
+        response = await server.post(path, content=content, headers={"content-type": "application/json"})
+        assert is_refused(path, response), (path, response.text[:500])
 
 
 @pytest.mark.parametrize(("path", "key"), [(MESSAGES, "messages"), (RESPONSES, "input"), (CHAT, "messages")])

@@ -96,27 +96,27 @@ async def test_head_tells_the_size_and_sends_nothing(anybody, url):
     assert (answer.headers["content-length"], answer.headers["accept-ranges"]) == ("7", "bytes")
 
 
-@pytest.mark.parametrize(
-    "before, after",
-    [
-        ("signature=", "signature=0"),
-        ("expires=", "expires=9"),
-        ("/out/", "/other/"),
-        ("/shards/0.bin", "/shards/1.bin"),
-        ("/shards/0.bin", "/checkpoint.json"),
-        ("/shards/0.bin", "/../../weights/ck1/shards/0.bin"),
-        ("owner=local", "owner=root"),
-        ("external_weights", "weights"),
-        ("external_weights", "nothing"),
-        ("&signature", "&unsigned"),
-    ],
-)
-async def test_an_altered_link_opens_nothing_and_tells_nothing(api, anybody, model_id, url, before, after):
+ALTERED = [
+    ("signature=", "signature=0"),
+    ("expires=", "expires=9"),
+    ("/out/", "/other/"),
+    ("/shards/0.bin", "/shards/1.bin"),
+    ("/shards/0.bin", "/checkpoint.json"),
+    ("/shards/0.bin", "/../../weights/ck1/shards/0.bin"),
+    ("owner=local", "owner=root"),
+    ("external_weights", "weights"),
+    ("external_weights", "nothing"),
+    ("&signature", "&unsigned"),
+]
+
+
+async def test_an_altered_link_opens_nothing_and_tells_nothing(api, anybody, model_id, url):
     await save(api, model_id, "out")  # of the same name
     await export(api, model_id, "other", seq_id=6)
-    answer = await anybody.get(url.replace(before, after, 1))
-    assert answer.status_code == 403
-    assert "the signature does not fit" in answer.json()["detail"]
+    for before, after in ALTERED:
+        answer = await anybody.get(url.replace(before, after, 1))
+        assert answer.status_code == 403, (before, after)
+        assert "the signature does not fit" in answer.json()["detail"]
 
 
 async def test_a_link_ends_after_an_hour(anybody, url, services, monkeypatch):
