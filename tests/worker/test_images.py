@@ -15,7 +15,7 @@ GOLDEN = np.load(NUMBERS)
 CLOSE, CLOSE_OF_LINEAR = 2e-5, 1e-4  # nats; linear attention divides by sums that nearly cancel
 GRADIENT = 1e-4  # of the largest number of a factor
 ADAPTER = AdapterSpec(rank=2)
-QUICK = ("qwen3_5", (1, 1, 2))
+QUICK = ("qwen3_vl", (1, 1, 2))  # tests/sdk/test_images_invariant.py has a server of qwen3_5
 OTHERS = [(name, shape) for name in CONFIGS for shape in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))]
 
 
