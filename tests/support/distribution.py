@@ -49,6 +49,7 @@ TOGETHER = {
         "tests/models/test_losses_against_reference.py",
         "tests/sharding/test_collectives.py",
         "tests/worker/steps/test_adapters.py",
+        "tests/worker/steps/test_dimuon.py",
         "tests/worker/steps/test_experts.py",
         "tests/worker/steps/test_optimizer.py",
         "tests/worker/steps/test_prompt_scores.py",
@@ -56,6 +57,10 @@ TOGETHER = {
         "tests/worker/steps/test_sample.py",
         "tests/worker/steps/test_swap.py",
         "tests/worker/test_split.py",
+    ),
+    "bits of training": (
+        "tests/worker/test_company.py",
+        "tests/worker/test_split_weights.py",
     ),
 }
 GROUP_OF = {file: name for name, files in TOGETHER.items() for file in files}
@@ -65,7 +70,6 @@ LONG = (
     *GROUP_OF,
     "tests/worker/programs/test_aside.py",
     "tests/chaos/test_crashes.py",
-    "tests/worker/test_company.py",
     "tests/sdk/test_groups.py",
     "tests/worker/test_engine.py",
     "tests/sdk/test_sampling_groups.py",

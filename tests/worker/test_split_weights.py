@@ -16,10 +16,10 @@ from tests.support.tiny_engine import (
 @pytest.mark.parametrize(
     "shape, kind",
     [
-        ((2, 2, 2), "dense"),
+        ((2, 2, 2), "mixture"),  # of which test_company.py has one
+        pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
         pytest.param((8, 1, 1), "dense", marks=pytest.mark.slow),
         pytest.param((8, 1, 1), "mixture", marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), "mixture", marks=pytest.mark.slow),
         pytest.param((2, 1, 2), "latent", marks=pytest.mark.slow),
         pytest.param((2, 1, 2), "linear", marks=pytest.mark.slow),
     ],
