@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ running: list["Server"] = []  # whose logs belong to the report of a failed test
 class Server:
     """Holds a running server, its data and its log.
 
-    ``command``: what starts it, for example COMMAND; without, it is forked from a process that has imported
-    ``spmd-tx``.
+    ``command``: what starts it, for example COMMAND; without, ``run`` is called in a process that is forked
+    from one with all imports.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Server:
         data_dir: Path,
         command: Sequence[str] = (),
         environment: Mapping[str, str] = QUICKLY,
+        run: Callable[..., None] = run_spmd_tx,
         **options: object,
     ) -> None:
         self.data_dir = data_dir
@@ -75,7 +76,7 @@ class Server:
                     [*command, *arguments], stdout=subprocess.PIPE, stderr=log, text=True, env=environment
                 )
             else:
-                self.process = Forked(run_spmd_tx, *arguments, stderr=log, environment=environment)
+                self.process = Forked(run, *arguments, stderr=log, environment=environment)
 
     @property
     def log(self) -> str:

@@ -7,7 +7,8 @@ import pytest
 
 from spmd_tx.coordinator.text.chat_template import TEMPLATE
 from spmd_tx.demo import tiny_model
-from tests.sdk.server import BASE_MODEL, COMMAND, CONTEXT, QUICKLY, VOCABULARY, Server, serving
+from tests.sdk import serve_with_held_program
+from tests.sdk.server import BASE_MODEL, CONTEXT, QUICKLY, VOCABULARY, Server, serving
 from tests.support.chat_templates import QWEN3
 from tests.support.distribution import GROUP_OF, file_of
 from tests.support.otel_collector import Collector, collecting
@@ -55,8 +56,9 @@ def shared_server(
         "OTEL_TRACES_SAMPLER": "parentbased_always_off",
         "OTEL_BSP_SCHEDULE_DELAY": "100",  # ms
     }
-    options = {"command": [str(COMMAND)], "environment": QUICKLY | traces, "max_lora_adapters": SLOTS}
-    with serving(shared_model_dir, data_dir, **options) as server:
+    held = {"HELD_PROGRAM": str(data_dir.with_name("held"))}
+    options = {"environment": QUICKLY | traces | held, "max_lora_adapters": SLOTS}
+    with serving(shared_model_dir, data_dir, run=serve_with_held_program.run, **options) as server:
         started.append(server)
         server.wait_until_ready()
         yield server

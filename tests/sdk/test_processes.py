@@ -20,7 +20,7 @@ from tests.sdk.examples import (
     sample,
     train,
 )
-from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
 
 PROMPT = random_tokens(10, seed=0)
 QUESTION = batch(seed=9)
@@ -95,6 +95,7 @@ def test_a_server_on_postgresql_says_when_it_is_ready_and_continues(model_dir, t
         sample(sampler, PROMPT, drawn(max_tokens=4))
         assert server.terminate() == 0
         assert "Traceback" not in server.log
+    options["command"] = [str(COMMAND)]  # as an operator starts it
     with serving(model_dir, tmp_path / "data", port=port, **options) as server:
         server.wait_until_ready()
         answers = [each.result(SECONDS).sequences[0].tokens for each in pending]

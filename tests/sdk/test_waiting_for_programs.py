@@ -1,8 +1,6 @@
 """A request of a new size waits for its program, and nobody else does."""
 
-import sys
 import time
-from pathlib import Path
 
 import httpx
 import numpy as np
@@ -11,26 +9,19 @@ import tinker
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.sdk.examples import SECONDS, batch, drawn, logprobs_of, random_tokens, sample, train
-from tests.sdk.server import BASE_MODEL, serving
+from tests.sdk.server import BASE_MODEL
 
-PROGRAM = Path(__file__).with_name("serve_with_held_program.py")
 HELD, LENGTHS = "forward_backward 1x192", [150]
 PROMPT = random_tokens(10, seed=0)
 
 
 @pytest.fixture
-def let_go(tmp_path):
-    return tmp_path / "let-go"
-
-
-@pytest.fixture
-def server(model_dir, tmp_path, let_go, monkeypatch):
-    monkeypatch.setenv("HELD_PROGRAM", HELD)
-    monkeypatch.setenv("LET_GO", str(let_go))
-    command = [sys.executable, str(PROGRAM)]
-    with serving(model_dir, tmp_path / "data", command=command) as server:
-        server.wait_until_ready()
-        yield server
+def held(server):
+    """A file, as long as which is there the program is not compiled."""
+    file = server.data_dir.with_name("held")
+    file.write_text(HELD)
+    yield file
+    file.unlink(missing_ok=True)
 
 
 def client(server):
@@ -54,7 +45,8 @@ def everything(trainer, seed):
     return loss, logprobs_of(trainer, batch(seed=9)), answer.tokens, answer.logprobs
 
 
-def test_a_request_of_a_new_size_holds_up_nobody(server, let_go):
+def test_a_request_of_a_new_size_holds_up_nobody(live_server, held):
+    server, before = live_server, unforeseen(live_server)
     with client(server) as service, client(server) as stranger:
         bystander, twin, stray = (
             each.create_lora_training_client(BASE_MODEL, rank=8, seed=1).result(SECONDS)
@@ -69,10 +61,10 @@ def test_a_request_of_a_new_size_holds_up_nobody(server, let_go):
             time.sleep(0.05)
         meanwhile = everything(bystander, seed=0)
         assert compiling(server) == HELD
-        let_go.touch()
+        held.unlink()
         assert len(waiting.result(SECONDS).loss_fn_outputs) == len(LENGTHS)
 
     for one, other in zip(meanwhile, in_peace, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert unforeseen(server) == 0
+    assert unforeseen(server) == before
     assert "nobody has ordered" not in server.log

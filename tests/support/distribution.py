@@ -8,6 +8,7 @@ import pytest
 TOGETHER = {
     "server": (
         "tests/sdk/test_guides.py",
+        "tests/sdk/test_waiting_for_programs.py",  # before larger programs are there, which would do
         "tests/sdk/test_processes.py",
         "tests/sdk/test_trajectories.py",
         "tests/sdk/test_agents.py",
