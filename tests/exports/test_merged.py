@@ -45,7 +45,7 @@ def loaded(path):
 
 
 def expected(path, adapter, folder):
-    """The base model's arrays with what the adapter adds, from its declaration alone."""
+    """The base model's arrays with what the adapter adds, from its declaration alone, and its embedding."""
     model, base = loaded(path)
     factors = peft.read(folder, adapter, model, adapter.rank)
     layers = {name: base.layers[name] for name in base.layers}
@@ -54,18 +54,17 @@ def expected(path, adapter, folder):
         a, b = ((f[:, None] if f.ndim < layers[name].ndim else f) for f in (its.a, its.b))
         layers[name] = layers[name] + np.float32(scale) * (a.swapaxes(-1, -2) @ b)
     head = base.unembed + np.float32(adapter.scale) * (factors.head.b.T @ factors.head.a)
-    return layers, head
+    return layers, head, base.embed
 
 
 def check(path, folder, merged, adapter, tolerance):
-    layers, head = expected(path, adapter, folder)
+    layers, head, embed = expected(path, adapter, folder)
     _, found = loaded(merged)
     for name, array in layers.items():
         atol = tolerance(name, array)
         np.testing.assert_allclose(found.layers[name], array, rtol=0, atol=atol, err_msg=name)
     np.testing.assert_allclose(found.unembed, head, rtol=0, atol=tolerance("head", head))
-    _, base = loaded(path)
-    np.testing.assert_allclose(found.embed, base.embed, rtol=0, atol=tolerance("embed", base.embed))
+    np.testing.assert_allclose(found.embed, embed, rtol=0, atol=tolerance("embed", embed))
 
 
 @pytest.mark.parametrize("family", families.CONFIGS)

@@ -1,6 +1,6 @@
 """Grouped and gated adapters are one function of a row, whatever stands beside it."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,11 @@ def apply(make, slots, adapters, broken=None):
     if broken is not None:
         b[broken] = np.nan
 
+    return np.asarray(traced(make)(x.astype(np.float32), np.array(slots, np.int32), scale, a, b))[:, 0]
+
+
+@cache
+def traced(make):
     @jax.jit
     @partial(jax.shard_map, mesh=make_mesh(1, 1, 1), in_specs=jax.P(AXES), out_specs=jax.P(AXES))
     def run(x, slots, scale, a, b):
@@ -37,8 +42,7 @@ def apply(make, slots, adapters, broken=None):
         in_head = make(bank, slots, scale)(x, BankPlace())
         return jnp.where(in_layer == in_head, in_layer, jnp.inf)
 
-    arrays = (x.astype(np.float32), np.array(slots, np.int32), scale, a, b)
-    return np.asarray(run(*map(jnp.asarray, arrays)))[:, 0]
+    return run
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from tests.support.kernels import kernels_of
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")
 
+placed = jax.jit(flash_attention.place_of, static_argnums=(1, 2))
 HEADS, KV_HEADS, LENGTH, BLOCK = 4, 2, 384, 128
 ROWS = [[384], [100, 93, 150], [1, 7, 120, 256], []]
 
@@ -49,11 +50,15 @@ def results(name, segments, q, k, v, slope, window=None):
     return y, *pull_back(slope)
 
 
+@cache
+def usual(name, width=24):
+    """Of ROWS, for all tests."""
+    return jax.tree.map(np.asarray, results(name, segments_of(ROWS), *arrays(len(ROWS), width)))
+
+
 @pytest.mark.parametrize("width", [pytest.param(128, marks=pytest.mark.slow), 24])
 def test_results_and_gradients_are_the_references(width):
-    segments = segments_of(ROWS)
-    found, wanted = (results(name, segments, *arrays(len(ROWS), width)) for name in ("mosaic", "reference"))
-    for ours, theirs in zip(found, wanted, strict=True):
+    for ours, theirs in zip(usual("mosaic", width), usual("reference", width), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5)
 
 
@@ -66,25 +71,24 @@ def test_windows_and_sinks_are_the_references(window, monkeypatch):
     found = results("mosaic", segments, *arrays(len(ROWS), 24), window)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5)
-    place = flash_attention.place_of(segments, BLOCK, window)
+    place = placed(segments, BLOCK, window)
     assert place.first[0].tolist() == ([0, 0, 1] if window == 70 else [0, 1, 2])
     assert place.last[0].tolist() == ([1, 2, 2] if window == 70 else [0, 1, 2])
 
 
 def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit():
     mine, others = arrays(len(ROWS), 24), arrays(len(ROWS), 24, seed=1)
-    alone = results("mosaic", segments_of(ROWS), *mine)
     order = [2, 0, 3, 1]
     moved = [x[order] for x in mine]
     for x, other in zip(moved, others, strict=True):
         x[2:] = other[2:] * np.nan
     beside = results("mosaic", segments_of([ROWS[2], ROWS[0], [384], [10, 10]]), *moved)
-    for before, after in zip(alone, beside, strict=True):
-        assert np.array_equal(np.asarray(before)[order[:2]], np.asarray(after)[:2])
+    for before, after in zip(usual("mosaic"), beside, strict=True):
+        assert np.array_equal(before[order[:2]], np.asarray(after)[:2])
 
 
 def test_blocks_without_a_common_segment_are_skipped():
-    place = flash_attention.place_of(segments_of(ROWS), BLOCK)
+    place = placed(segments_of(ROWS), BLOCK)
     assert place.first.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]
     assert place.last.tolist() == [[2, 2, 2], [1, 2, 2], [0, 2, 2], [2, 2, 2]]
     assert place.start[1, 0, [0, 99, 100, 192, 193, 343, 383]].tolist() == [0, 0, 100, 100, 193, 343, 343]

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,12 @@ def results(name, segments, q, k, v, slope, window=None):
     return y, *pull_back(slope)
 
 
+@cache
+def usual():
+    """Of ROWS, for all tests."""
+    return jax.tree.map(np.asarray, results("triton", segments_of(ROWS, 384), *arrays(len(ROWS), 384)))
+
+
 @pytest.mark.parametrize(
     "rows, length, width, window",
     [
@@ -61,7 +67,8 @@ def test_results_and_gradients_are_the_references(rows, length, width, window, m
     segments, operands = segments_of(rows, length), arrays(len(rows), length, width)
     wanted = results("reference", segments, *operands, window)
     monkeypatch.setattr(attention, "_reference", lambda segments: pytest.fail("the reference was asked"))
-    found = results("triton", segments, *operands, window)
+    is_usual = rows is ROWS and (length, width, window) == (384, 16, None)
+    found = usual() if is_usual else results("triton", segments, *operands, window)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=3e-5)
 
@@ -75,7 +82,9 @@ def test_rows_and_heads_that_kernels_cannot_have_go_to_the_reference():
 
 
 def test_only_blocks_that_see_each_other_are_read():
-    place = flash_triton.place_of(flash.starts(segments_of([[384], [128, 200]], 384)), width=16)
+    place = jax.jit(lambda segments: flash_triton.place_of(flash.starts(segments), width=16))(
+        segments_of([[384], [128, 200]], 384)
+    )
     assert place.first_BI.tolist() == [[0, 0, 0], [0, 2, 2]], "blocks of 64 keys for 128 queries"
     assert place.end_BJ.tolist() == [[6] * 6, [2, 2, 6, 6, 6, 6]], "blocks of 64 queries"
 
@@ -104,11 +113,10 @@ def test_what_a_gpu_would_run_is_one_kernel_forth_and_two_back():
 
 def test_neither_the_place_nor_the_company_of_a_row_changes_a_bit():
     mine, others = arrays(len(ROWS), 384), arrays(len(ROWS), 384, seed=1)
-    alone = results("triton", segments_of(ROWS, 384), *mine)
     order = [2, 0, 3, 1]
     moved = [x[order] for x in mine]
     for x, other in zip(moved, others, strict=True):
         x[2:] = other[2:] * np.nan
     beside = results("triton", segments_of([ROWS[2], ROWS[0], [384], [10, 10]], 384), *moved)
-    for before, after in zip(alone, beside, strict=True):
-        np.testing.assert_array_equal(np.asarray(before)[order[:2]], np.asarray(after)[:2])
+    for before, after in zip(usual(), beside, strict=True):
+        np.testing.assert_array_equal(before[order[:2]], np.asarray(after)[:2])

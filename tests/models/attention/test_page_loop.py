@@ -122,7 +122,8 @@ def continued():
 def attend_keys(q_TNE, k_SKE, v_SKE, mask_TS):
     k_SNE, v_SNE = (np.repeat(each, q_TNE.shape[1] // each.shape[1], axis=1) for each in (k_SKE, v_SKE))
     scores_NTS = np.einsum("TNE,SNE->NTS", q_TNE, k_SNE) * q_TNE.shape[-1] ** -0.5
-    probabilities_NTS = jax.nn.softmax(np.where(mask_TS, scores_NTS, -np.inf), axis=-1)
+    shares_NTS = np.where(mask_TS, np.exp(scores_NTS), 0)
+    probabilities_NTS = shares_NTS / shares_NTS.sum(axis=-1, keepdims=True)
     return np.einsum("NTS,SNE->TNE", probabilities_NTS, v_SNE)
 
 

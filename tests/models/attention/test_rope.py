@@ -1,5 +1,6 @@
 """Rotary embeddings and growth of queries equal those of transformers."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from spmd_tx.models.families.rope import read_rope
 from tests.golden.parts import GROWING, PARTS, POSITIONS, ROPES, random
 
 GOLDEN = np.load(PARTS)
-POSITIONS_BT = jnp.asarray(POSITIONS)[None]
+POSITIONS_BT = jnp.asarray(POSITIONS[None])
+turned = jax.jit(rotate, static_argnums=2)
 
 
 def declared(name: str) -> Rope:
@@ -23,22 +25,23 @@ def declared(name: str) -> Rope:
 @pytest.mark.parametrize("name", ROPES)
 def test_angles_are_those_of_transformers(name):
     rope = declared(name)
-    found = np.stack([part[0] for part in angles(POSITIONS_BT, rope, ROPES[name].head_width)])
+    found = np.stack(jax.jit(angles, static_argnums=(1, 2))(POSITIONS_BT, rope, ROPES[name].head_width))[:, 0]
     np.testing.assert_allclose(found, GOLDEN[f"rope/{name}"], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", GROWING)
 def test_queries_grow_as_in_transformers(name):
     q = random(0, 1, len(POSITIONS), 2, 4)
-    found = grow_queries(jnp.asarray(q), POSITIONS_BT, declared(name))
+    found = jax.jit(grow_queries, static_argnums=2)(q, POSITIONS_BT, declared(name))
     expected = GOLDEN[f"growth/{name}"]
     assert expected.max() > 1.1
     np.testing.assert_allclose(found, q * expected[None, :, None, None], rtol=1e-6)
 
 
 def test_a_plain_rope_has_the_bits_that_it_always_had():
-    x = jnp.asarray(random(1, 1, len(POSITIONS), 3, 16))
-    assert np.array_equal(rotate(x, POSITIONS_BT, Rope(1e6)), layers.rotate(x, POSITIONS_BT, 1e6))
+    x = random(1, 1, len(POSITIONS), 3, 16)
+    always = jax.jit(layers.rotate, static_argnums=2)(x, POSITIONS_BT, 1e6)
+    assert np.array_equal(turned(x, POSITIONS_BT, Rope(1e6)), always)
 
 
 @pytest.mark.parametrize("width", [0, 8])
@@ -47,8 +50,8 @@ def test_interleaved_pairs_are_rotated_as_halves_are_and_the_rest_of_a_head_stay
     rotated = width or 16
     halves = np.concatenate([x[..., 0:rotated:2], x[..., 1:rotated:2], x[..., rotated:]], axis=-1)
     scaling = Llama3(8.0, 1.0, 4.0, 64)
-    interleaved = rotate(jnp.asarray(x), POSITIONS_BT, Rope(1e4, width, scaling, is_interleaved=True))
-    assert np.array_equal(interleaved, rotate(jnp.asarray(halves), POSITIONS_BT, Rope(1e4, width, scaling)))
+    interleaved = np.asarray(turned(x, POSITIONS_BT, Rope(1e4, width, scaling, is_interleaved=True)))
+    assert np.array_equal(interleaved, turned(halves, POSITIONS_BT, Rope(1e4, width, scaling)))
     assert np.array_equal(interleaved[..., rotated:], x[..., rotated:])
     assert not np.allclose(interleaved[0, -1, :, :rotated], halves[0, -1, :, :rotated])
 

@@ -47,7 +47,7 @@ def random(*shape, seed):
 @pytest.mark.parametrize(
     "window, name, ends",
     [
-        (1, "reference", PIECES),
+        pytest.param(1, "reference", PIECES, marks=pytest.mark.slow),
         pytest.param(7, "row_by_row", PIECES, marks=pytest.mark.slow),
         pytest.param(64, "reference", PIECES, marks=pytest.mark.slow),
         (64, "row_by_row", PIECES),
