@@ -57,6 +57,7 @@ TOGETHER = {
         "tests/worker/steps/test_remat.py",
         "tests/worker/steps/test_sample.py",
         "tests/worker/steps/test_swap.py",
+        "tests/worker/test_company_quickly.py",
         "tests/worker/test_split.py",
     ),
     "bits of training": (

@@ -1,4 +1,7 @@
-"""A request's results do not depend, in any bit, on whose rows are in the same micro-batch."""
+"""A request's results do not depend, in any bit, on whose rows are in the same micro-batch.
+
+Programs are compiled as a server does; test_company_quickly.py has more of them without optimizations.
+"""
 
 from dataclasses import replace
 
@@ -68,7 +71,7 @@ def with_a_broken_adapter(w, value):
     scope="module",
     params=[
         ((2, 1, 2), "bfloat16", "dense", True),
-        *(  # mixtures are those of the test of two data shards below
+        *(  # test_company_quickly.py has a mixture
             pytest.param(engine, marks=pytest.mark.slow)
             for engine in (
                 ((1, 2, 2), "float32", "grouped"),
@@ -141,17 +144,16 @@ def test_a_request_on_one_data_shard_gives_the_same_bits_on_any(engine):
         assert_identical(ours(engine, with_a_broken_adapter(w, np.nan), rows), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape, kind",
-    [
-        ((2, 2, 2), "mixture"),
-        pytest.param((4, 1, 2), "dense", marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
-        pytest.param((1, 4, 2), "mixture", marks=pytest.mark.slow),
-    ],
+    [((2, 2, 2), "mixture"), ((4, 1, 2), "dense"), ((2, 2, 2), "dense"), ((1, 4, 2), "mixture")],
 )
 def test_a_request_on_two_data_shards_gives_the_same_bits_on_any_pair(shape, kind):
-    engine = tiny_engine(shape, kind=kind)
+    assert_same_on_any_pair(tiny_engine(shape, kind=kind))
+
+
+def assert_same_on_any_pair(engine):
     w = random_adapters(1, engine.model)
     mine = request(OURS, 5, 4, "importance_sampling")
     company = (request(SECOND, 6, 4, "ppo"), (0, 1)), (C, (3,))
@@ -170,17 +172,15 @@ def test_a_broken_adapter_in_company_changes_no_bit(engine, alone, requests, val
     assert not np.isfinite(engine.forward_backward(w, rows).logprobs).all()
 
 
-@pytest.mark.parametrize(
-    "shape, made_special",
-    [
-        ((1, 1, 1), with_targets),
-        ((2, 2, 2), of_sequences),
-        pytest.param((1, 1, 1), of_sequences, marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), with_targets, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("made_special", [with_targets, of_sequences])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=mesh_name)
 def test_company_changes_no_bit_of_special_programs(shape, made_special):
-    engine, w = tiny_engine(shape), random_adapters(seed=1)
+    assert_company_changes_nothing(tiny_engine(shape), made_special)
+
+
+def assert_company_changes_nothing(engine, made_special):
+    w = random_adapters(seed=1)
     a, b, c, d = map(made_special, (A, B, C, D))
     alone = ours(engine, w, deal(engine.data_shards, [a]))
     assert all(np.any(factor) for factor in alone.values())

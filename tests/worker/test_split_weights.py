@@ -14,22 +14,23 @@ from tests.support.tiny_engine import (
 
 
 @pytest.mark.parametrize(
-    "shape, kind",
+    "shape, dtype, kind",
     [
-        ((2, 2, 2), "mixture"),  # of which test_company.py has one
-        pytest.param((2, 2, 2), "dense", marks=pytest.mark.slow),
-        pytest.param((8, 1, 1), "dense", marks=pytest.mark.slow),
-        pytest.param((8, 1, 1), "mixture", marks=pytest.mark.slow),
-        pytest.param((2, 1, 2), "latent", marks=pytest.mark.slow),
-        pytest.param((2, 1, 2), "linear", marks=pytest.mark.slow),
+        ((2, 1, 2), "bfloat16", "dense"),  # of which test_company.py has one
+        pytest.param((2, 2, 2), "float32", "dense", marks=pytest.mark.slow),
+        pytest.param((2, 2, 2), "float32", "mixture", marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), "float32", "dense", marks=pytest.mark.slow),
+        pytest.param((8, 1, 1), "float32", "mixture", marks=pytest.mark.slow),
+        pytest.param((2, 1, 2), "float32", "latent", marks=pytest.mark.slow),
+        pytest.param((2, 1, 2), "float32", "linear", marks=pytest.mark.slow),
     ],
     ids=lambda value: value if isinstance(value, str) else mesh_name(value),
 )
-def test_training_does_not_depend_on_where_weights_lie(shape, kind):
+def test_training_does_not_depend_on_where_weights_lie(shape, dtype, kind):
     rows = [(random_datum(seed, seed % 3, 64 - seed),) for seed in range(8)]
     results = []
     for split_base in (False, True):
-        engine = tiny_engine(shape, kind=kind, split_base=split_base)
+        engine = tiny_engine(shape, dtype, kind, split_base)
         w = random_adapters(1, engine.model)
         results.append(engine.forward_backward(w, deal(engine.data_shards, [rows])))
     replicated, split = results
