@@ -18,6 +18,7 @@ MIXTURE = tiny_model.Spec(**{**vars(DENSE), "n_experts": 4, "experts_per_token":
 CONTEXT, VERSIONS, CHUNK = 128, 2, 16
 ADAPTER = AdapterSpec(rank=4)
 SAME = 2e-5  # nats
+TOP = {"topk_sample_logprobs": 3}  # all ask for them: each other number would be more programs
 FAST = 300.0  # tokens that are computed while the weights are read
 
 
@@ -69,13 +70,13 @@ def answers(engine, ridge):
     """Let a long prompt of one adapter arrive while samples of another one and of the base model run."""
     sampler = Sampler(engine, ADAPTER, tuple(range(VERSIONS)), chunk_tokens=CHUNK, ridge=ridge)
     for number in range(2):
-        sampler.ask(f"running {number}", prompt_of(number, 9), 50, (0, None)[number], seed=number)
+        sampler.ask(f"running {number}", prompt_of(number, 9), 50, (0, None)[number], seed=number, **TOP)
     for _ in range(6):
         sampler.turn()
-    sampler.ask("long", prompt_of(7, 100), 8, 1, seed=7, num_samples=2, topk_sample_logprobs=3)
+    sampler.ask("long", prompt_of(7, 100), 8, 1, seed=7, num_samples=2, **TOP)
     job = sampler.batch.unanswered()["long"]
     sampler.run()
-    sampler.ask("next turn", prompt_of(7, 110), 8, 1, seed=8)
+    sampler.ask("next turn", prompt_of(7, 110), 8, 1, seed=8, **TOP)
     sampler.run()
     return sampler, job
 
