@@ -108,7 +108,7 @@ NOT_FUZZED = {
     "max_compilation_cache": _KEPT,
     "max_checkpoint_cache": _KEPT,
     "group": "names the group whose options they are",
-    "groups": "have stories of their own: tests/sdk/test_groups.py",
+    "groups": "have stories of their own: tests/sdk/test_three_groups.py",
     "processes_beside": "counts the workers of those groups",
     "bounds": "are numbers that requests are compared with; tests/test_bounds.py has each",
 }

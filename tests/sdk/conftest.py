@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import httpx._transports.default as transports
+import pyqwest
 import pytest
 import tinker
 
@@ -62,9 +63,15 @@ def server(shared_server: Server) -> Server:
 
 @pytest.fixture(scope="session", autouse=True)
 def certificates_are_read_once() -> Iterator[None]:
-    """Each client of the SDK reads all certificates of this machine, though no server here has any."""
+    """Each client of the SDK reads all certificates of this machine several times; no server here has any."""
+    new = pyqwest.HTTPTransport
+
+    def without_certificates(*, tls_include_system_certs: bool) -> pyqwest.HTTPTransport:
+        return new()
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
+        patch.setattr(pyqwest, "HTTPTransport", without_certificates)
         yield
 
 

@@ -21,7 +21,16 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens
 from tests.sdk.raw_api import RawApi
-from tests.sdk.server import BASE_MODEL, COMMAND, QUICKLY, Server, generation_of, groups_of, serving
+from tests.sdk.server import (
+    BASE_MODEL,
+    COMMAND,
+    QUICKLY,
+    Server,
+    generation_of,
+    groups_of,
+    serving,
+    workers_of_group,
+)
 from tests.sdk.shared_servers import SPEC
 
 TEACHER = "teacher"
@@ -96,32 +105,39 @@ def assert_equal(found, expected) -> None:
     assert found[2] == expected[2]
 
 
+def assert_both_are_served(server: Server) -> None:
+    wait_until(lambda: all(each["state"] == "ready" for each in groups_of(server).values()))
+    capabilities = httpx.get(f"{server.url}/api/v1/get_server_capabilities").json()["supported_models"]
+    assert [each["model_name"] for each in capabilities] == [BASE_MODEL, TEACHER]
+    assert [each["trainable"] for each in capabilities] == [True, False]
+    assert httpx.get(f"{server.url}/readyz", params={"base": TEACHER}).status_code == 200
+    assert httpx.get(f"{server.url}/readyz", params={"group": "nobody"}).status_code == 404
+
+
+def assert_neither_notices_the_others_losses(server: Server) -> None:
+    expected = study(server)
+    generations = [(generation_of(server, "main"), generation_of(server, TEACHER))]
+
+    def lose(group: str) -> None:
+        before = generation_of(server, group)
+        os.kill(workers_of_group(server, group)[0], signal.SIGKILL)
+        wait_until(lambda: generation_of(server, group) > before)
+        generations.append((generation_of(server, "main"), generation_of(server, TEACHER)))
+
+    assert_equal(study(server, {2: lambda: lose(TEACHER), 4: lambda: lose("main")}), expected)
+    (of_student, _), (same, of_teacher), (of_next_student, same_of_teacher) = generations
+    assert same == of_student < of_next_student
+    assert same_of_teacher == of_teacher == generation_of(server, TEACHER)
+    assert generation_of(server, "main") == of_next_student
+
+
+@pytest.mark.slow  # tests/sdk/test_three_groups.py has both, and one that samples for the student
 def test_a_teacher_answers_beside_a_student_that_trains_and_neither_notices_the_others_losses(
     model_dir, teacher_dir, tmp_path
 ):
     with two_models(model_dir, teacher_dir, tmp_path / "data") as server:
-        wait_until(lambda: all(each["state"] == "ready" for each in groups_of(server).values()))
-        capabilities = httpx.get(f"{server.url}/api/v1/get_server_capabilities").json()["supported_models"]
-        assert [each["model_name"] for each in capabilities] == [BASE_MODEL, TEACHER]
-        assert [each["trainable"] for each in capabilities] == [True, False]
-        assert httpx.get(f"{server.url}/readyz", params={"base": TEACHER}).status_code == 200
-        assert httpx.get(f"{server.url}/readyz", params={"group": "nobody"}).status_code == 404
-        expected = study(server)
-
-        generations = [(generation_of(server, "main"), generation_of(server, TEACHER))]
-
-        def lose(group: str, base: Path) -> None:
-            before = generation_of(server, group)
-            os.kill(worker_of(server, base), signal.SIGKILL)
-            wait_until(lambda: generation_of(server, group) > before)
-            generations.append((generation_of(server, "main"), generation_of(server, TEACHER)))
-
-        losses = {2: lambda: lose(TEACHER, teacher_dir), 4: lambda: lose("main", model_dir)}
-        assert_equal(study(server, losses), expected)
-        (of_student, _), (same, of_teacher), (of_next_student, same_of_teacher) = generations
-        assert same == of_student < of_next_student
-        assert same_of_teacher == of_teacher == generation_of(server, TEACHER)
-        assert generation_of(server, "main") == of_next_student
+        assert_both_are_served(server)
+        assert_neither_notices_the_others_losses(server)
 
 
 @pytest.mark.slow

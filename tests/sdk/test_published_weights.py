@@ -11,6 +11,7 @@ from tests.sdk.examples import CONTEXT, SECONDS, VOCABULARY, batch
 from tests.sdk.server import BASE_MODEL, generation_of, groups_of
 from tests.sdk.test_sampling_groups import (
     ROLLOUTS,
+    assert_ends_in_order,
     assert_same_through_a_kill,
     both_ready,
     drawn_by,
@@ -28,6 +29,7 @@ def test_samples_of_a_new_mixture_come_from_the_other_group_also_when_it_is_kill
     model = tiny_model.write(tmp_path / "model", MIXTURE)
     with serving_both(model, tmp_path / "data", expert_lora=expert_lora) as address:
         assert_same_through_a_kill(address)
+        assert_ends_in_order(address)
 
 
 @pytest.mark.slow

@@ -146,6 +146,10 @@ def assert_same_through_a_kill(address: Address, rank: int = 8) -> None:
     assert generation_of(address.server, "main") == generation
     both_ready(address)  # also the one that was killed: others did its work until then
     assert_counted(address.server)
+
+
+def assert_ends_in_order(address: Address) -> None:
+    """End it: the group that samples has done so, and left nothing."""
     address.server.terminate()
     assert has_sampled(address.server, ROLLOUTS)
     assert list((address.server.data_dir / "versions").iterdir()) == []
@@ -170,15 +174,18 @@ def metric_of(server: Server, name: str, **labels: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.slow  # tests/sdk/test_three_groups.py has both, and a teacher
 def test_samples_of_new_weights_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):
     with serving_both(model_dir, tmp_path / "data") as address:
         assert_same_through_a_kill(address)
+        assert_ends_in_order(address)
 
 
 @pytest.mark.slow
 def test_samples_of_new_whole_models_come_from_the_other_group_also_when_it_is_killed(model_dir, tmp_path):
     with serving_both(model_dir, tmp_path / "data", full_parameters=True) as address:
         assert_same_through_a_kill(address, rank=0)
+        assert_ends_in_order(address)
 
 
 @pytest.mark.slow
@@ -186,6 +193,7 @@ def test_a_group_of_two_processes_samples_for_another_also_when_one_of_them_is_k
     two = f"{OPTIONS['group']},num_processes=2,fully_sharded_data_parallel_size=2"
     with serving_both(model_dir, tmp_path / "data", group=two) as address:
         assert_same_through_a_kill(address)
+        assert_ends_in_order(address)
 
 
 @pytest.mark.slow
