@@ -5,7 +5,6 @@ with seed 3 never answers. With FAKE_WORKER_FAILS_AT_START in the environment it
 FAKE_WORKER_DOES_NOT_FIT it says that it cannot.
 """
 
-import argparse
 import os
 import sys
 import threading
@@ -42,21 +41,15 @@ class Unwritten(FakeDevice):
 
 
 def main(new_device=Unwritten, fails=(RAISE, EXIT, HANG)):
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--coordinator")
-    for option in ("--process-id", "--generation", "--devices"):
-        parser.add_argument(option, type=int)
-    parser.add_argument("--device-ids")
-    parser.add_argument("--model-dir")
-    options = parser.parse_args()
-    origin = {"generation": options.generation, "process": options.process_id}
+    options = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=True))  # to import argparse takes long
+    origin = {"generation": int(options["--generation"]), "process": int(options["--process-id"])}
     keys = Keys.of(os.environ["SPMD_TX_SECRET"])
 
     def connect(context):
         socket = context.socket(zmq.DEALER)
         keys.introduce(socket)
         socket.linger = LINGER_MS
-        socket.connect(options.coordinator)
+        socket.connect(options["--coordinator"])
         return socket
 
     def beat():
@@ -67,10 +60,10 @@ def main(new_device=Unwritten, fails=(RAISE, EXIT, HANG)):
 
     threading.Thread(target=beat, daemon=True).start()
     with zmq.Context() as context, connect(context) as socket:  # the last report is sent before the end
-        return work(socket, options, origin, new_device, fails)
+        return work(socket, origin, new_device, fails)
 
 
-def work(socket, options, origin, new_device, fails):
+def work(socket, origin, new_device, fails):
     def report(kind, **fields):
         socket.send(encoding.encode(kind(**origin, **fields)))
 
@@ -92,7 +85,7 @@ def work(socket, options, origin, new_device, fails):
         adapter_slots=setup.adapter_slots,
     )
     report(reports.Ready, plan=plan, device="1 x fake")
-    print(f"worker {options.process_id} is ready", flush=True)
+    print(f"worker {origin['process']} is ready", flush=True)
     while True:
         envelope = encoding.decode_to_worker(socket.recv())
         command = envelope.command
@@ -110,7 +103,7 @@ def work(socket, options, origin, new_device, fails):
             if seed == HANG:
                 time.sleep(3600)
         arrays, metrics = device.execute(command)
-        if options.process_id:
+        if origin["process"]:
             arrays, metrics = {}, {}
         report(reports.Reply, sequence=envelope.sequence, arrays=arrays, metrics=metrics)
         if isinstance(command, commands.Compile):

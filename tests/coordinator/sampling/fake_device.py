@@ -3,7 +3,6 @@
 A page that is shared wrongly, written too early, read too late or not copied changes the tokens.
 """
 
-import asyncio
 from collections import defaultdict
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -419,6 +418,8 @@ class FakeWorkers:
         reply = Reply(
             generation=1, process=0, sequence=len(self.commands) - 1, arrays=arrays, metrics=metrics
         )
+        import asyncio  # which fake workers in processes of their own do without
+
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
         loop.call_soon(lambda: answer.done() or answer.set_result(reply))

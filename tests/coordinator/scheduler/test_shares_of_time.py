@@ -129,7 +129,7 @@ def as_on_an_accelerator(decode_as_long_as):
 async def test_training_and_sampling_get_half_of_the_time_each(decode_as_long_as, ahead):
     server = Server(Devices(as_on_an_accelerator(decode_as_long_as)), sampling=sampling(), ahead=ahead)
     server.train("alice", row_length=1024, rows=8)
-    shares = await server.run(300)
+    shares = await server.run(min(300, decode_as_long_as / 10))  # thousands of short decodes
     assert shares[ForwardBackward] == pytest.approx(0.5, abs=0.05)
     assert shares[Decode] == pytest.approx(0.5, abs=0.05)
 
