@@ -1,8 +1,5 @@
-import subprocess
-import sys
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,6 +10,8 @@ from spmd_tx.worker.custom_loss.lanes import ChildProcess, LossLanes
 from spmd_tx.worker.custom_loss.run import CustomLosses
 from tests.custom_loss.recorded import recorded
 from tests.sdk.server import COMPILED
+from tests.support.forked import Forked
+from tests.worker.custom_loss import loss_owner
 from tests.worker.custom_loss.commands import SECONDS, Reports, command, limits
 from tests.worker.custom_loss.whole_runs import run_all
 
@@ -110,10 +109,8 @@ def test_a_process_that_is_killed_is_replaced(real):
 
 
 def test_a_process_ends_with_its_worker_also_in_the_middle_of_a_compilation(tmp_path):
-    script = Path(__file__).with_name("loss_owner.py")
-    with subprocess.Popen([sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None
-        while b"compiling" not in owner.stdout.readline():
+    with Forked(loss_owner.main, str(tmp_path), is_worker=True) as owner:
+        while "compiling" not in owner.stdout.readline():
             pass
         (process,) = psutil.Process(owner.pid).children()
         owner.kill()

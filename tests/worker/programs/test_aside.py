@@ -23,12 +23,12 @@ from spmd_tx.worker.programs import aside
 from spmd_tx.worker.programs.compile_counts import compile_counts
 from spmd_tx.worker.programs.compiled import Programs
 from tests.support import moves
+from tests.support.forked import Forked
 from tests.support.tiny_setup import tiny_setup
 
 pytestmark = pytest.mark.usefixtures("plainly_compiled")  # a child takes over JAX's settings
 
 SECONDS = 120
-ROOT = Path(__file__).parents[3]
 SPEC = tiny_model.Spec(n_layers=1, n_kv_heads=2, vocab_size=272)
 CREATE = ProgramShape(step="create_adapter")
 READ = ProgramShape(step="save_state")  # compiles fastest
@@ -220,17 +220,20 @@ def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
     assert worker.outcome() == (1, None)
 
 
+def work(model_dir: Path, cache: Path, is_at_work: bool) -> None:
+    """Order a program, say which process compiles it, and wait to be killed."""
+    from tests.support import engine_setup  # noqa: F401 - a worker of several devices
+
+    worker = Worker(model_dir, cache)
+    worker.order(READ)
+    worker.programs.at_work(is_at_work)
+    print(until_there(worker).pid, flush=True)
+    time.sleep(600)
+
+
 @pytest.mark.parametrize("is_at_work", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_at_work):
-    script = (
-        "import sys, time; from pathlib import Path; from tests.support import engine_setup;"
-        "from tests.worker.programs.test_aside import READ, Worker, until_there;"
-        "worker = Worker(Path(sys.argv[1]), Path(sys.argv[2])); worker.order(READ);"
-        f"worker.programs.at_work({is_at_work});"
-        "print(until_there(worker).pid, flush=True); time.sleep(600)"
-    )
-    command = [sys.executable, "-c", script, str(model_dir), str(tmp_path / "cache")]
-    with psutil.Popen(command, stdout=-1, env=os.environ | {"PYTHONPATH": str(ROOT)}) as worker:
+    with Forked(work, model_dir, tmp_path / "cache", is_at_work, is_worker=True) as worker:
         child = psutil.Process(int(worker.stdout.readline()))
         while is_at_work and child.status() != psutil.STATUS_STOPPED:
             time.sleep(0.001)
