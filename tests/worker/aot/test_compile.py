@@ -70,16 +70,28 @@ def test_images_are_encoded_by_programs_of_a_plan_that_has_room_for_them():
     assert not [each for each in wanted(planned(model)) if each.kind == "encode"]
 
 
-def test_a_decode_that_speculates_is_compiled_where_the_model_makes_drafts():
-    model = declare(families.CONFIGS["glm4_moe"] | {"num_nextn_predict_layers": 1}, drafts=True)
-    plan = planned(model, (1, 1, 1), decode_rows=AHEAD_ROWS)
+@pytest.fixture
+def makes_drafts():
+    return declare(families.CONFIGS["glm4_moe"] | {"num_nextn_predict_layers": 1}, drafts=True)
+
+
+def test_a_decode_that_speculates_is_wanted_where_the_model_makes_drafts(makes_drafts):
+    for model, expected in (
+        (makes_drafts, [f"speculative decode {AHEAD_ROWS} of 1"]),
+        (replace(makes_drafts, mtp=None), []),
+    ):
+        found = wanted(planned(model, decode_rows=AHEAD_ROWS))
+        assert [each.name for each in found if each.name.startswith("speculative")] == expected
+
+
+@pytest.mark.slow
+def test_a_decode_that_speculates_computes_drafts(makes_drafts):
+    plan = planned(makes_drafts, decode_rows=AHEAD_ROWS)
     found = reports(plan, "decode", "speculative decode")
     ahead = found[f"speculative decode {AHEAD_ROWS} of 1"]
     assert ahead.error is None
     assert ahead.memory_bytes > 0
     assert found[f"decode {AHEAD_ROWS} of 1"].flops < 0.8 * ahead.flops, "it writes to its pages, and no more"
-    without = planned(replace(model, mtp=None), decode_rows=AHEAD_ROWS)
-    assert not [each for each in wanted(without) if each.name.startswith("speculative")]
 
 
 def test_each_step_is_predicted_from_one_program():

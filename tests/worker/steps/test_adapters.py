@@ -71,7 +71,7 @@ def adapters(shape=(1, 1, 1), max_rank=8, bank_dtype=jnp.float32, model=MODEL) -
 _adapters = functools.cache(Adapters)
 
 
-@pytest.fixture(params=["dense", "mixture", pytest.param("grouped", marks=pytest.mark.slow)])
+@pytest.fixture
 def model(request):
     return MODELS[request.param]
 
@@ -85,14 +85,18 @@ def expected(model=MODEL):
     return factors_of(adapters(model=model).created())
 
 
+SERVERS = [({}, 3), ({"max_rank": 16}, 1), ({"max_rank": 4}, 1), ({"shape": (2, 2, 2)}, 0)]
+QUICK = [("dense", SERVERS[0]), ("dense", SERVERS[1]), ("mixture", SERVERS[0]), ("mixture", SERVERS[3])]
+
+
 @pytest.mark.parametrize(
-    "setup, slot",
+    "model, setup, slot",
     [
-        ({}, 3),
-        ({"max_rank": 16}, 1),
-        pytest.param({"max_rank": 4}, 1, marks=pytest.mark.slow),
-        ({"shape": (2, 2, 2)}, 0),
+        pytest.param(kind, *each, marks=[] if (kind, each) in QUICK else [pytest.mark.slow])
+        for kind in ("dense", "mixture", "grouped")
+        for each in SERVERS
     ],
+    indirect=["model"],
     ids=str,
 )
 def test_an_adapter_is_the_same_in_any_slot_on_any_server(model, setup, slot):
