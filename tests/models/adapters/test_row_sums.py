@@ -1,6 +1,6 @@
 """Sums of rows' gradients by every implementation; kernels run as plain programs."""
 
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ def add(request):
     )
 
 
+@cache
 def on_one_device(kernels, slots):
     """The sums as steps use them: inside shard_map, of arrays that differ between all devices."""
     everywhere = P(AXES)
