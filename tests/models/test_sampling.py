@@ -16,18 +16,25 @@ DRAWS = 2048
 ROWS = 64  # of what needs few draws: each number of rows is compiled
 SMALL, LARGE = 40, 2 * BLOCK + 276  # vocabularies below one block, and of two blocks and a part
 
-# For programs that are run once or twice; where DRAWS rows are drawn, optimizing takes less than it saves.
 quickly = partial(
     jax.jit, compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 )
-whole = jax.jit(lambda *inputs: sampling.draw(*inputs)[:2])
 
 
-def draw_on(devices, jit=jax.jit):
+def compiled(run):
+    """A function of logits and more; optimizing takes less time than it saves where DRAWS rows are drawn."""
+    few, many = quickly(run), jax.jit(run)
+    return lambda logits, *rest: (many if len(logits) == DRAWS else few)(logits, *rest)
+
+
+whole = compiled(lambda *inputs: sampling.draw(*inputs)[:2])
+
+
+def draw_on(devices):
     """The same with the vocabulary split over devices of tp."""
     of_row, mesh = jax.P(), make_mesh(1, 1, devices)
 
-    @jit
+    @compiled
     @partial(jax.shard_map, mesh=mesh, in_specs=(jax.P(None, TP), *[of_row] * 5), out_specs=(of_row, of_row))
     def split(logits, seeds, positions, temperatures, top_k, top_p):
         size = logits.shape[-1] * devices
@@ -251,7 +258,7 @@ def test_devices_that_would_choose_different_parts_follow_the_first(way, monkeyp
         return (device_B + jax.lax.axis_index(TP)) % 2, share_B
 
     monkeypatch.setattr(sampling, "_device_of", apart)
-    assert np.array_equal(draw_on(2, quickly)(*varied_rows())[0], whole(*varied_rows())[0])
+    assert np.array_equal(draw_on(2)(*varied_rows())[0], whole(*varied_rows())[0])
 
 
 @pytest.mark.parametrize("way", ["whole"], indirect=True)
