@@ -15,7 +15,7 @@ GOLDEN = np.load(NUMBERS)
 CLOSE, CLOSE_OF_LINEAR = 2e-5, 1e-4  # nats; linear attention divides by sums that nearly cancel
 GRADIENT = 1e-4  # of the largest number of a factor
 ADAPTER = AdapterSpec(rank=2)
-QUICK = ("qwen3_vl", (1, 1, 2))  # tests/sdk/test_images_invariant.py has a server of qwen3_5
+QUICK = ("qwen3_5", (1, 1, 2))
 OTHERS = [(name, shape) for name in CONFIGS for shape in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))]
 
 
@@ -48,6 +48,7 @@ def expected(name, tokens):
     return rows, logprobs[np.arange(len(rows)), tokens[np.array(rows) + 1]]
 
 
+@pytest.mark.slow  # test_full_engine.py trains on images by default
 def test_training_rows_have_the_log_probabilities_of_transformers(setting):
     name, engine = setting
     rows, wanted = expected(name, prompt())
