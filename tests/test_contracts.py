@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
@@ -19,18 +19,21 @@ MANY_PARAMETERS = {  # may only shrink
 }
 
 
-def test_a_name_of_a_type_is_defined_in_one_module():
+Sources: TypeAlias = list[tuple[str, ast.Module]]
+
+
+def test_a_name_of_a_type_is_defined_in_one_module(sources: Sources):
     modules: dict[str, list[str]] = {}
-    for path, tree in sources():
+    for path, tree in sources:
         for name in public_types(tree):
             modules.setdefault(name, []).append(path)
     assert {name: paths for name, paths in modules.items() if len(paths) > 1} == {}, "rename these types"
 
 
-def test_no_function_has_many_parameters():
+def test_no_function_has_many_parameters(sources: Sources):
     found = {
         f"{path}:{function.name}"
-        for path, tree in sources()
+        for path, tree in sources
         if not path.startswith((*FORWARD_PASS, COMMAND_LINE))
         for function in ast.walk(tree)
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -72,8 +75,8 @@ def test_parameters_are_counted(source: str, count: int):
     assert parameters(function) == count
 
 
-@cache
-def sources() -> list[tuple[str, ast.Module]]:
+@pytest.fixture(scope="module")
+def sources() -> Sources:
     """Each module of the package that somebody has written: its path in the package, and its syntax."""
     files = [file for file in sorted(PACKAGE.rglob("*.py")) if not file.name.endswith("_pb2.py")]
     return [(file.relative_to(PACKAGE).as_posix(), ast.parse(file.read_text())) for file in files]

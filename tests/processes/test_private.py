@@ -1,14 +1,15 @@
+import os
 import stat
 import subprocess
 import sys
 
 import pytest
 
+from spmd_tx.cli import main
 from spmd_tx.processes.environments import of_foreign_code, of_worker
 from spmd_tx.processes.private import Hidden, warning_about, without_password
 
 URL = "postgresql://server:hunter2@db/spmd_tx"
-COMMAND_LINE = [sys.executable, "-c", "from spmd_tx.cli import main; main.main()"]
 
 
 @pytest.mark.parametrize("option", [["--database-url", URL], [f"--database-url={URL}"]])
@@ -56,11 +57,18 @@ def test_a_command_with_a_password_shows_none(tmp_path):
     assert rest.startswith(URL)
 
 
-def test_a_new_data_directory_is_its_owners_alone(tmp_path):
+def test_a_new_data_directory_is_its_owners_alone(tmp_path, monkeypatch):
     """Whatever the shell's umask says."""
     data_dir = tmp_path / "data"
-    command = [*COMMAND_LINE, "keys", "create", "--owner", "alice", "--data-dir", str(data_dir)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60, umask=0o022)
+    command = ["spmd-tx", "keys", "create", "--owner", "alice", "--data-dir", str(data_dir)]
+    monkeypatch.setattr(sys, "argv", command)
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.main()
+    finally:
+        os.umask(before)
+    assert ended.value.code in (0, None)
     made = [data_dir, *data_dir.rglob("*")]
     assert len(made) > 1
     assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in made} == {0}

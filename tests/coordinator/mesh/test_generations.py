@@ -92,7 +92,7 @@ async def test_a_command_that_takes_all_memory_of_the_host_is_blamed(model_dir, 
         assert lost.value.by_command
 
 
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.parametrize("stopped", [pytest.param(0, marks=pytest.mark.slow), 1])
 async def test_a_worker_that_is_stopped_is_noticed(model_dir, monkeypatch, stopped):
     """What a client hears names the group, too, where there are several."""
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", 1.0)

@@ -145,6 +145,7 @@ def test_the_event_loop_of_a_server_is_watched(server):
     assert "in keep_looking" in errors
 
 
+@pytest.mark.slow  # as in the two tests of two workers that follow
 def test_two_workers_serve_as_one(model_dir, tmp_path):
     with serving(model_dir, tmp_path, num_processes=2, fully_sharded_data_parallel_size=2) as server:
         server.wait_until_ready()
@@ -167,7 +168,11 @@ def test_without_sizes_all_processes_have_a_device_and_the_next_start_has_the_sa
             assert f"mesh of 2 x cpu: {sizes} ({reason}" in errors
 
 
-@pytest.mark.parametrize("seed", [fake_worker.EXIT, fake_worker.RAISE], ids=["exit", "exception"])
+@pytest.mark.parametrize(
+    "seed",
+    [fake_worker.EXIT, pytest.param(fake_worker.RAISE, marks=pytest.mark.slow)],
+    ids=["exit", "exception"],
+)
 def test_a_request_that_ends_the_workers_again_and_again_fails_and_the_rest_goes_on(server, seed):
     session_id = server.session()
     poison = server.create_model(session_id, 0, seed)
