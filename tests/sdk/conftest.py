@@ -66,8 +66,9 @@ def certificates_are_read_once() -> Iterator[None]:
     """Each client of the SDK reads all certificates of this machine several times; no server here has any."""
     new = pyqwest.HTTPTransport
 
-    def without_certificates(*, tls_include_system_certs: bool) -> pyqwest.HTTPTransport:
-        return new()
+    def without_certificates(**options: Any) -> pyqwest.HTTPTransport:
+        options["tls_include_system_certs"] = False
+        return new(**options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transports, "create_ssl_context", functools.cache(httpx.create_ssl_context))
