@@ -17,6 +17,11 @@ from sqlalchemy import Engine
 from spmd_tx.coordinator.storage.database import open_database
 from spmd_tx.coordinator.storage.tables import Base
 
+# For tests of what has no SQL of its own; on PostgreSQL `make slow` runs them.
+mostly_sqlite = pytest.mark.parametrize(
+    "database_url", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True
+)
+
 
 async def migrate(database_url: str | None, data_dir: Path) -> None:
     """Create the tables."""

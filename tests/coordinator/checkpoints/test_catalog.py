@@ -17,6 +17,7 @@ from spmd_tx.coordinator.storage.outages import is_outage
 from spmd_tx.coordinator.wire.checkpoint_paths import CheckpointPath
 from spmd_tx.errors import InvalidRequest, NotFound
 from spmd_tx.protocol.commands import AdapterSpec
+from tests.support.databases import mostly_sqlite
 
 PATH = CheckpointPath("s:train:0", "weights", "step-1")
 ADAPTER = AdapterSpec(rank=4, train_mlp=False)
@@ -46,6 +47,7 @@ async def test_a_saved_checkpoint_opens_where_the_documents_say(checkpoints, tmp
     assert manifest.files == {"inner/shard.bin": 7}
 
 
+@mostly_sqlite
 async def test_a_checkpoint_that_is_still_being_written_cannot_be_opened(checkpoints):
     (await checkpoints.begin(PATH, SaveOptions())).mkdir()
     with pytest.raises(NotFound, match="does not exist"):
@@ -66,6 +68,7 @@ async def test_a_name_is_used_twice_only_on_demand(checkpoints):
     assert (folder / "inner" / "shard.bin").read_bytes() == b"new"
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("kind", ["sampler_weights", "external_weights"])
 async def test_who_may_not_overwrite_is_told_how_to_free_the_name(checkpoints, kind):
     path = PATH._replace(kind=kind)
@@ -75,12 +78,14 @@ async def test_who_may_not_overwrite_is_told_how_to_free_the_name(checkpoints, k
     assert "overwrite" not in str(caught.value)  # the SDK's calls for these kinds have no such argument
 
 
+@mostly_sqlite
 async def test_a_name_that_clients_cannot_address_is_refused_and_leaves_nothing(checkpoints, tmp_path):
     with pytest.raises(InvalidRequest, match="none of / "):
         await checkpoints.begin(PATH._replace(name="step-1#2"), SaveOptions(overwrite=True))
     assert not list((tmp_path / "checkpoints").glob("*/*/*"))
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("taken, name", [("final", "Final"), ("fin\xe9", "fine\u0301"), ("final", "final ")])
 async def test_a_name_that_the_file_system_confuses_is_refused(checkpoints, monkeypatch, taken, name):
     """Some file systems ignore case, Unicode's forms or spaces: the folder is there, listed otherwise."""
@@ -93,6 +98,7 @@ async def test_a_name_that_the_file_system_confuses_is_refused(checkpoints, monk
     assert files.prepare(folder) != folder  # its own name may be overwritten
 
 
+@mostly_sqlite
 async def test_who_links_between_the_two_renames_of_an_overwrite_waits_for_the_second(checkpoints, tmp_path):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH, BASE)
@@ -150,6 +156,7 @@ async def test_who_reads_while_a_checkpoint_is_overwritten_gets_one_or_the_other
     assert os.listdir(tmp_path / "checkpoints" / "s_train_0" / "weights") == ["step-1"]
 
 
+@mostly_sqlite
 async def test_each_attempt_to_save_has_a_place_of_its_own(checkpoints):
     """A worker that was given up, but lives, cannot touch what its successor writes."""
     options = SaveOptions(request_id="request")
@@ -205,6 +212,7 @@ async def test_a_checkpoint_that_was_replaced_does_not_come_back_when_its_save_i
     assert (manifest.saved_by, (folder / "shard.bin").read_bytes()) == ("second", b"new")
 
 
+@mostly_sqlite
 async def test_a_saved_checkpoint_is_durable_with_all_its_names(checkpoints, tmp_path, synced):
     await save(checkpoints)
     base = tmp_path / "checkpoints"
@@ -213,6 +221,7 @@ async def test_a_saved_checkpoint_is_durable_with_all_its_names(checkpoints, tmp
     assert {tmp_path, base, base / "s_train_0", base / "s_train_0" / "weights"} <= set(synced)
 
 
+@mostly_sqlite
 async def test_a_truncated_file_is_named(checkpoints):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH, BASE)
@@ -226,6 +235,7 @@ def test_a_manifest_that_is_no_text_is_none(tmp_path):
     assert files.read_manifest(tmp_path) is None
 
 
+@mostly_sqlite
 async def test_a_state_that_was_written_in_parts_only_is_refused(checkpoints):
     """Orbax took the folder of an earlier version for a pattern, and found no parts to put together."""
     partial = await checkpoints.begin(PATH, SaveOptions())
@@ -236,6 +246,7 @@ async def test_a_state_that_was_written_in_parts_only_is_refused(checkpoints):
         await checkpoints.open(PATH, BASE)
 
 
+@mostly_sqlite
 async def test_a_flipped_bit_is_found(checkpoints):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH, BASE)
@@ -244,6 +255,7 @@ async def test_a_flipped_bit_is_found(checkpoints):
         await checkpoints.open(PATH, BASE)
 
 
+@mostly_sqlite
 async def test_a_checkpoint_of_the_first_version_had_no_digests_and_can_be_read(checkpoints):
     await save(checkpoints)
     folder, manifest = await checkpoints.open(PATH, BASE)
@@ -253,6 +265,7 @@ async def test_a_checkpoint_of_the_first_version_had_no_digests_and_can_be_read(
     assert (await checkpoints.open(PATH, BASE)).manifest.files == manifest.files
 
 
+@mostly_sqlite
 async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoints):
     await save(checkpoints)
     folder, manifest = await checkpoints.open(PATH, BASE)
@@ -262,6 +275,7 @@ async def test_a_checkpoint_of_a_newer_version_is_refused_by_its_format(checkpoi
         await checkpoints.open(PATH, BASE)
 
 
+@mostly_sqlite
 async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     storage = DiskGuard(tmp_path, "100%")
     checkpoints = await open_checkpoints(database, LocalStore(tmp_path / "checkpoints"), storage)
@@ -275,6 +289,7 @@ async def test_a_save_does_not_begin_while_there_is_no_room(database, tmp_path):
     await checkpoints.begin(PATH, SaveOptions())
 
 
+@mostly_sqlite
 async def test_a_missing_file_is_named(checkpoints):
     await save(checkpoints)
     folder, _ = await checkpoints.open(PATH, BASE)
@@ -283,12 +298,14 @@ async def test_a_missing_file_is_named(checkpoints):
         await checkpoints.open(PATH, BASE)
 
 
+@mostly_sqlite
 async def test_a_checkpoint_of_another_base_model_names_both(checkpoints):
     await save(checkpoints)
     with pytest.raises(InvalidRequest, match=r"was trained on 'Qwen/Qwen3-0\.6B'.*one of 'Qwen/Qwen3-4B'"):
         await checkpoints.open(PATH, CheckpointBase(("Qwen/Qwen3-4B",)))
 
 
+@mostly_sqlite
 async def test_a_checkpoint_keeps_the_base_of_its_model_and_opens_under_any_name_that_this_had(checkpoints):
     await save(checkpoints)
     renamed = CheckpointBase(("mine", "Qwen/Qwen3-0.6B"))
@@ -327,6 +344,7 @@ async def test_an_expired_checkpoint_is_not_found_even_before_it_is_deleted(chec
     await save(checkpoints)
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("ttl_seconds", [0, -1, 3599, 10**12])
 async def test_an_impossible_time_to_live_is_refused(checkpoints, ttl_seconds):
     with pytest.raises(InvalidRequest, match="ttl_seconds"):

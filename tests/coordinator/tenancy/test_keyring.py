@@ -15,6 +15,7 @@ from spmd_tx.coordinator.tenancy.callers import EVERYONE, KeyLimits
 from spmd_tx.coordinator.tenancy.keyring import open_keyring
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.errors import Forbidden, Unauthorized
+from tests.support.databases import mostly_sqlite
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ async def last_used(database):
         return {row.owner: row.last_used_at for row in await keys.listed(db)}
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("token", [None, "", "tml-local", "tml-" + "0" * 48])
 def test_without_any_key_everyone_is_local_and_may_do_everything(keyring, token):
     assert keyring.caller(token) == EVERYONE
@@ -74,6 +76,7 @@ async def test_a_key_tells_who_calls_and_what_they_may(make, keyring):
     assert (caller.owner, caller.role, caller.key_id, caller.limits) == ("bob", "read-only", row.id, limits)
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("token", [None, "", "tml-local", "tml-" + "0" * 48])
 async def test_once_there_is_a_key_nobody_comes_in_without_one(make, keyring, token):
     await make()
@@ -91,6 +94,7 @@ async def test_the_end_of_the_last_key_opens_the_server_to_nobody(make, revoke, 
             ring.caller(token)
 
 
+@mostly_sqlite
 async def test_a_key_expires_by_the_clock_alone(make, keyring, clock):
     token, _ = await make(lifetime=60.0)
     await keyring.look()
@@ -118,6 +122,7 @@ async def test_a_running_server_notices_new_and_revoked_keys(make, revoke, keyri
     await asyncio.wait([watching])  # its transaction must end before the database is closed
 
 
+@mostly_sqlite
 async def test_while_the_database_is_away_the_known_keys_count(make, keyring, database, monkeypatch, caplog):
     token, _ = await make()
     await keyring.look()
@@ -188,6 +193,7 @@ async def test_once_there_were_keys_an_empty_table_opens_the_server_to_nobody(
     assert keyring.caller(again).owner == "alice"
 
 
+@mostly_sqlite
 async def test_that_all_keys_are_gone_is_said_again_and_again_and_counted(make, keyring, database, caplog):
     def missing():
         return metrics.REGISTRY.get_sample_value("spmd_tx_keys_missing_seconds_total")
@@ -214,6 +220,7 @@ async def test_an_operator_can_go_back_to_a_server_without_keys(make, keyring, d
     assert (await open_keyring(database, tmp_path)).caller(None) == EVERYONE
 
 
+@mostly_sqlite
 async def test_that_there_are_keys_is_noted_once_the_disk_is_back(make, keyring, tmp_path, monkeypatch):
     await make()
     (tmp_path / keys_seen.FILE).mkdir()
@@ -242,6 +249,7 @@ def open_url(urls, keyring):
     return open_url
 
 
+@mostly_sqlite
 @pytest.mark.parametrize("owner, role", [("bob", "user"), ("root", "admin")])
 async def test_a_signed_url_ends_with_the_key_that_it_was_made_with(
     make, revoke, keyring, urls, open_url, owner, role
@@ -257,6 +265,7 @@ async def test_a_signed_url_ends_with_the_key_that_it_was_made_with(
         open_url(url)
 
 
+@mostly_sqlite
 async def test_a_signed_url_ends_when_its_key_expires(make, keyring, urls, open_url, clock):
     _, row = await make("bob", lifetime=60.0)
     await keyring.look()
@@ -267,6 +276,7 @@ async def test_a_signed_url_ends_when_its_key_expires(make, keyring, urls, open_
         open_url(url)
 
 
+@mostly_sqlite
 async def test_a_key_signs_for_others_only_as_admin(make, keyring, urls, open_url):
     _, row = await make("mallory")
     await keyring.look()
@@ -274,6 +284,7 @@ async def test_a_key_signs_for_others_only_as_admin(make, keyring, urls, open_ur
         open_url(urls.sign("http://server", "/a", "bob", row.id))
 
 
+@mostly_sqlite
 async def test_a_url_that_was_made_without_keys_ends_when_there_are_keys(make, keyring, urls, open_url):
     url = urls.sign("http://server", "/a", "local", None)
     assert open_url(url) == "local"
@@ -283,6 +294,7 @@ async def test_a_url_that_was_made_without_keys_ends_when_there_are_keys(make, k
         open_url(url)
 
 
+@mostly_sqlite
 async def test_a_mistake_in_looking_at_the_keys_is_reported_and_the_next_look_comes(
     make, keyring, monkeypatch, caplog
 ):
