@@ -66,7 +66,7 @@ def test_an_import_is_ended_without_a_traceback(tmp_path, module, arguments):
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_server_that_starts_ends_at_once_whatever_it_waits_for(tmp_path, number):
     with silent_listener() as (hub, url):
         serve = ["serve", "--base-model", "a/model", "--port", "0", "--data-dir", str(tmp_path / "data")]
