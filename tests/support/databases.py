@@ -36,10 +36,8 @@ def make_database(data_dir: Path) -> None:
 
 @functools.cache
 def _migrated() -> bytes:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        ThreadPoolExecutor(1) as thread,
-    ):  # a loop may run in this one
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as thread:
+        # A loop may run in this thread.
         thread.submit(asyncio.run, migrate(None, Path(folder))).result()
         return (Path(folder) / "spmd_tx.db").read_bytes()
 

@@ -1,7 +1,7 @@
 from contextlib import aclosing
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from spmd_tx.coordinator.storage import row_pieces
 from spmd_tx.coordinator.storage.row_pieces import in_pieces, sized_pieces
@@ -25,7 +25,7 @@ async def test_all_rows_come_in_their_order_beside_other_queries(database, names
     async with database.reading() as db:
         async for piece in in_pieces(db, QUERY, 25):
             assert len(piece) <= 25
-            assert await db.scalar(select(SessionRow.id).limit(1)) == "000"
+            assert await db.scalar(select(func.min(SessionRow.id))) == "000"
             found += [name for _, name in piece]
     assert found == names
 
@@ -47,4 +47,4 @@ async def test_reading_may_end_early(database, names):
             async for piece in pieces:
                 assert len(piece) == 10
                 break
-        assert await db.scalar(select(SessionRow.id).limit(1)) == "000"
+        assert await db.scalar(select(func.min(SessionRow.id))) == "000"
