@@ -15,8 +15,8 @@ help: ## list the targets
 demo: .venv/installed ## train a tiny model end to end; options: make demo ARGS="--learning-rate 0"
 	.venv/bin/spmd-tx demo $(ARGS)
 
-test: .venv/installed ## run the tests, without those marked slow, in three processes; options: make test ARGS="-k losses"
-	PYTHONDONTWRITEBYTECODE= .venv/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not console and not sdk_matrix and not container and not fuzz" $(ARGS)
+test: .venv/installed ## run the tests, without those marked slow, in four processes; options: make test ARGS="-k losses"
+	PYTHONDONTWRITEBYTECODE= .venv/bin/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow and not chaos and not cookbook and not console and not sdk_matrix and not container and not fuzz" $(ARGS)
 
 slow: .venv/installed ## run the tests marked slow: meshes over many processes, thousands of stories of crashes
 	.venv/bin/pytest -rs -m slow --ignore tests/hosts --ignore tests/sdk/test_s3.py $(ARGS)
