@@ -21,8 +21,8 @@ from spmd_tx.coordinator.requests.runs import run_metrics
 from spmd_tx.coordinator.storage.database import Database, open_database
 from spmd_tx.coordinator.storage.tables import ModelRow, RunMetrics, SessionRow
 from spmd_tx.demo import tiny_model
-from tests.sdk.conftest import SPEC
 from tests.sdk.server import serving
+from tests.sdk.shared_servers import SPEC
 
 PASS = ("loss:sum", "num_datums:sum", "num_tokens:sum", "kl:mean", "entropy:mean", "ratio:max")
 MORE = tuple(f"clipped/{part}:mean" for part in "abcdefghij")

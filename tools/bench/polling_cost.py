@@ -16,9 +16,9 @@ import tinker
 from tinker import _base_client
 
 from spmd_tx.demo import tiny_model
-from tests.sdk.conftest import SPEC
 from tests.sdk.examples import SECONDS, drawn, prompt, random_tokens, sample
 from tests.sdk.server import BASE_MODEL, serving
+from tests.sdk.shared_servers import SPEC
 
 TOKENS = 100  # of each sample
 SLOW_SECONDS = 600
