@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import tinker
 
@@ -54,13 +53,6 @@ def two_models(model_dir: Path, teacher_dir: Path, data_dir: Path, **options: ob
     with serving(model_dir, data_dir, **options) as server:
         server.wait_until_ready()
         yield server
-
-
-def worker_of(server: Server, model_dir: Path) -> int:
-    """Return the process id of the worker that has this model."""
-    workers = psutil.Process(server.process.pid).children()
-    (found,) = [each.pid for each in workers if str(model_dir) in each.cmdline()]
-    return found
 
 
 def sampler_of(server: Server, base_model: str) -> httpx.Response:
@@ -232,9 +224,10 @@ def test_the_work_of_a_base_that_is_served_no_more_waits_until_it_is_back(model_
         api = RawApi(server.url, TEACHER)
         sampler = api.create_sampler()
         expected = api.retrieve(api.sample(sampler, 0, PROMPT, **long).json()["request_id"]).content
-        os.kill(worker_of(server, teacher_dir), signal.SIGSTOP)
+        (worker,) = workers_of_group(server, TEACHER)
+        os.kill(worker, signal.SIGSTOP)
         request_id = api.sample(sampler, 1, PROMPT, **long).json()["request_id"]
-        os.kill(worker_of(server, teacher_dir), signal.SIGKILL)
+        os.kill(worker, signal.SIGKILL)
         server.process.kill()
         server.process.wait()
     with serving(model_dir, tmp_path / "data", port=port, batch_invariant=True) as server:

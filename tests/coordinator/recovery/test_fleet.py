@@ -20,7 +20,6 @@ from tests.coordinator.recovery.test_state_machine import (
     FAST,
     MOST_GENERATIONS,
     Crashes,
-    migrated,  # noqa: F401  # pyright: ignore[reportUnusedImport]
 )
 
 SAMPLERS = 3
@@ -72,18 +71,10 @@ class Fleet(Crashes):
         assert list((self.folder / "versions").iterdir()) == []
 
 
-def fleet(template) -> type[Fleet]:
-    class Machine(Fleet):
-        pass
-
-    Machine.template = template
-    return Machine
-
-
 @pytest.mark.parametrize("most", [40, pytest.param(200, marks=pytest.mark.slow)])
-def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(migrated, most):  # noqa: F811
+def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(most):
     """The group that trains notices none of them, and everybody is answered."""
-    story, chance = fleet(migrated)(), random.Random(7)
+    story, chance = Fleet(), random.Random(7)
     try:
         events = 0
         while events < most:
@@ -115,9 +106,9 @@ def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(mi
         story.teardown()
 
 
-def test_a_poisoned_sample_ends_two_generations_in_all(migrated):  # noqa: F811
+def test_a_poisoned_sample_ends_two_generations_in_all():
     """What may have ended a group's workers waits for them, while all others go on elsewhere."""
-    story = fleet(migrated)()
+    story = Fleet()
     try:
         story.save_sampler(0)
         story.finish_everything()
@@ -149,9 +140,9 @@ def test_a_poisoned_sample_ends_two_generations_in_all(migrated):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator(migrated):  # noqa: F811
+def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator():
     many = settings(FAST, max_examples=60, stateful_step_count=60, derandomize=False)
-    run_state_machine_as_test(fleet(migrated), settings=many)
+    run_state_machine_as_test(Fleet, settings=many)
 
 
 SPEEDS = {"decode": 4e-3, "prefill": 1e-3}  # seconds of a token, of four rows at once, and of a prompt
@@ -222,15 +213,12 @@ class Conversations(Fleet):
 
 
 @pytest.fixture
-def conversations(migrated, monkeypatch):  # noqa: F811
+def conversations(monkeypatch):
     """Two groups that have loaded the weights and know no prompt alike; no clock decides where samples go."""
     monkeypatch.setattr(routing, "KEPT_TOGETHER_SECONDS", 0.0)
     monkeypatch.setattr(CommandSeconds, "of_token", lambda self, step: SPEEDS.get(step))
 
-    class Machine(Conversations):
-        template = migrated
-
-    story = Machine()
+    story = Conversations()
     try:
         story.save_sampler(0)
         story.finish_everything()

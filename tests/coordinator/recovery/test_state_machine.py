@@ -32,31 +32,15 @@ MOST_GENERATIONS = 15  # of one example: after more losses in flight a request i
 ANY = st.integers(0, 2**16)
 
 
-@pytest.fixture(scope="module")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tables in it: to make them takes longer than everything else."""
-    folder = tmp_path_factory.mktemp("migrated")
-    make_database(folder)
-    return folder
-
-
-def machine(migrated: Path) -> type[RuleBasedStateMachine]:
-    class Machine(Crashes):
-        template = migrated
-
-    return Machine
-
-
 class Crashes(RuleBasedStateMachine):
     """Clients of a coordinator whose workers, and which itself, are killed again and again."""
 
-    template: Path
     samplers = 0  # groups that only sample
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="spmd-tx-machine-"))
-        shutil.copytree(self.template, self.folder, dirs_exist_ok=True)
+        make_database(self.folder)
         self.loop = asyncio.new_event_loop()
         self.coordinator = Coordinator(self.folder, self.samplers)
         self.clients: list[Client] = []
@@ -339,12 +323,12 @@ FAST = settings(
 )
 
 
-def test_requests_count_once_and_in_order_whatever_crashes(migrated):
-    run_state_machine_as_test(machine(migrated), settings=FAST)
+def test_requests_count_once_and_in_order_whatever_crashes():
+    run_state_machine_as_test(Crashes, settings=FAST)
 
 
-def test_loads_behind_an_unanswered_request_displace_no_snapshot_that_is_needed(migrated):
-    story = machine(migrated)()
+def test_loads_behind_an_unanswered_request_displace_no_snapshot_that_is_needed():
+    story = Crashes()
     try:
         for _ in range(2):
             story.step(0, 0.1)
@@ -366,6 +350,6 @@ def test_loads_behind_an_unanswered_request_displace_no_snapshot_that_is_needed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_requests_count_once_and_in_order_in_many_more_stories(migrated):
+def test_requests_count_once_and_in_order_in_many_more_stories():
     many = settings(FAST, max_examples=400, stateful_step_count=80, derandomize=False)
-    run_state_machine_as_test(machine(migrated), settings=many)
+    run_state_machine_as_test(Crashes, settings=many)
