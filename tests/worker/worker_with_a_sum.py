@@ -93,8 +93,9 @@ class SumEngine:
 
 
 def run(*arguments):
-    """Run a worker. An exception meets the hook that Python calls where a program is the main one."""
+    """Run a worker. An exception has the hook and the exit code that it has in a main program."""
     try:
         sys.exit(main(list(arguments), SumEngine.start))
     except Exception:
         sys.excepthook(*sys.exc_info())
+        sys.exit(1)
