@@ -24,6 +24,7 @@ from tests.support.ready_programs import EverythingReady
 
 PAGE_SIZE = 4
 MAX_CONTEXT = 64
+COMPILED_WITHIN = 64  # commands
 MODEL = resized(
     TINY,
     vocab_size=VOCABULARY,
@@ -177,10 +178,14 @@ class Bench:
             self.results[name] = tinker_pb2.SampleResponse.FromString(outcome.body)
 
     def run(self, depth=3):
-        """Run until nothing is left, with up to ``depth`` commands in flight."""
+        """Run until nothing is left, with up to ``depth`` commands in flight.
+
+        Programs that requests wait for come in the end, although others may go on without them.
+        """
         while self.batch.waiting() or self.in_flight:
             while len(self.in_flight) < depth and self.send():
-                pass
+                if len(self.commands) % COMPILED_WITHIN == 0:
+                    self._compile()
             assert self.in_flight, "nothing is on its way and nothing can be sent"
             self.absorb()
         return self.results
