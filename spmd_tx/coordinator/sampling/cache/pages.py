@@ -5,6 +5,7 @@ that reads it for its old holder has been sent. The prefix cache finds full page
 to their end; a page that it remembers keeps its contents after its last holder left, until it is reused.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from itertools import takewhile
@@ -20,10 +21,12 @@ class PagePool:
 
     def __init__(self, pages: int, on_reuse: Callable[[int], None] = lambda page: None) -> None:
         """``on_reuse`` is called with a remembered page that gets new contents."""
-        self._free = list(range(pages - 1, TRASH_PAGE, -1))  # the lowest number is taken first
+        # In the order of release; the last one is taken first. A dict, as any page may be recalled.
+        self._free = dict.fromkeys(range(pages - 1, TRASH_PAGE, -1))
         self._holders: dict[int, int] = {}
         self._remembered: set[int] = set()
-        self._idle: dict[int, None] = {}  # remembered pages without a holder, in the order of reuse
+        # Remembered pages without a holder, in the order of reuse. A dict would look for its first key.
+        self._idle = OrderedDict[int, None]()
         self._on_reuse = on_reuse
         self._takes = [0] * pages  # how often each page was taken
 
@@ -35,7 +38,7 @@ class PagePool:
     def take(self, count: int) -> list[int]:
         """Return pages with one holder each; at least ``count`` must be free."""
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
-        pages = [self._free.pop() if self._free else self._reuse() for _ in range(count)]
+        pages = [self._free.popitem()[0] if self._free else self._reuse() for _ in range(count)]
         for page in pages:
             self._holders[page] = 1
             self._takes[page] += 1
@@ -64,7 +67,7 @@ class PagePool:
             if page in self._remembered:
                 self._idle[page] = None
             else:
-                self._free.append(page)
+                self._free[page] = None
 
     def remember(self, page: int) -> None:
         """Keep the contents of a page, which must have a holder, until it is reused."""
@@ -79,7 +82,7 @@ class PagePool:
         """Remember a free page, unless it was taken since ``takes`` was its number; return whether it was."""
         if page in self._holders or page in self._remembered or self._takes[page] != takes:
             return False
-        self._free.remove(page)
+        del self._free[page]
         self._remembered.add(page)
         self._idle[page] = None
         return True
@@ -91,8 +94,7 @@ class PagePool:
         return self._holders.get(page, 0)
 
     def _reuse(self) -> int:
-        page = next(iter(self._idle))
-        del self._idle[page]
+        page, _ = self._idle.popitem(last=False)
         self._remembered.discard(page)
         self._on_reuse(page)
         return page

@@ -5,6 +5,7 @@ from here: routing replay needs those of every token.
 Dimension key as in routing_notes.py.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
@@ -20,7 +21,7 @@ class RoutingPages:
         self._page_size = page_size
         self._most_bytes = most_bytes
         self._bytes = 0
-        self._pages: dict[bytes, np.ndarray] = {}  # [page size, L, C]; least recently used first
+        self._pages = OrderedDict[bytes, np.ndarray]()  # [page size, L, C]; least recently used first
 
     def knows(self, key: bytes) -> bool:
         return key in self._pages
