@@ -7,7 +7,7 @@ import msgspec
 from spmd_tx.protocol.places import PAIRS, MoveStep, Place
 
 
-class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ProgramShape(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
     """Names a program by the shapes of the command that it is for; sizes that a step does not have are 0."""
 
     step: Literal[

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000
 LONGEST_FRAME = FRAME_BYTES + 1024  # the overhead of encryption included
 
+FIRST_FRAME = zmq.NOBLOCK | zmq.SNDMORE
+
 LEAST_UNCOPIED = 1 << 16  # bytes of a message; to copy fewer takes less time than to keep them
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
@@ -68,7 +70,7 @@ class WorkerPort:
     def send(self, identity: bytes, message: bytes) -> bool:
         """Send without waiting; False if the connection is gone."""
         try:
-            self._socket.send(identity, zmq.NOBLOCK | zmq.SNDMORE)
+            self._socket.send(identity, FIRST_FRAME)
             self._socket.send(message, zmq.NOBLOCK, copy=len(message) < LEAST_UNCOPIED)
         except zmq.ZMQError as problem:
             if problem.errno != errno.EHOSTUNREACH:

@@ -36,7 +36,7 @@ class FairShares:
         if staying:
             self._level = min(max(self._level, min(staying)), max(staying))
         for name in waiting:
-            account = accounts.setdefault(name, _Account(self._level))
+            account = self._account(name)
             least = self._level - MOST_OWED if name in self._waiting else self._level
             account.used = max(account.used, least)
         self._waiting = frozenset(waiting)
@@ -51,7 +51,7 @@ class FairShares:
         """Charge names for the seconds that they use in a turn."""
         if not costs:
             return
-        accounts = [self._accounts.setdefault(name, _Account(self._level)) for name in costs]
+        accounts = [self._account(name) for name in costs]
         self._level = max(self._level, min(account.used for account in accounts))
         self._turns += 1
         for account in accounts:
@@ -61,6 +61,12 @@ class FairShares:
     def correct(self, costs: Mapping[str, float]) -> None:
         """Charge names for seconds that an earlier turn took longer than it was charged for, or less."""
         for name, cost in costs.items():
-            account = self._accounts.setdefault(name, _Account(self._level))
+            account = self._account(name)
             used = account.used + cost / self._weights.get(name, 1.0)
             account.used = min(used, self._level + MOST_OWED)
+
+    def _account(self, name: str) -> _Account:
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account(self._level)
+        return account

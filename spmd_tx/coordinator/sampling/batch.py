@@ -190,6 +190,15 @@ class SampleBatch:
             self._finish(job, Failed(error, "server"))
         return self._take_ended()
 
+    @property
+    def may_send(self) -> bool:
+        """Whether there may be a command to send now, before the next reply."""
+        return bool(self._planned) or self._may_decode or self._admission.has_prompts
+
+    @property
+    def _may_decode(self) -> bool:
+        return self._unanswered < (1 if self._speculates else MOST_DECODES)
+
     def next_dispatch(self) -> Dispatch | None:
         """Return the next command, which must be sent before any other call; None: nothing to do now."""
         if not self._planned:
@@ -203,7 +212,7 @@ class SampleBatch:
         may_prefill = self._admission.has_prompts and not is_turn_of_rows
         if may_prefill:
             self._plan_prefill()
-        if not self._planned and self._unanswered < (1 if self._speculates else MOST_DECODES):
+        if not self._planned and self._may_decode:
             self._plan_decode()
             if not self._planned and may_prefill and self._admission.riding.any_wait:
                 self._plan_prefill()  # they waited for a Decode that does not come now

@@ -127,8 +127,8 @@ def _columns(
             of_rows[row] = FRESH, bank, 0, held, state, *fresh
             pages += sample.pages
     table = np.fromiter(chain.from_iterable(of_rows), np.int32, count * len(COLUMNS)).reshape(count, -1)
-    columns = zip(COLUMNS, table.T, strict=True)
-    return {**dict(columns), **settings_columns(settings), "pages": np.fromiter(pages, np.int32)}
+    columns = zip(COLUMNS, np.ascontiguousarray(table.T), strict=True)
+    return {**dict(columns), **settings_columns(tuple(settings)), "pages": np.fromiter(pages, np.int32)}
 
 
 def _next_token(sample: Sample) -> int:

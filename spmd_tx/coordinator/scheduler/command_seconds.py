@@ -20,14 +20,14 @@ class CommandWork(NamedTuple):
 def work_of(command: AnyCommand) -> CommandWork:
     step = command.name
     match command:
+        case Decode(steps=steps):
+            return CommandWork(step, (len(command.source), command.active, command.top), steps, steps)
         case Forward(rows=rows, loss=loss) | ForwardBackward(rows=rows, loss=loss):
             sizes = *rows.targets.shape[1:], loss.ratio_mask is not None
             return CommandWork(step, sizes, len(rows.tokens), rows.tokens.size)
         case Prefill(rows=rows, tables=tables):
             sizes = rows.tokens.shape[1], 0 if tables is None else tables.shape[1], command.logprobs
             return CommandWork(step, sizes, len(rows.tokens), rows.tokens.size)
-        case Decode(steps=steps):
-            return CommandWork(step, (len(command.source), command.active, command.top), steps, steps)
         case _:
             return CommandWork(step, (), 1, 1)
 

@@ -200,6 +200,8 @@ class Dispatcher:
         return [] if settled.error is None else self._sampling.not_compiled(settled.program, settled.error)
 
     def _send_next(self, models: list[TrainedModel]) -> bool:
+        if not models and not self._sampling.may_send:
+            return False
         waiting = {TRAINING} if any(not model.missing for model in models) else set[str]()
         if self._sampling.waiting():
             waiting.add(SAMPLING)

@@ -49,6 +49,8 @@ def isolate(planned_for: PlannedFor, table: RequestTable) -> bool:
 
 def together(models: Sequence[TrainedModel], samples: Sequence[str], table: RequestTable) -> PlannedFor:
     """Return those that may be planned for at once: all that are not lonely, or the first one if all are."""
+    if not models and not samples:
+        return PlannedFor()
     in_company = [model for model in models if not head_of(model, table).is_lonely]
     lonely = {state.request.id for state in table.in_danger_of(Danger.PLANNING)}
     requests = frozenset(samples) - lonely

@@ -47,6 +47,10 @@ class FakeSampling:
     def waiting(self):
         return bool(self._left)
 
+    @property
+    def may_send(self):
+        return bool(self._left) and not self._is_out
+
     def status(self, request_id):
         return self.obstacles.get(request_id)
 

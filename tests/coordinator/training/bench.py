@@ -54,6 +54,8 @@ HALF = [60] * 2  # of a micro-batch of short rows: two models meet in it
 class NoSampling:
     """A sample batch without samples."""
 
+    may_send = False
+
     def program_requests(self):
         return []
 

@@ -1,8 +1,7 @@
 """What a sample has in its row of every Decode. It never changes, so it is encoded once. Pure."""
 
-from collections.abc import Iterable
-from functools import cache
-from typing import Any
+from collections.abc import Mapping
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -34,7 +33,11 @@ def of_nobody(vocab_size: int) -> bytes:
     return row_settings((0, 0), 1.0, vocab_size, 1.0, [NO_TOKEN] * STOP_TOKENS)
 
 
-def settings_columns(of_rows: Iterable[bytes]) -> dict[str, Any]:
-    """Return the fields of a Decode whose rows have these records."""
+@lru_cache(maxsize=8)  # most Decodes have the rows of the one before
+def settings_columns(of_rows: tuple[bytes, ...]) -> Mapping[str, np.ndarray]:
+    """Return the fields of a Decode whose rows have these records. They are read-only."""
     table = np.frombuffer(b"".join(of_rows), ROW_SETTINGS)
-    return {name: table[name] for name in ROW_SETTINGS.names or ()}
+    columns = {name: np.ascontiguousarray(table[name]) for name in ROW_SETTINGS.names or ()}
+    for column in columns.values():
+        column.flags.writeable = False
+    return columns
