@@ -52,14 +52,14 @@ def get_training_run(world: World) -> None:
 )
 def list_training_runs(world: World) -> None:
     stranger = settled(world.stranger.create_lora_training_client)(BASE_MODEL, rank=2)
-    project = world.new_service(project_id="runs-project")
+    trained, project = world.trained.model_id, world.new_service(project_id="runs-project")
     in_project = settled(project.create_lora_training_client)(BASE_MODEL, rank=2).model_id
     for method in twins(world.rest, "list_training_runs"):
         everything = method(limit=100)
         ids = [run.training_run_id for run in everything.training_runs]
         assert everything.cursor.total_count == len(ids) == len(set(ids))
         assert [run.training_run_id for run in method(limit=1, offset=1).training_runs] == ids[1:2]
-        assert world.trained.model_id in ids
+        assert trained in ids
         assert stranger.model_id not in ids
         of_project = method(limit=100, project_id="runs-project").training_runs
         assert [run.training_run_id for run in of_project] == [in_project]
