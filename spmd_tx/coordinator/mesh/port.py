@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000
 LONGEST_FRAME = FRAME_BYTES + 1024  # the overhead of encryption included
 
-FIRST_FRAME = zmq.NOBLOCK | zmq.SNDMORE
+FIRST_FRAME = zmq.NOBLOCK | zmq.SNDMORE  # says to whom the message behind it goes
 
 LEAST_UNCOPIED = 1 << 16  # bytes of a message; to copy fewer takes less time than to keep them
 

@@ -79,7 +79,7 @@ class SampleBatch:
         self._at_command: Callable[[], Iterable[SampleJob]] = tuple  # of the command that is being planned
         self._prefilled_last = False
         self._unanswered = 0  # Decodes
-        self._speculates = False  # in the last one, so that nobody knows how many tokens it draws
+        self._most_unanswered = MOST_DECODES  # 1 if the last one speculates: nobody knows what it draws
 
     @property
     def planned_for(self) -> set[str]:
@@ -193,11 +193,7 @@ class SampleBatch:
     @property
     def may_send(self) -> bool:
         """Whether there may be a command to send now, before the next reply."""
-        return bool(self._planned) or self._may_decode or self._admission.has_prompts
-
-    @property
-    def _may_decode(self) -> bool:
-        return self._unanswered < (1 if self._speculates else MOST_DECODES)
+        return bool(self._planned) or self._admission.has_prompts or self._unanswered < self._most_unanswered
 
     def next_dispatch(self) -> Dispatch | None:
         """Return the next command, which must be sent before any other call; None: nothing to do now."""
@@ -212,7 +208,7 @@ class SampleBatch:
         may_prefill = self._admission.has_prompts and not is_turn_of_rows
         if may_prefill:
             self._plan_prefill()
-        if not self._planned and self._may_decode:
+        if not self._planned and self._unanswered < self._most_unanswered:
             self._plan_decode()
             if not self._planned and may_prefill and self._admission.riding.any_wait:
                 self._plan_prefill()  # they waited for a Decode that does not come now
@@ -290,7 +286,7 @@ class SampleBatch:
             for number, samples in enumerate(chosen)
             for row, sample in rows_of(samples)
         ]
-        self._speculates = guessed is not None
+        self._most_unanswered = MOST_DECODES if guessed is None else 1
         jobs = {each.sample.job for each in drawn} | {each.prefill.job for each in read}
         requests = frozenset(job.request_id for job in jobs)
         self._planned.append(Dispatch(command, partial(self._absorb_decode, drawn, read), requests))
@@ -320,7 +316,7 @@ class SampleBatch:
         self, drawn: list[DrawnTokens], read: list[WrittenChunk], reply: Reply
     ) -> list[tuple[str, Outcome]]:
         self._unanswered -= 1
-        self._speculates = False
+        self._most_unanswered = MOST_DECODES
         of_chunks = reply_of_chunks(reply.arrays, len(self._shards))
         for job, outcome in absorb(read, of_chunks, self._shards, self.at_work):
             self._finish(job, outcome)

@@ -169,9 +169,6 @@ class Sample:
 
     def last_position(self, steps: int) -> int:
         """Return the last position whose keys and values a Decode of ``steps`` steps, sent now, may write."""
-        if self.guide is None and self.guess is None:  # no calls: asked for all rows
-            known, end = len(self.tokens), len(self.job.prompt) + self.job.max_tokens
-            return min(len(self.job.prompt) + known + self.outstanding - self.behind + steps, end) - 2
         tokens = steps if self.guess is None else steps * (1 + self.guess.followers)
         return self.next_position + min(tokens, self.steps_left) - 1
 

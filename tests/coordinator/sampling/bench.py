@@ -127,11 +127,13 @@ class Bench:
         )
 
     def send(self):
+        may_send = self.batch.may_send
         dispatch = self.batch.next_dispatch()
         while dispatch is None and self._compile():
             dispatch = self.batch.next_dispatch()
         if dispatch is None:
             return False
+        assert may_send, "a scheduler would not have asked for this command"
         self._check_size(dispatch.command)
         refusal = refusal_of(dispatch.command, self.refused)
         arrays, metrics = self.device.execute(dispatch.command)
