@@ -64,13 +64,15 @@ class RawApi:
             base_model=self.base_model,
         )["sampling_session_id"]
 
-    def sample(self, sampler_id: str, seq_id: int, prompt: list[int], **params: object) -> httpx.Response:
+    def sample(
+        self, sampler_id: str, seq_id: int, prompt: list[int], num_samples: int = 1, **params: object
+    ) -> httpx.Response:
         return self.http.post(
             "asample",
             json={
                 "sampling_session_id": sampler_id,
                 "seq_id": seq_id,
-                "num_samples": 1,
+                "num_samples": num_samples,
                 "prompt": {"chunks": [{"tokens": prompt, "type": "encoded_text"}]},
                 "sampling_params": params,
             },
