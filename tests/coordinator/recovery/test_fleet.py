@@ -23,6 +23,7 @@ from tests.coordinator.recovery.test_state_machine import (
 )
 
 SAMPLERS = 3
+QUIET_TURNS = 100  # of the event loop; what it does without threads takes fewer
 
 
 class Fleet(Crashes):
@@ -71,6 +72,34 @@ class Fleet(Crashes):
         assert list((self.folder / "versions").iterdir()) == []
 
 
+class PatientFleet(Fleet):
+    """Has nothing under way when the next thing happens."""
+
+    async def begin(self) -> None:
+        """Count what the event loop has given to threads, and has not heard of yet."""
+        self.in_threads, give = 0, self.loop.run_in_executor
+
+        def counted(*arguments: Any) -> Any:
+            self.in_threads += 1
+            future = give(*arguments)
+            future.add_done_callback(self.come_back)
+            return future
+
+        self.loop.run_in_executor = counted  # pyright: ignore[reportAttributeAccessIssue]
+        await super().begin()
+
+    def come_back(self, _: object) -> None:
+        self.in_threads -= 1
+
+    async def settle(self, turns: int = QUIET_TURNS) -> None:
+        """Wait, however long it takes, until only the workers or the test could go on."""
+        quiet = 0
+        while quiet < turns:
+            is_at_work = self.in_threads > 0 or self.coordinator.uses_its_database
+            quiet = 0 if is_at_work else quiet + 1
+            await asyncio.sleep(0.001 if is_at_work else 0)
+
+
 @pytest.mark.parametrize("most", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(most):
     """The group that trains notices none of them, and everybody is answered."""
@@ -108,7 +137,7 @@ def test_no_answer_changes_through_many_joins_leavings_and_losses_of_samplers(mo
 
 def test_a_poisoned_sample_ends_two_generations_in_all():
     """What may have ended a group's workers waits for them, while all others go on elsewhere."""
-    story = Fleet()
+    story = PatientFleet()
     try:
         story.save_sampler(0)
         story.finish_everything()
@@ -146,38 +175,13 @@ def test_no_answer_changes_in_many_stories_of_groups_and_the_coordinator():
 
 
 SPEEDS = {"decode": 4e-3, "prefill": 1e-3}  # seconds of a token, of four rows at once, and of a prompt
-QUIET_TURNS = 100  # of the event loop; what it does without threads takes fewer
 FIRST, SECOND, THIRD = ([*range(first, first + 40)] for first in (1, 50, 100))
 
 
-class Conversations(Fleet):
+class Conversations(PatientFleet):
     """Clients that send each answer back with the next turn."""
 
     samplers = 2
-
-    async def begin(self) -> None:
-        """Count what the event loop has given to threads, and has not heard of yet."""
-        self.in_threads, give = 0, self.loop.run_in_executor
-
-        def counted(*arguments: Any) -> Any:
-            self.in_threads += 1
-            future = give(*arguments)
-            future.add_done_callback(self.come_back)
-            return future
-
-        self.loop.run_in_executor = counted  # pyright: ignore[reportAttributeAccessIssue]
-        await super().begin()
-
-    def come_back(self, _: object) -> None:
-        self.in_threads -= 1
-
-    async def settle(self, turns: int = QUIET_TURNS) -> None:
-        """Wait, however long it takes, until only the workers or the test could go on."""
-        quiet = 0
-        while quiet < turns:
-            is_at_work = self.in_threads > 0 or self.coordinator.uses_its_database
-            quiet = 0 if is_at_work else quiet + 1
-            await asyncio.sleep(0.001 if is_at_work else 0)
 
     def ask(self, prompt: list[int], count: int = 20) -> Asked:
         """Sample."""
