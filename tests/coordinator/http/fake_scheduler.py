@@ -50,11 +50,21 @@ class FakeScheduler:
         self.elsewhere: dict[str, str] = {}  # groups, by requests
         self._queue, self._catalog, self._checkpoints, self._bases = queue, catalog, checkpoints, bases
         self._inbox: asyncio.Queue[Request] = asyncio.Queue()
+        self._held: list[Request] = []  # while it was paused
 
     def arrive(self, request: Request) -> None:
         self.arrived.append(request)
-        if not self.is_paused:
+        if self.is_paused:
+            self._held.append(request)
+        else:
             self._inbox.put_nowait(request)
+
+    def resume(self) -> None:
+        """Answer what came while it was paused, and go on."""
+        self.is_paused = False
+        for request in self._held:
+            self._inbox.put_nowait(request)
+        self._held.clear()
 
     def consume(self, model_id: str, seq_id: int) -> None:
         self.consumed.append((model_id, seq_id))

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import threading
+import time
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -45,6 +46,7 @@ class Server:
         self._thread.join(SECONDS)
 
     async def _serve(self) -> None:
+        self.loop = asyncio.get_running_loop()
         async with run_everything(self._data_dir) as self.services:
             config = uvicorn.Config(make_app(self.services), port=0, log_level="warning", lifespan="off")
             self.uvicorn = uvicorn.Server(config)
@@ -184,10 +186,15 @@ def test_a_flood_of_samples_is_held_back_and_answered_in_full(service_client, se
     sampling_client = service_client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=7)
     monkeypatch.setattr(server.services.quotas, "most_queued_tokens", count // 3 * (3 + 7))
+    server.services.scheduler.is_paused = True
     futures = [sampling_client.sample(prompt, 1, params) for _ in range(count)]
+    deadline = time.monotonic() + SECONDS
+    while sampling_client.holder._sample_backoff_until is None:
+        assert time.monotonic() < deadline, "nothing is held back"
+        time.sleep(0.01)
+    server.loop.call_soon_threadsafe(server.services.scheduler.resume)
     answers = [future.result(SECONDS).sequences[0].tokens for future in futures]
     assert answers == [[DRAWN_TOKEN] * 7] * count
-    assert sampling_client.holder._sample_backoff_until is not None, "nothing was held back"
     assert server.services.queue.samples.total_tokens == 0
 
 
