@@ -31,7 +31,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 PROMPT = random_tokens(70, seed=0)  # longer than a window, and than a page
 STEP = types.AdamParams(learning_rate=0.02)
 SIZES = {"vocab_size": VOCABULARY, "max_position_embeddings": CONTEXT}
-WINDOWS = {"mistral": {"sliding_window": CONTEXT}}  # it is served up to its window only
+WINDOWS = {  # they are served up to them only
+    "mistral": {"sliding_window": CONTEXT},
+    "phi3_longrope": {"original_max_position_embeddings": CONTEXT},
+}
 
 
 @pytest.fixture(scope="module", params=families.CONFIGS)
