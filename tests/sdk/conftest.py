@@ -34,10 +34,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _uses_the_shared_server(item: pytest.Item) -> bool:
-    """Whether a test of the default suite does, which would start another one in each process."""
+    """Whether a test does, which would start another one in each process, or come when it has ended."""
     definitions = item._fixtureinfo.name2fixturedefs.get("server", ())  # pyright: ignore[reportAttributeAccessIssue]
-    is_shared = any(definition.scope == "session" for definition in definitions[-1:])
-    return is_shared and item.get_closest_marker("slow") is None
+    return any(definition.scope == "session" for definition in definitions[-1:])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,12 +22,7 @@ started: list[Server] = []
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End them when no more of their tests come: a server that has nothing to do takes time, too.
-
-    Slow tests of any file may use them, so these leave that to the end of the run.
-    """
-    if item.get_closest_marker("slow") is not None:
-        return
+    """End them when no more of their tests come: a server that has nothing to do takes time, too."""
     if started and (nextitem is None or GROUP_OF.get(file_of(nextitem.nodeid)) != GROUP):
         for server in started:
             server.close()

@@ -33,6 +33,7 @@ TOGETHER = {
         "tests/sdk/test_training.py",
         "tests/sdk/test_uploads.py",
         "tests/sdk/test_images.py",
+        "tests/sdk/test_full_parameters.py",
         "tests/conformance/test_conformance.py",  # last: it makes keys, and others have none
     ),
     "bystander": (

@@ -186,7 +186,7 @@ def test_a_flood_of_samples_is_held_back_and_answered_in_full(service_client, se
     sampling_client = service_client.create_sampling_client(base_model=BASE_MODEL).result(SECONDS)
     prompt, params = types.ModelInput.from_ints([1, 2, 3]), types.SamplingParams(max_tokens=7)
     monkeypatch.setattr(server.services.quotas, "most_queued_tokens", count // 3 * (3 + 7))
-    server.services.scheduler.is_paused = True
+    monkeypatch.setattr(server.services.scheduler, "is_paused", True)
     futures = [sampling_client.sample(prompt, 1, params) for _ in range(count)]
     deadline = time.monotonic() + SECONDS
     while sampling_client.holder._sample_backoff_until is None:
