@@ -21,6 +21,7 @@ from spmd_tx.demo import tiny_model
 from spmd_tx.group_names import template_of
 from spmd_tx.group_options import read_pairs, with_groups
 from spmd_tx.protocol.addresses import free_port
+from tests.support.processes import command_line, kill, until_ended
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = ROOT / "launch"
@@ -96,19 +97,12 @@ class Launched:
         return [
             child
             for child in psutil.Process(self.process.pid).children(recursive=True)
-            if re.search(pattern, command_line(child)) and "bash" not in child.name()
+            if (words := command_line(child)) and re.search(pattern, " ".join(words)) and words[0] != "bash"
         ]
 
     def end(self, timeout=60):
         _, said = self.process.communicate(timeout=timeout)
         return self.process.returncode, said
-
-
-def command_line(process):
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 @contextmanager
@@ -125,9 +119,7 @@ def launched(programs, tmp_path, *options, hosts=("user@localhost", "node-b"), s
         finally:
             below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             process.kill()
-            for child in below:
-                if child.is_running():
-                    child.kill()
+            kill(below)
 
 
 def test_the_script_says_how_it_is_used():
@@ -202,9 +194,7 @@ def lasting(programs, command, count):
             everything = process.children(recursive=True)
             yield script, everything
         finally:
-            for each in [process, *everything]:
-                if each.is_running():
-                    each.kill()
+            kill([process, *everything])
 
 
 @pytest.mark.parametrize(
@@ -215,8 +205,7 @@ def lasting(programs, command, count):
 def test_nothing_outlives_a_script_that_is_killed(programs, command, count):
     with lasting(programs, command, count) as (script, everything):
         script.kill()
-        _, living = psutil.wait_procs(everything, timeout=60)
-        assert [each.cmdline() for each in living] == []
+        until_ended(everything)
     assert len((programs / "starts.log").read_text().splitlines()) == count  # none was started again
 
 
@@ -247,18 +236,14 @@ def test_hosts_serve_together_and_end_in_order(programs, tmp_path):
         waiting = 'spmd_tx_group_waiting_tokens{group="teacher"} 0.0\n'
         assert waiting in httpx.get(f"{script.url}/metrics").text
         everything = psutil.Process(script.process.pid).children(recursive=True)
-        secret = next(
-            environment["SPMD_TX_SECRET"]
-            for child in everything
-            if "SPMD_TX_SECRET" in (environment := child.environ())
-        )
+        (server,) = script.find("spmd-tx serve")
+        secret = server.environ()["SPMD_TX_SECRET"]
         assert len(secret) == 64
-        assert not [child for child in everything if secret in command_line(child)]
+        assert not [child for child in everything if secret in " ".join(command_line(child))]
         script.process.send_signal(signal.SIGTERM)
         code, said = script.end()
         assert code == 0, said
-        psutil.wait_procs(everything, timeout=30)
-        assert not [child for child in everything if child.is_running()]
+        until_ended(everything)
     calls = (programs / "ssh.log").read_text()
     assert secret not in calls
     assert re.search(
@@ -313,8 +298,7 @@ def test_all_ends_with_a_script_that_is_killed(programs, tmp_path):
         for child in psutil.Process(script.process.pid).children():  # the whole script, like a lost terminal
             child.kill()
         script.process.kill()
-        psutil.wait_procs(agents, timeout=30)
-        assert not [agent for agent in agents if agent.is_running()]
+        until_ended(agents)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from spmd_tx.protocol.addresses import free_port
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
 from tests.support.mtp_models import make_drafts_right
+from tests.support.processes import command_line
 
 HERE = Path(__file__).parent
 COMPILED = HERE.parents[1] / ".cache" / "jax-chaos"
@@ -160,7 +161,7 @@ class Cluster:
         model = str(self.folder / (TEACHER if role == TEACHERS_WORKER else "model"))
         try:
             children = psutil.Process(parent_pid).children() if parent_pid is not None else []
-            return next((each.pid for each in children if model in each.cmdline()), None)
+            return next((each.pid for each in children if model in command_line(each)), None)
         except psutil.Error:
             return None
 

@@ -1,8 +1,6 @@
 """Runs a PostgreSQL server for a crash test, which can be killed and started again."""
 
-import os
 import shutil
-import signal
 import tempfile
 import time
 import warnings
@@ -10,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from tests.support.processes import kill, until_ended
 
 
 class Postgres:
@@ -30,12 +30,8 @@ class Postgres:
         """Send SIGKILL to all its processes at once, and start it again a moment later."""
         master = psutil.Process(self._server.get_pid())
         processes = [master, *master.children()]
-        for process in processes:
-            try:
-                os.kill(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        psutil.wait_procs(processes, timeout=10)
+        kill(processes)
+        until_ended(processes)
         time.sleep(0.5)
         self._server.ensure_postgres_running()
 

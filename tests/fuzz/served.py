@@ -22,6 +22,7 @@ from spmd_tx.protocol.addresses import free_port
 from tests.fuzz import serve
 from tests.sdk.server import QUICKLY, share_compiled_programs
 from tests.support.forked import Forked, run_spmd_tx
+from tests.support.processes import kill
 
 OWNERS = "alice", "mallory"
 READY_SECONDS = 120  # of a start, with replays
@@ -122,9 +123,7 @@ class Served:
             self._process.wait()
             self._process.stdout.close()
             self._process = None
-            for child in children:
-                with suppress(psutil.NoSuchProcess):
-                    child.kill()
+            kill(children)
 
     def metric(self, name: str) -> float:
         text = httpx.get(f"{self.url}/metrics", headers={"x-api-key": self.tokens["alice"]}, timeout=60).text

@@ -6,7 +6,6 @@ archives to write, such as data_whole_weights_postgresql.tar.zst. Packages that 
 installed into the folder: pip install --target FOLDER --no-deps flax. Those of PostgreSQL are by 62bcaf9c.
 """
 
-import os
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from spmd_tx.demo import tiny_model
 from tests.golden.earlier_data import KINDS, SPEC, WRITTEN, archive, begin, dump, go_on, pack, restore
 from tests.sdk.server import QUICKLY, serving
 from tests.support.databases import run_postgres
+from tests.support.processes import kill
 
 COMMAND = (sys.executable, "-m", "spmd_tx.cli")
 
@@ -35,8 +35,7 @@ def write(kind: str, place: Path, checkout: Path, folder: Path, postgres: Any) -
         workers = server.worker_pids()
         server.process.kill()
         server.process.wait()
-        for worker in workers:
-            os.kill(worker, 9)
+        kill(workers)
     if postgres is not None:
         dump(postgres, kind, folder / "data")
         options["database_url"] = restore(postgres, f"{kind}_copy", folder / "data")

@@ -10,6 +10,7 @@ from spmd_tx.errors import Abandoned, ForeignCodeFailed, InvalidRequest
 from spmd_tx.processes.child import Allowance, LastingChild, call_outside
 from spmd_tx.processes.child_messages import LENGTH_BYTES, Broke, encode
 from spmd_tx.processes.modest import NICENESS
+from tests.support.processes import until_ended
 
 SECONDS = 60.0
 ENOUGH = Allowance(SECONDS)
@@ -73,16 +74,7 @@ async def pids_in(folder) -> list[int]:
 
 
 async def are_gone(pids):
-    async with asyncio.timeout(SECONDS):
-        while any(is_running(pid) for pid in pids):
-            await asyncio.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    await asyncio.to_thread(until_ended, pids)
 
 
 async def test_a_child_that_hangs_is_ended_with_its_own_children(tmp_path):

@@ -1,11 +1,11 @@
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 
 from spmd_tx.processes.parent import tied
+from tests.support.processes import until_ended
 
 PARENT = f"""
 import subprocess, time
@@ -21,10 +21,7 @@ def test_a_command_ends_with_the_process_that_has_started_it():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         child = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
-    until = time.monotonic() + 30
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until_ended([child])
 
 
 def test_a_command_keeps_its_words_and_its_exit_code():

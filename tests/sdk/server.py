@@ -17,6 +17,7 @@ import psutil
 from spmd_tx.protocol.addresses import free_port
 from tests.support import quick_compilation
 from tests.support.forked import Forked, run_spmd_tx
+from tests.support.processes import command_line
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")
 COMPILED = Path(__file__).parents[2] / ".cache" / "jax-tests"  # shared by all tests that compile
@@ -136,7 +137,7 @@ def workers_of_group(server: Server, group: str) -> list[int]:
     """Return the process ids of the workers of a group."""
     children = psutil.Process(server.process.pid).children()
     its_own = ["--generation", str(generation_of(server, group))]
-    return [child.pid for child in children if its_own in map(list, itertools.pairwise(child.cmdline()))]
+    return [child.pid for child in children if its_own in map(list, itertools.pairwise(command_line(child)))]
 
 
 @contextmanager
@@ -166,5 +167,5 @@ def share_compiled_programs(data_dir: Path) -> None:
 
 def _process_id(child: psutil.Process) -> int | None:
     """Of a worker; None: it is none."""
-    found = re.search(r"--process-id (\d+)", " ".join(child.cmdline()))
+    found = re.search(r"--process-id (\d+)", " ".join(command_line(child)))
     return None if found is None else int(found[1])

@@ -12,6 +12,7 @@ from spmd_tx.protocol.addresses import free_port
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.mesh.worker_group import SECONDS, agent_process, worker_group, write_model
 from tests.support.model_hub import ModelHub, lead_to, serving
+from tests.support.processes import until_ended
 
 
 @pytest.fixture
@@ -56,12 +57,6 @@ async def children_of(process):
     return children
 
 
-async def gone(processes):
-    async with asyncio.timeout(SECONDS):
-        while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
-            await asyncio.sleep(0.01)
-
-
 async def test_an_agent_ends_in_order_when_the_server_does(model_dir, remote):
     async with worker_group(model_dir, agents=[]) as group:
         process = await remote(group, 0)
@@ -71,7 +66,7 @@ async def test_an_agent_ends_in_order_when_the_server_does(model_dir, remote):
         code, said = await outcome(process)
         assert code == 0, said
         assert "worker 0: worker 0 is ready" in said
-        await gone(workers)
+        await asyncio.to_thread(until_ended, workers)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +177,7 @@ async def test_a_killed_agent_takes_its_worker_along_and_its_successor_joins(mod
         # Whichever is seen first: the connection that is gone, or the worker that died with its agent.
         assert "agent of worker 1 on" in str(lost.value)
         assert not lost.value.by_command
-        await gone(workers)
+        await asyncio.to_thread(until_ended, workers)
         await remote(group, 1)
         await group.until_ready()
         await group.create()
@@ -194,7 +189,7 @@ async def test_agents_rejoin_a_coordinator_that_was_restarted(model_dir, remote)
         process = await remote(group, 0)
         await group.until_ready()
         workers = await children_of(process)
-    await gone(workers)
+    await asyncio.to_thread(until_ended, workers)
     async with worker_group(model_dir, agents=[], port=port, first_generation=2) as group:
         await group.until_ready()
         await group.create()
@@ -218,7 +213,7 @@ async def test_an_agent_that_is_terminated_ends_its_worker(model_dir, remote):
         workers = await children_of(process)
         process.send_signal(signal.SIGTERM)
         assert (await outcome(process))[0] == 0
-        await gone(workers)
+        await asyncio.to_thread(until_ended, workers)
 
 
 async def test_an_address_that_is_none_is_refused(model_dir):

@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from spmd_tx.coordinator.agent.worker_process import WorkerExit, WorkerProcess, _relay
+from tests.support.processes import until_ended
 
 SLEEP = "import time; time.sleep(3600)"
 AWAKE = f"print('up', flush=True); {SLEEP}"
@@ -146,10 +146,7 @@ asyncio.run(main())
             assert agent.stderr.readline().endswith("up\n")
         finally:
             agent.kill()
-    deadline = time.monotonic() + 20
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until_ended([pid])
 
 
 async def test_workers_do_not_share_the_terminal_of_the_coordinator(start):

@@ -18,6 +18,7 @@ from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, continuatio
 from tests.coordinator.server import serve_with_fake_workers
 from tests.support.databases import make_database
 from tests.support.forked import Forked
+from tests.support.processes import has_ended, until_ended
 
 SECRET = "the secret of this test"
 PROMPT = [1, 2, 3, 4, 5]
@@ -135,7 +136,7 @@ def test_a_sample_comes_back_and_a_signal_ends_everything_in_order(server):
     assert code == 0, errors
     assert "worker 0: worker 0 is ready" in errors
     assert "Traceback" not in errors
-    assert not any(worker.is_running() for worker in workers)
+    assert all(has_ended(worker) for worker in workers)
 
 
 def test_the_event_loop_of_a_server_is_watched(server):
@@ -259,8 +260,7 @@ def test_a_second_signal_ends_the_server_at_once(server):
     server.wait_for("shutting down")
     server.process.send_signal(signal.SIGTERM)
     assert server.end()[0] == 1
-    psutil.wait_procs(workers, timeout=30)
-    assert not any(worker.is_running() for worker in workers)
+    until_ended(workers)
 
 
 def test_a_server_that_is_killed_is_a_pause_for_clients_too(model_dir, tmp_path):

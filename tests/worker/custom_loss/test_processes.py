@@ -11,6 +11,7 @@ from spmd_tx.worker.custom_loss.run import CustomLosses
 from tests.custom_loss.recorded import recorded
 from tests.sdk.server import COMPILED
 from tests.support.forked import Forked
+from tests.support.processes import command_line, until_ended
 from tests.worker.custom_loss import loss_owner
 from tests.worker.custom_loss.commands import SECONDS, Reports, command, limits
 from tests.worker.custom_loss.whole_runs import run_all
@@ -59,8 +60,7 @@ def real():
 
 def losses_of_this_process():
     children = psutil.Process().children()
-    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if "spmd_tx.worker.custom_loss.process" in child.cmdline()]
+    return [child for child in children if "spmd_tx.worker.custom_loss.process" in command_line(child)]
 
 
 @pytest.mark.parametrize("case", ["dpo", pytest.param("top_k_entropy", marks=pytest.mark.slow)])
@@ -114,9 +114,7 @@ def test_a_process_ends_with_its_worker_also_in_the_middle_of_a_compilation(tmp_
             pass
         (process,) = psutil.Process(owner.pid).children()
         owner.kill()
-    gone, alive = psutil.wait_procs([process], timeout=SECONDS)
-    assert gone
-    assert not alive
+    until_ended([process], SECONDS)
 
 
 def test_a_process_is_given_no_secret(real, monkeypatch):

@@ -24,6 +24,7 @@ from spmd_tx.worker.programs.compile_counts import compile_counts
 from spmd_tx.worker.programs.compiled import Programs
 from tests.support import moves
 from tests.support.forked import Forked
+from tests.support.processes import command_line, until_ended
 from tests.support.tiny_setup import tiny_setup
 
 pytestmark = pytest.mark.usefixtures("plainly_compiled")  # a child takes over JAX's settings
@@ -80,7 +81,7 @@ class Worker:
 
     @property
     def child(self) -> psutil.Process | None:
-        found = [process for process in psutil.Process().children() if aside.MAIN in process.cmdline()]
+        found = [process for process in psutil.Process().children() if aside.MAIN in command_line(process)]
         return found[0] if found else None
 
 
@@ -238,8 +239,7 @@ def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir,
         while is_at_work and child.status() != psutil.STATUS_STOPPED:
             time.sleep(0.001)
         worker.kill()
-    child.wait(SECONDS)
-    assert not child.is_running()
+    until_ended([child], SECONDS)
 
 
 @pytest.mark.parametrize(
