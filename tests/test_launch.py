@@ -20,7 +20,7 @@ from spmd_tx.coordinator.server.worker_setup import compilation_cache
 from spmd_tx.demo import tiny_model
 from spmd_tx.group_names import template_of
 from spmd_tx.group_options import read_pairs, with_groups
-from spmd_tx.protocol.addresses import free_port
+from tests.support.ports import free_port
 from tests.support.processes import command_line, kill, until_ended
 
 ROOT = Path(__file__).parents[1]

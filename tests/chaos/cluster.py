@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.addresses import free_port
 from tests.chaos.proxy import Proxy
 from tests.support import quick_compilation
 from tests.support.mtp_models import make_drafts_right
+from tests.support.ports import free_port
 from tests.support.processes import command_line
 
 HERE = Path(__file__).parent

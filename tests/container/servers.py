@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import httpx
 
-from spmd_tx.protocol.addresses import free_port
 from tests.container.rootless import MINUTES, User
+from tests.support.ports import free_port
 
 MODEL = "/data/model"
 

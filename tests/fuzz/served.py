@@ -18,10 +18,10 @@ import psutil
 from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
-from spmd_tx.protocol.addresses import free_port
 from tests.fuzz import serve
 from tests.sdk.server import QUICKLY, share_compiled_programs
 from tests.support.forked import Forked, run_spmd_tx
+from tests.support.ports import free_port
 from tests.support.processes import kill
 
 OWNERS = "alice", "mallory"

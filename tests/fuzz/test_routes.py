@@ -18,7 +18,7 @@ from spmd_tx.coordinator.storage.database import in_database
 from spmd_tx.coordinator.tenancy import keys
 from spmd_tx.coordinator.tenancy.keys import NewKeyOptions
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.addresses import free_port
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.fuzz, pytest.mark.timeout(3600)]
 

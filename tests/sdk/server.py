@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import psutil
 
-from spmd_tx.protocol.addresses import free_port
 from tests.support import quick_compilation
 from tests.support.forked import Forked, run_spmd_tx
+from tests.support.ports import free_port
 from tests.support.processes import command_line
 
 COMMAND = Path(sys.executable).with_name("spmd-tx")

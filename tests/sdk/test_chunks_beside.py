@@ -16,9 +16,9 @@ import pytest
 import tinker
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, VOCABULARY, drawn, prompt, random_tokens
 from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

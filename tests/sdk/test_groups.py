@@ -17,7 +17,6 @@ import pytest
 import tinker
 
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens
 from tests.sdk.raw_api import RawApi
 from tests.sdk.server import (
@@ -31,6 +30,7 @@ from tests.sdk.server import (
     workers_of_group,
 )
 from tests.sdk.shared_servers import SPEC
+from tests.support.ports import free_port
 
 TEACHER = "teacher"
 PROMPT = random_tokens(12, seed=3)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tinker
 
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import (
     SECONDS,
     batch,
@@ -21,6 +20,7 @@ from tests.sdk.examples import (
     train,
 )
 from tests.sdk.server import BASE_MODEL, COMMAND, Server, serving
+from tests.support.ports import free_port
 
 PROMPT = random_tokens(10, seed=0)
 QUESTION = batch(seed=9)

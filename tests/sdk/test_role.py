@@ -10,9 +10,9 @@ import pytest
 import tinker
 from tinker import types
 
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, batch, drawn, logprobs_of, prompt, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, Server, serving
+from tests.support.ports import free_port
 
 PROMPT, QUESTION = random_tokens(10, seed=3), batch(seed=9)
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from spmd_tx.cli.main import app
 from spmd_tx.coordinator.checkpoints.remote_files import RemoteFiles
 from spmd_tx.errors import StartError
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, batch, greedy, logprobs_of, random_tokens, sample, train
 from tests.sdk.server import BASE_MODEL, serving
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.slow
 

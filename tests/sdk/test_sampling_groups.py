@@ -19,7 +19,6 @@ import pytest
 import tinker
 
 from spmd_tx.coordinator.bases.health import GroupPhase
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import SECONDS, batch, digests, drawn, logprobs_of, prompt, random_tokens, reinforced
 from tests.sdk.server import (
     BASE_MODEL,
@@ -30,6 +29,7 @@ from tests.sdk.server import (
     groups_of,
     workers_of_group,
 )
+from tests.support.ports import free_port
 
 ROLLOUTS = "rollouts"
 PHASES = get_args(GroupPhase)

@@ -9,7 +9,6 @@ import pytest
 import tinker
 from tinker import types
 
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.examples import (
     SECONDS,
     datum,
@@ -23,6 +22,7 @@ from tests.sdk.examples import (
 )
 from tests.sdk.server import BASE_MODEL, serving
 from tests.sdk.shared_servers import SLOTS
+from tests.support.ports import free_port
 
 PROMPT = random_tokens(5, seed=8)
 ADVANTAGES = (1.0, -0.5, 0.25)

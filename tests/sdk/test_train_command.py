@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from spmd_tx.cli import server as cli
 from spmd_tx.cli.main import app
 from spmd_tx.errors import StartError
-from spmd_tx.protocol.addresses import free_port
 from tests.sdk.server import serving
 from tests.support.forked import Forked, run_spmd_tx
+from tests.support.ports import free_port
 
 TALKS = [
     ("Where is the key?", "Under the mat."),

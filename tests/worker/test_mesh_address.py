@@ -4,8 +4,8 @@ import threading
 import pytest
 
 from spmd_tx.errors import MeshError, StartError
-from spmd_tx.protocol.addresses import free_port
 from spmd_tx.worker import mesh_address
+from tests.support.ports import free_port
 
 
 @pytest.fixture

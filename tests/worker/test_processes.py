@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd_tx.protocol.addresses import free_port
 from tests.support.mesh_results import results
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 2400

@@ -8,10 +8,10 @@ import pytest
 from spmd_tx.coordinator.agent import agent
 from spmd_tx.coordinator.mesh import generations, roster
 from spmd_tx.errors import StartError, WorkerLost
-from spmd_tx.protocol.addresses import free_port
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.mesh.worker_group import SECONDS, agent_process, worker_group, write_model
 from tests.support.model_hub import ModelHub, lead_to, serving
+from tests.support.ports import free_port
 from tests.support.processes import until_ended
 
 

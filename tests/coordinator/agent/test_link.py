@@ -7,10 +7,10 @@ import pytest
 from spmd_tx.coordinator.agent import link
 from spmd_tx.coordinator.agent.link import AgentLink, LinkChange, local_address
 from spmd_tx.coordinator.mesh.port import WorkerPort
-from spmd_tx.protocol.addresses import free_port
 from spmd_tx.protocol.agents import AgentBeat, Quit
 from spmd_tx.protocol.encoding import encode
 from spmd_tx.protocol.secret import Keys
+from tests.support.ports import free_port
 
 KEYS = Keys.of("the secret of this test")
 SECONDS = 30.0

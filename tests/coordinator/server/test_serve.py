@@ -11,13 +11,13 @@ import pytest
 from spmd_tx.coordinator.sampling.new_job import draw_seeds
 from spmd_tx.coordinator.wire import tinker_pb2
 from spmd_tx.demo import tiny_model
-from spmd_tx.protocol.addresses import free_port
 from tests.coordinator.agent import agent_with_fake_worker
 from tests.coordinator.mesh import fake_worker
 from tests.coordinator.sampling.fake_device import BASE, VOCABULARY, continuation
 from tests.coordinator.server import serve_with_fake_workers
 from tests.support.databases import make_database
 from tests.support.forked import Forked
+from tests.support.ports import free_port
 from tests.support.processes import has_ended, until_ended
 
 SECRET = "the secret of this test"

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 
 from spmd_tx.errors import MeshError
-from spmd_tx.protocol.addresses import free_port
 from spmd_tx.protocol.commands import AWAITED
 from spmd_tx.protocol.programs import ProgramShape
 from spmd_tx.sharding.mesh import make_mesh
 from spmd_tx.worker.programs.agreement import Agreement
 from spmd_tx.worker.programs.call import Call
 from spmd_tx.worker.programs.compiled import CompileOrder, Programs
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 200
