@@ -1,11 +1,12 @@
 """Which experts were used is reported, and what was reported can be used again."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from spmd_tx.models.adapters import row_sums
-from spmd_tx.models.experts import factor_sums, moe, product
+from spmd_tx.models.experts import factor_sums, grouped, moe, product
 from spmd_tx.protocol.kernels import Kernels
 from tests.models import reference
 from tests.support.tiny_engine import (
@@ -121,6 +122,12 @@ def test_what_company_replays_changes_no_bit():
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), beside.grad_sum))
 
 
+def sum_of_pairs(y_WD, place_TC, *_):
+    """As the kernel of experts.kernels adds them."""
+    y_TCD = jnp.where((place_TC >= 0)[..., None], y_WD[jnp.maximum(place_TC, 0)], 0)
+    return y_TCD.sum(1, dtype=jnp.float32).astype(y_WD.dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 4, 2), (2, 2, 1)], ids=mesh_name)
 def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
@@ -130,6 +137,7 @@ def test_kernels_read_matrices_where_all_layers_stack_them(mesh, monkeypatch):
     for table in (product.IMPLEMENTATIONS, product.UNSET, row_sums.IMPLEMENTATIONS):
         monkeypatch.setitem(table, "triton", table["reference"])
     monkeypatch.setattr(factor_sums, "_triton", lambda _, *arrays: factor_sums._xla(*arrays))
+    monkeypatch.setattr(grouped, "triton_sum", sum_of_pairs)
     monkeypatch.setattr(moe, "LEAST_GROUPED", 0)
     w, rows = sampler_weights(MIXTURE), [(random_datum(1, 1),), (random_datum(2, 2),)]
     engine = TinyEngine(mesh, np.float32, "mixture", split_base=False, remat="full", kernels=kernels)
