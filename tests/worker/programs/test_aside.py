@@ -221,23 +221,24 @@ def test_a_program_that_somebody_waits_for_does_not_wait_for_the_child(start):
     assert worker.outcome() == (1, None)
 
 
-def work(model_dir: Path, cache: Path, is_at_work: bool) -> None:
+def work(model_dir: Path, cache: Path, is_stopped: bool) -> None:
     """Order a program, say which process compiles it, and wait to be killed."""
     from tests.support import engine_setup  # noqa: F401 - a worker of several devices
 
     worker = Worker(model_dir, cache)
     worker.order(READ)
-    worker.programs.at_work(is_at_work)
-    print(until_there(worker).pid, flush=True)
+    child = until_there(worker)
+    if is_stopped:
+        assert worker.outcome() == (1, None)  # only a child that has begun is stopped
+        child.suspend()
+    print(child.pid, flush=True)
     time.sleep(600)
 
 
-@pytest.mark.parametrize("is_at_work", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_at_work):
-    with Forked(work, model_dir, tmp_path / "cache", is_at_work, is_worker=True) as worker:
+@pytest.mark.parametrize("is_stopped", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_the_child_ends_with_a_worker_that_is_killed(start, tmp_path, model_dir, is_stopped):
+    with Forked(work, model_dir, tmp_path / "cache", is_stopped, is_worker=True) as worker:
         child = psutil.Process(int(worker.stdout.readline()))
-        while is_at_work and child.status() != psutil.STATUS_STOPPED:
-            time.sleep(0.001)
         worker.kill()
     until_ended([child], SECONDS)
 
