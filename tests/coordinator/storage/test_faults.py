@@ -248,6 +248,7 @@ async def test_who_waits_for_a_result_is_told_that_nothing_can_be_stored(
     monkeypatch.setattr(services.queue, "wait", not_yet)
     request = {"model_id": model_id, "seq_id": 1, "adam_params": {"learning_rate": 1e-4}}
     accepted = (await api.post("optim_step", json=request)).json()["request_id"]
+    monkeypatch.setattr(services.storage, "succeeded", lambda: None)  # of the request, just now
     services.storage.failed(OSError("gone"))
     told = await api.post("retrieve_future", json={"request_id": accepted})
     assert told.status_code == 408

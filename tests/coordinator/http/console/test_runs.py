@@ -264,6 +264,7 @@ async def test_metrics_of_a_day_are_bounded_for_each_owner(api, services, run_id
 
 
 async def test_a_run_whose_client_is_silent_is_still_open_and_says_so(api, services, run_id, session_id):
+    await step(services.database, 1, loss=2.5, line=run_id)  # else nothing of it would be lost
     services.catalog._last_seen[session_id] -= 95
     (run,) = (await api.get("http://server/console/api/runs")).json()["runs"]
     assert run["is_open"]
