@@ -70,6 +70,8 @@ def work(socket, origin, new_device, fails):
     if "FAKE_WORKER_FAILS_AT_START" in os.environ:
         print("no device found", file=sys.stderr, flush=True)
         return EXIT_CODE
+    while os.path.exists(os.environ.get("FAKE_WORKER_WAITS_WHILE_THERE_IS", "")):
+        time.sleep(0.01)
     report(reports.Hello, jax_port=1)
     if "FAKE_WORKER_DOES_NOT_FIT" in os.environ:
         report(reports.Failure, message="the mesh needs 8 devices", traceback="", is_final=True)

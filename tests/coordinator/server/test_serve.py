@@ -1,7 +1,9 @@
+import json
 import re
 import signal
 import socket
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -184,11 +186,19 @@ def test_a_request_that_ends_the_workers_again_and_again_fails_and_the_rest_goes
     assert tinker_pb2.SampleResponse.FromString(server.retrieve(harmless).content).sequences
 
 
-def test_a_worker_that_is_killed_is_a_pause_for_clients_while_the_api_answers(server):
+@pytest.fixture
+def held(tmp_path, monkeypatch):
+    """While this file is there, no worker gets ready."""
+    monkeypatch.setenv("FAKE_WORKER_WAITS_WHILE_THERE_IS", str(tmp_path / "held"))
+    return tmp_path / "held"
+
+
+def test_a_worker_that_is_killed_is_a_pause_for_clients_while_the_api_answers(held, server):
     session_id = server.session()
     [worker] = server.workers()
     worker.suspend()
     waiting = [server.create_model(session_id, 0, seed=0), server.sample(session_id, max_tokens=6)]
+    held.touch()
     worker.kill()
     while server.probe("readyz").status_code == 200:
         pass
@@ -198,6 +208,7 @@ def test_a_worker_that_is_killed_is_a_pause_for_clients_while_the_api_answers(se
     assert "worker 0 on " in answer["detail"]
     assert "was killed by signal 9 (SIGKILL)" in answer["detail"]
     server.create_model(session_id, 1, seed=0)
+    held.unlink()
     model, sample = map(server.retrieve, waiting)
     assert model.json()["model_id"]
     assert tinker_pb2.SampleResponse.FromString(sample.content).sequences
@@ -231,8 +242,11 @@ def test_a_signal_lets_work_be_finished_but_takes_no_more(server):
     }
     assert server.probe("healthz").status_code == 200
     assert server.probe("readyz").status_code == 503
-    worker.resume()
-    assert server.retrieve(unfinished).json()["model_id"]
+    with closing(HTTPConnection(server.client.base_url.host, server.client.base_url.port)) as connection:
+        body = json.dumps({"request_id": unfinished})
+        connection.request("POST", "/api/v1/retrieve_future", body, {"content-type": "application/json"})
+        worker.resume()  # it has asked by now
+        assert json.load(connection.getresponse())["model_id"]
     code, errors = server.end()
     assert code == 0, errors
 
