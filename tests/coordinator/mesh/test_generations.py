@@ -98,7 +98,7 @@ async def test_a_command_that_takes_all_memory_of_the_host_is_blamed(model_dir, 
 async def test_a_worker_that_is_stopped_is_noticed(model_dir, monkeypatch, stopped):
     """What a client hears names the group, too, where there are several."""
     monkeypatch.setattr(watchdog, "SILENT_SECONDS", SILENT_SECONDS)
-    story = f"group teacher: worker {stopped} has given no sign of life for 3 s"
+    story = f"group teacher: worker {stopped} has given no sign of life for {SILENT_SECONDS:g} s"
     with log_groups.entered("teacher"):
         async with worker_group(model_dir, processes=2) as group:
             await group.until_ready()
@@ -187,6 +187,6 @@ async def test_an_agent_that_is_silent_has_lost_its_worker(model_dir, monkeypatc
     async with worker_group(model_dir, processes=2) as group:
         await group.until_ready()
         monkeypatch.setattr(type(group.agents[1]._link), "send", lambda link, report: None)
-        with pytest.raises(WorkerLost, match="has given no sign of life for 3 s") as lost:
+        with pytest.raises(WorkerLost, match=f"has given no sign of life for {SILENT_SECONDS:g} s") as lost:
             await group.create(fake_worker.HANG)
         assert not lost.value.by_command
